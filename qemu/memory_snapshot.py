@@ -65,6 +65,9 @@ class MemorySnapshot:
     def translates_pages(self) -> bool:
         return True
 
+    def step_out(self, pc: str, ranges: Sequence[tuple[int, int]]) -> None:
+        raise _gone()
+
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         raise _gone()
 

@@ -145,12 +145,11 @@ class Subject:
         """Return whether it has a tracer's site."""
         return bool(self.text.ftrace_sites(function, self.entry(function) + NEAR))
 
-    def entered(self, function: Function) -> bool:
-        """See Target."""
+    def is_entered_by_calls(self, function: Function) -> bool:
         return self.arch.entered(function, self.unwinder)
 
-    def at_return(self, address: int) -> int | None:
-        """`address`, where some function is entered."""
+    def names_at_return(self, address: int) -> int | None:
+        """Return `address` where it is the entry of a function."""
         function = self.text.function(address)
         return address if function is not None and address == self.entry(function.start) else None
 

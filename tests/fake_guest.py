@@ -25,6 +25,7 @@ from unicorn import x86_const
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, Room
 from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
@@ -153,6 +154,9 @@ class FakeMachine:
 
     def translates_pages(self) -> bool:
         return True
+
+    def step_out(self, pc: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """No thread is a vCPU."""
 
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         return None
@@ -346,6 +350,10 @@ class OneArena:
 
     arena: Arena
 
+    @property
+    def code(self) -> Sequence[tuple[int, int]]:
+        return self.arena.ranges.code
+
     def find(self) -> Arena:
         return self.arena
 
@@ -370,7 +378,7 @@ class OneArena:
 
 
 @dataclass
-class FakeGuest:
+class FakeGuest(Guest):
     """arena: where no journal is kept; else it is found as in a Linux guest. traps: where a trap is handled, see Body.
 
     names: what names mean, where not only registers do. settings: of the session. module: see FakeModule.
@@ -432,31 +440,38 @@ class FakeGuest:
             raise OptprobeError("this guest's handler of traps is not known")
         return self.traps
 
+    stacks_missing = ""
+
+    def moment(self) -> int:
+        return self.steps
+
+    def saved(self) -> Iterator[SavedWords]:
+        return self.machine.saved()
+
+    def has_hidden_stacks(self) -> bool:
+        return False
+
+    def symbol(self, address: int) -> str:
+        return ""
+
+    def names_at(self, address: int) -> NamesAt:
+        return self.names or NamesAt(Registers(self.isa))
+
+    def names_at_return(self, address: int) -> NamesAt | None:
+        return self.names_at(address) if any(body.address == address for body in self.bodies) else None
+
     @property
     def target(self) -> Target:
-        known = self.names or NamesAt(Registers(self.isa))
-        entries = {body.address for body in self.bodies}
         return Target(
-            machine=self.machine,
-            isa=self.isa,
-            text=self.text,
+            guest=self,
             stops=cast(Any, self.stops),
             tracer=self.tracer,
             arena_source=self.arena_source,
-            saved=self.machine.saved,
-            hides=lambda: False,
-            stacks_missing="",
-            symbol=lambda _: "",
-            completions=lambda _: (),
             resolve=self._resolve,
             breakpoints=lambda: self.breakpoints,
             modules=self.module or NoModules(),
             still_there=lambda: not self.forgotten,
-            scope=lambda _: known,
-            at_return=lambda address: known if address in entries else None,
-            trap_calls=self.trap_calls,
             forget=self._forget,
-            moment=lambda: self.steps,
         )
 
     def _resolve(self, location: str, glob: bool) -> tuple[int, ...]:

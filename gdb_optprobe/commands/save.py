@@ -8,7 +8,7 @@ import gdb
 from gdb_optprobe import host_files
 from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.commands.output import Output
-from gdb_optprobe.debugger.attach import convenience
+from gdb_optprobe.debugger.gdb_symbols import convenience
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.probes.save import REFUSED, with_variables

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import gdb
 
-from gdb_optprobe.debugger import kernel_symbols as gdb_symbols
-from gdb_optprobe.debugger import objfiles
-from gdb_optprobe.debugger.bare import BareText
-from gdb_optprobe.debugger.dwarf import dwarf
+from gdb_optprobe.debugger import kernel_symbols, objfiles
+from gdb_optprobe.debugger.gdb_symbols import GdbSymbols
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
@@ -26,16 +24,14 @@ from gdb_optprobe.debugger.running import describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.errors import OptprobeError, Unreachable
+from gdb_optprobe.guest.bare import BareGuest
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.arch import registry as linux_arches
-from gdb_optprobe.guest.linux.arch.base import LinuxArch, Unwinder
+from gdb_optprobe.guest.linux.arch.base import LinuxArch
 from gdb_optprobe.guest.linux.arch.registry import ARCHES
-from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel, KnownFailures, discover
 from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.memory import KernelMemory
-from gdb_optprobe.guest.names import NamesAt
-from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.interrupts import held, interruptible
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.registry import ISAS, by_name
@@ -45,7 +41,7 @@ from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.original_text import OriginalText
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site_tracer import SiteTracer
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.target import NoTracer, Target
 
 
 @dataclass
@@ -130,7 +126,7 @@ class Attachments:
             attachment.session.abandon()
             attachment.stops.close()
             if attachment.symbols is not None:
-                gdb_symbols.withdraw(attachment.symbols)
+                kernel_symbols.withdraw(attachment.symbols)
 
     def _reconnect(self, connection: gdb.RemoteTargetConnection) -> None:
         """Take over a new connection of GDB. The same guest keeps its probes; any other guest is forgotten."""
@@ -248,7 +244,7 @@ def attach(
     cache = default_cache()
     if (why := cache.refused) is not None:
         warn(f"nothing is kept for the next session: {why}")
-    other = gdb_symbols.of_another_program()
+    other = kernel_symbols.of_another_program()
     with interruptible():
         recovered = None if other or arch is None else discover(machine, arch, cache, progress, vain, objfiles.files())
     if recovered is None and not other:
@@ -263,49 +259,27 @@ def attach(
     machine.memory = memory
     original = OriginalText()
     layouts = partial(objfiles.layouts, recovered.build)
-    linux = LinuxGuest.of(recovered, machine, memory, isa, arch, original, progress, layouts)
+    linux = LinuxGuest.of(recovered, machine, memory, isa, arch, original, progress, GdbSymbols(), layouts)
     arena = original.arena = LinuxArena(linux, current_settings, note)
     unwind = _unwind(linux, recovered, machine)
-    loaded = gdb_symbols.provide(recovered, cache, isa.elf, unwound=unwind is not None)
+    loaded = kernel_symbols.provide(recovered, cache, isa.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry, linux.text)
     target = Target(
-        machine=machine,
-        isa=isa,
-        text=linux.text,
+        guest=linux,
         stops=stops,
         tracer=SiteTracer(linux.text, memory),
         arena_source=arena,
-        saved=linux.saved,
-        hides=linux.hides,
-        stacks_missing=linux.stacks_missing(),
-        symbol=lambda address: str(recovered.symbols.at(address) or linux.text.symbol(address)),
-        completions=recovered.symbols.completions,
         resolve=locations.resolve,
         breakpoints=_breakpoints,
         still_there=partial(_still_there, linux),
-        scope=lambda address: linux.scope(address, convenience, dwarf),
-        backtrace=partial(_backtrace, linux.unwinder(memory.read), isa, arena),
-        hidden_returns=linux.hidden_returns,
-        moment=linux.moment,
         forget=attachments.forget,
         guard=attachments.guarded,
-        step_out=lambda ranges: _step_out(machine, linux, ranges),
-        at_return=lambda address: linux.at_return(address, convenience, dwarf),
-        entered=linux.entered,
-        bypassed=linux.bypassed,
         modules=LinuxModules(linux, locations, stops),
-        trap_calls=linux.trap_calls,
-        user=LinuxPrograms(linux, convenience, _run, stops.shows_program).target,
+        user=LinuxPrograms(linux, _run, stops.shows_program).target,
     )
     session = Session(target, current_settings, _run, original.registry)
     _tell_of_earlier(arena)
     return Attachment(connection, session, machine, stops, linux, unwind, loaded)
-
-
-def _step_out(machine: GdbMachine, linux: LinuxGuest, ranges: Sequence[tuple[int, int]]) -> None:
-    """See Target."""
-    machine.step_out(linux.isa.pc, ranges)
-    linux.forget()
 
 
 def _unwind(linux: LinuxGuest, recovered: DiscoveredKernel, machine: GdbMachine) -> UnwindKernel | None:
@@ -323,46 +297,20 @@ def _unwind(linux: LinuxGuest, recovered: DiscoveredKernel, machine: GdbMachine)
     return UnwindKernel(unwinder, linux.isa, start, machine.read_selected)
 
 
-def _backtrace(
-    unwinder: Unwinder | None, isa: Isa, arena: LinuxArena, registers: Mapping[str, int], stack: bytes
-) -> Iterator[tuple[int, bool]]:
-    """See Target. (0, True) also where a return probe waited for a call: the caller is not on the stack."""
-    frames = backtrace(unwinder, registers, isa.pc, Copy(registers[isa.sp], stack)) if unwinder is not None else ()
-    for pc, exact in frames:
-        if any(start <= pc < end for start, end in arena.code):
-            yield 0, True
-            return
-        yield pc, exact
-
-
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:
-    """A guest without an operating system: GDB's symbols, the user's arena, patches within one instruction."""
-    text = BareText(machine, isa)
-    locations = Locations(None, lambda address: address)
+    """Return the attachment to a guest without an operating system: GDB's symbols, the user's arena."""
+    original = OriginalText()
     target = Target(
-        machine=machine,
-        isa=isa,
-        text=text,
+        guest=BareGuest(machine, isa, original, GdbSymbols()),
         stops=stops,
-        tracer=text,
+        tracer=NoTracer(),
         arena_source=GivenArena(current_settings, isa),
-        saved=lambda: (),
-        stacks_missing="the threads of this guest are not known: it is no Linux",
-        symbol=text.symbol,
-        completions=lambda prefix: (),
-        resolve=locations.resolve,
+        resolve=Locations(None, lambda address: address).resolve,
         breakpoints=_breakpoints,
         guard=attachments.guarded,
-        scope=lambda address: NamesAt(text.scope(address, convenience)),
-        at_return=lambda address: _named(text.at_return(address, convenience)),
     )
-    session = Session(target, current_settings, _run)
-    text.registry = session.registry
+    session = Session(target, current_settings, _run, original.registry)
     return Attachment(connection, session, machine, stops, None, None)
-
-
-def _named(names: Scope | None) -> NamesAt | None:
-    return NamesAt(names) if names is not None else None
 
 
 def _tell_of_earlier(arena: LinuxArena) -> None:
@@ -372,15 +320,6 @@ def _tell_of_earlier(arena: LinuxArena) -> None:
             note(f"{LEFT if left.probes else CALLS}: {RECOVER}")
     except OptprobeError as error:
         warn(error)
-
-
-def convenience(name: str) -> int | None:
-    """The value of GDB's `$name`; None where that is no number."""
-    value = gdb.convenience_variable(name)
-    try:
-        return int(value) if value is not None else None
-    except gdb.error:
-        return None
 
 
 def _breakpoints() -> frozenset[int]:
@@ -397,7 +336,7 @@ def _run(seconds: float | None) -> str | None:
 
 
 def _still_there(linux: LinuxGuest) -> bool:
-    """See Target."""
+    """Return whether a vCPU still runs this kernel. Raises Unreadable, Unreachable."""
     try:
         return linux.still_there()
     except gdb.error as error:

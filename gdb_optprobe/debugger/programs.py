@@ -17,12 +17,11 @@ from gdb_optprobe.probes.user.target import UserTarget
 class LinuxPrograms:
     """What the target is made of.
 
-    convenience: the value of a convenience variable of GDB, by name. run: runs the guest for some seconds.
+    run: runs the guest for some seconds.
     is_stopped: see UserTexts.
     """
 
     linux: LinuxGuest
-    convenience: Callable[[str], int | None]
     run: Callable[[float], object]
     is_stopped: Callable[[], bool]
 
@@ -40,10 +39,10 @@ class LinuxPrograms:
         return UserTarget(kernel, self._names, programs, texts, self._names_at_return)
 
     def _names(self, address: int, entry: bool, bits: int) -> NamesAt:
-        return self.linux.user_names(address, entry, bits, self.convenience)
+        return self.linux.user_names(address, entry, bits)
 
     def _names_at_return(self, bits: int) -> NamesAt:
-        return self.linux.user_names(0, False, bits, self.convenience, returns=True)
+        return self.linux.user_names(0, False, bits, returns=True)
 
     def _run(self, seconds: float) -> None:
         self.run(seconds)

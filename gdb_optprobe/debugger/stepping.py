@@ -75,8 +75,8 @@ class Stepping:
 
     def _in_the_way(self, session: Session, command: str) -> list[Site]:
         """Return the optimized sites that a step may reach: at the PC, in its function, or that cover its target."""
-        pc = read_register(session.target.isa.pc)
-        function = session.target.text.function(pc)
+        pc = read_register(session.target.guest.isa.pc)
+        function = session.target.guest.text.function(pc)
         start, end = (function.start, function.end) if function is not None else (pc, pc + 1)
         optimized = [site for site in session.registry.sites() if site.branch is not None]
         within = [site for site in optimized if command in WITHIN_FUNCTION and start <= site.address < end]
@@ -96,7 +96,7 @@ class Stepping:
     def _leave_detour(self, session: Session) -> None:
         """Finish a hit that a Ctrl-C has stopped inside a detour, silently."""
         for _ in range(MOST_STEPS):
-            pc = read_register(session.target.isa.pc)
+            pc = read_register(session.target.guest.isa.pc)
             if not session.is_inside(pc):
                 return
             gdb.execute("stepi", to_string=True)

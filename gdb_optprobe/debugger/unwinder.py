@@ -128,7 +128,7 @@ def _through(state: State, session: Session, kernel: Kernel) -> State:
     pc, sp = state.registers[isa.pc], state.registers[isa.sp]
     if state.exact or session.optimizer.rethooks.trampoline_at(pc) is None:
         return state
-    back = session.optimizer.rethooks.return_address(pc, key_after(sp, session.target), kernel.read)
+    back = session.optimizer.rethooks.return_address(pc, key_after(sp, session.target.guest), kernel.read)
     return State({**state.registers, isa.pc: back}, exact=False) if back is not None else state
 
 

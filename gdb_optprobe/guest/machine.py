@@ -32,7 +32,8 @@ class PhysicalMemory(Protocol):
 
 
 class Machine(Memory, PhysicalMemory, Protocol):
-    """A guest stopped under a debugger; every verb but `run_until` leaves it stopped and unmoved."""
+    """A guest stopped under a debugger; every verb but `step_out` and `run_until` leaves it stopped and unmoved.
+    """
 
     def vcpus(self) -> Sequence[Vcpu]: ...
 
@@ -46,6 +47,9 @@ class Machine(Memory, PhysicalMemory, Protocol):
 
     def translates_pages(self) -> bool:
         """Return whether QEMU translates addresses itself (TCG): page by page, with no processor's cache involved."""
+
+    def step_out(self, pc: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Single-step each vCPU that is in one of `ranges` until it is not. pc: the name of the register."""
 
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
         """Run every vCPU until one is about to execute one of `addresses`; None when `timeout` seconds pass first.

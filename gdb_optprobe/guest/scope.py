@@ -74,6 +74,32 @@ class Debug(Protocol):
     def constant(self, name: str) -> int | None: ...
 
 
+class DebuggerSymbols(Protocol):
+    """What the debugger knows of names: debugger/gdb_symbols.py."""
+
+    def convenience(self, name: str) -> int | None:
+        """Return the value of the debugger's own variable `$name`; None where it is no number."""
+
+    def debug(self, address: int, abi: Abi, frame: Callable[[], Expr | None]) -> Debug | None:
+        """Return the debug information of an address. frame: the CFA of the function there, where it is known."""
+
+    def function(self, address: int) -> tuple[str, int, int] | None:
+        """Return name, start and end (the next symbol's start) of the symbol of code around `address`."""
+
+
+class NoDebuggerSymbols:
+    """Implements DebuggerSymbols: the debugger knows no names."""
+
+    def convenience(self, name: str) -> int | None:
+        return None
+
+    def debug(self, address: int, abi: Abi, frame: Callable[[], Expr | None]) -> Debug | None:
+        return None
+
+    def function(self, address: int) -> tuple[str, int, int] | None:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """The probed address. function: the function's name; "" where none is known.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,10 @@ from gdb_optprobe.probes.settings import Settings
 
 class ArenaSource(Protocol):
     """Memory for detours in one guest."""
+
+    @property
+    def code(self) -> Sequence[tuple[int, int]]:
+        """Return where detours are, in what `find` found last."""
 
     def find(self) -> Arena:
         """Find it; the guest is unchanged. Raises Refused (ARENA_MISSING) or OptprobeError."""
@@ -48,6 +52,11 @@ class GivenArena:
 
     settings: Callable[[], Settings]
     isa: Isa
+
+    @property
+    def code(self) -> Sequence[tuple[int, int]]:
+        given = self.settings().arena
+        return (given.code,) if given is not None else ()
 
     def find(self) -> Arena:
         return given_arena(self.settings(), self.isa)

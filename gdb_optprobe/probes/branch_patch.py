@@ -19,6 +19,7 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code, Dead, OutOfReach, joined
 from gdb_optprobe.isa.record import Isa
@@ -51,30 +52,31 @@ def install(
     plan = sites[0].plan
     for site in sites:
         site.install_trampoline(target, arena)
-    codes = _programs(sites, target, arena, keeps)
+    codes = _programs(sites, target.guest, arena, keeps)
     programs = {address: joined([code for _, code in some]) for address, some in codes.items()}
     for probe in (probe for site in sites for probe in site.enabled):
         write_probe(probe, arena.journal)
     arena.journal.put(Item.TEXT, plan.head, [plan.original.hex(), plan.ftrace is not None])
-    placed = InstalledDetour.install(plan.head, lambda at: build_detour(plan, target.isa, at, programs), target, arena)
+    isa = target.guest.isa
+    placed = InstalledDetour.install(plan.head, lambda at: build_detour(plan, isa, at, programs), target.guest, arena)
     ways: list[Patch] = []
     try:
-        ways += _link_pads(codes, placed.detour, target)
-        change = Patch(plan.head, plan.original, _patch_bytes(plan, placed.detour, target.isa, traps))
+        ways += _link_pads(codes, placed.detour, target.guest)
+        change = Patch(plan.head, plan.original, _patch_bytes(plan, placed.detour, target.guest.isa, traps))
         if plan.tier is Tier.TRAPPED:
             traps.set_detour(plan.head, placed.detour.address, arena)
         # The journal knows of the site by now: should this GDB be killed, the next one lets the tracer in again.
         if plan.ftrace is not None:
             target.tracer.hold(plan.ftrace)
         # What stands there must be what was planned for: the guest may have run since.
-        patch.apply([change if old is None else replace(change, old=old.patch.new)], target.machine)
+        patch.apply([change if old is None else replace(change, old=old.patch.new)], target.guest.machine)
     except OptprobeError:
         if plan.tier is Tier.TRAPPED and old is not None:
             traps.set_detour(plan.head, old.detour.address, arena)
         elif plan.tier is Tier.TRAPPED:
             traps.clear(plan.head)
-        patch.revert(ways, target.machine)
-        placed.release(target, arena, reached=False)
+        patch.revert(ways, target.guest.machine)
+        placed.release(target.guest, arena, reached=False)
         raise
     held = {way.address: way.new for way in ways}
     for pad in (probe.pad for site in sites for probe in site.enabled if probe.pad is not None):
@@ -90,15 +92,15 @@ def _patch_bytes(plan: Plan, detour: Detour, isa: Isa, traps: KernelTraps) -> by
     return traps.trap if plan.tier is Tier.TRAPPED else isa.branch(plan.head, detour.address)
 
 
-def remove(branch: Branch, sites: Sequence[Site], target: Target, arena: Arena, lifted: bool) -> None:
+def remove(branch: Branch, sites: Sequence[Site], guest: Guest, arena: Arena, lifted: bool) -> None:
     """The original instructions again for `sites`, all that `branch` serves; the counters stay.
 
     lifted: they are there already. Raises TextChanged; then all is left as it is.
     """
     if not lifted:
-        patch.revert([branch.patch], target.machine)
+        patch.revert([branch.patch], guest.machine)
     arena.journal.drop(Item.TEXT, branch.plan.head)
-    branch.installed.release(target, arena, reached=True)
+    branch.installed.release(guest, arena, reached=True)
     for site in sites:
         site.detach_branch()
 
@@ -108,60 +110,60 @@ def probe_numbers(sites: Sequence[Site]) -> tuple[int, ...]:
     return tuple(probe.number for site in sites for probe in site.enabled)
 
 
-def reserve(probe: Probe, target: Target, arena: Arena) -> None:
+def reserve(probe: Probe, guest: Guest, arena: Arena) -> None:
     """Memory for what the probe's program gathers, as it is before the first hit. Raises Refused."""
     if probe.counter is None:
-        probe.counter = arena.allocate_data(probe.handler.size, probe.address, target.isa.data_reach)
-        target.machine.write(probe.counter.address, probe.handler.initial())
+        probe.counter = arena.allocate_data(probe.handler.size, probe.address, guest.isa.data_reach)
+        guest.machine.write(probe.counter.address, probe.handler.initial())
     if probe.handler.dereferences and not isinstance(probe.handler.unmapped, Missing):
-        probe.readers = install_probe_read(probe.handler.unmapped, probe.address, target, arena)
+        probe.readers = install_probe_read(probe.handler.unmapped, probe.address, guest, arena)
     if probe.handler.stops and probe.pad is None and not probe.is_return:
-        probe.pad = install_pad(probe.address, b"", target, arena)
+        probe.pad = install_pad(probe.address, b"", guest, arena)
 
 
-def out_of_reach(best: Plan, target: Target, arena: Arena) -> Reason | None:
+def out_of_reach(best: Plan, guest: Guest, arena: Arena) -> Reason | None:
     """Why no detour of `best` could lie where a branch leads, whatever is free; None where one could."""
     try:
         if best.tier is not Tier.TRAPPED:
-            arena.free_code(best.address, target.isa.branch_reach)
+            arena.free_code(best.address, guest.isa.branch_reach)
     except Refused as refused:
         if refused.reason.code == Refusal.ARENA_OUT_OF_REACH.name:
             return refused.reason
     return None
 
 
-def overwrites(site: Site, target: Target, keeps: PreservedRegisters, read: PreservedRegisters) -> bool:
+def overwrites(site: Site, guest: Guest, keeps: PreservedRegisters, read: PreservedRegisters) -> bool:
     """Whether the programs of `site`, made to keep `keeps`, overwrite any of `read`: they would be others for it."""
-    less, more = (_dead_for(site.plan.dead, each, target.isa) for each in (keeps, keeps | read))
+    less, more = (_dead_for(site.plan.dead, each, guest.isa) for each in (keeps, keeps | read))
     if less == more:
         return False
-    now, then = (joined([code for _, code in _site_programs(site, target, each)]) for each in (keeps, keeps | read))
+    now, then = (joined([code for _, code in _site_programs(site, guest, each)]) for each in (keeps, keeps | read))
     return now(site.address) != then(site.address)
 
 
-def _programs(sites: Sequence[Site], target: Target, arena: Arena, keeps: PreservedRegisters) -> Codes:
+def _programs(sites: Sequence[Site], guest: Guest, arena: Arena, keeps: PreservedRegisters) -> Codes:
     """By address, every enabled probe with its program, in the order in which they run."""
     for site in sites:
         for probe in site.enabled:
-            reserve(probe, target, arena)
-    return {site.address: _site_programs(site, target, keeps) for site in sites}
+            reserve(probe, guest, arena)
+    return {site.address: _site_programs(site, guest, keeps) for site in sites}
 
 
-def _site_programs(site: Site, target: Target, keeps: PreservedRegisters) -> Sequence[tuple[Probe, Code]]:
+def _site_programs(site: Site, guest: Guest, keeps: PreservedRegisters) -> Sequence[tuple[Probe, Code]]:
     plan = site.plan
-    dead, passed = _dead_for(plan.dead, keeps, target.isa)
+    dead, passed = _dead_for(plan.dead, keeps, guest.isa)
 
     def of(probe: Probe, counter: Slot) -> Code:
-        return probe.handler.code(target.isa, plan, dead, counter.address, probe.readers, probe.pad, passed)
+        return probe.handler.code(guest.isa, plan, dead, counter.address, probe.readers, probe.pad, passed)
 
     counted = [probe for probe in site.enabled if not probe.is_return]
     codes = [(probe, of(probe, probe.counter)) for probe in counted if probe.counter is not None]
     if site.rethook is not None and (returning := site.return_probes):
-        codes.append((returning[-1], site.rethook.entry_code(dead, target)))
+        codes.append((returning[-1], site.rethook.entry_code(dead, guest)))
     return codes
 
 
-def _link_pads(codes: Codes, detour: Detour, target: Target) -> list[Patch]:
+def _link_pads(codes: Codes, detour: Detour, guest: Guest) -> list[Patch]:
     """Have every pad lead behind its probe's program in `detour`. Raises TextChanged, Refused."""
     ways: list[Patch] = []
     for start, _, address in detour.programs:
@@ -170,10 +172,10 @@ def _link_pads(codes: Codes, detour: Detour, target: Target) -> list[Patch]:
             behind += len(code(behind))
             if (pad := probe.pad) is not None:
                 try:
-                    ways.append(Patch(pad.address, pad.data, pad.code(behind, address, target.isa)))
+                    ways.append(Patch(pad.address, pad.data, pad.code(behind, address, guest.isa)))
                 except OutOfReach as stuck:
-                    raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=target.text.spell(address))) from stuck
-    patch.apply(ways, target.machine)
+                    raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=guest.text.spell(address))) from stuck
+    patch.apply(ways, guest.machine)
     return ways
 
 

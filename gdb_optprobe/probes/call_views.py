@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.maps.call_table import CallTable
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.spec import Kind
-from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import ActiveCallView, CallsView, ProbeView
 
 
@@ -29,11 +29,11 @@ def deleted_kretprobes(optimizer: Optimizer) -> Iterator[ProbeView]:
         for point in site.rethook.tables
     }
     points = [point for point in optimizer.rethooks.known if id(point) not in kept]
-    out = optimizer.rethooks.active_calls(target, arena, points) if arena is not None else []
+    out = optimizer.rethooks.active_calls(target.guest, arena, points) if arena is not None else []
     for address in sorted({one.rethook.address for one in out}):
         here = [one for one in out if one.rethook.address == address]
-        tables = [point.read_calls(target) for point in points if any(point is one.rethook for one in here)]
-        yield _deleted_kretprobe(address, tables, here, target)
+        tables = [point.read_calls(target.guest) for point in points if any(point is one.rethook for one in here)]
+        yield _deleted_kretprobe(address, tables, here, target.guest)
 
 
 def describe(views: Iterable[ProbeView]) -> Iterator[str]:
@@ -45,9 +45,9 @@ def describe(views: Iterable[ProbeView]) -> Iterator[str]:
 
 
 def _deleted_kretprobe(
-    address: int, tables: Sequence[CallTable], out: Sequence[ActiveCall], target: Target
+    address: int, tables: Sequence[CallTable], out: Sequence[ActiveCall], guest: Guest
 ) -> ProbeView:
-    symbol = target.symbol(address)
+    symbol = guest.symbol(address)
     counts = [(table.returns, table.missed, table.dropped) for table in tables]
     returns, missed, dropped = (sum(each) for each in zip(*counts, strict=True))
     found = CallTable(returns, missed, dropped, tuple(one.call for one in out))

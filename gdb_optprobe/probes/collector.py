@@ -19,8 +19,8 @@ from enum import Enum
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.probes.kernel_rethooks import KernelRethooks
-from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import CollectorView
 
 PAGE = 4096
@@ -43,7 +43,7 @@ class Collector:
     blocked_by: why the stacks could not be told the last time, in words; "" where they could.
     """
 
-    target: Target
+    guest: Guest
     rethooks: KernelRethooks
     check_alive: Callable[[], None]
     blocked_by: str = ""
@@ -64,27 +64,27 @@ class Collector:
 
         Raises OptprobeError where this is not the guest that they are in: what stands there may be in use.
         """
-        if self.target.stacks_missing:
+        if self.guest.stacks_missing:
             return 0
-        self.rethooks.active_calls(self.target, arena)
+        self.rethooks.active_calls(self.guest, arena)
         if not arena.dirty():
             arena.reclaim(lambda slots: ())
             # A table's memory is used again by whatever comes next.
-            self.rethooks.forget_freed(self.target, arena)
+            self.rethooks.forget_freed(self.guest, arena)
             arena.journal.flush()
             return 0
         self.check_alive()
         begun = time.monotonic()
         try:
-            freed = arena.reclaim(lambda slots: self.rethooks.busy_slots(slots, self.target))
-            self._stacks = sum(1 for saved in self.target.saved() if saved.address)
+            freed = arena.reclaim(lambda slots: self.rethooks.busy_slots(slots, self.guest))
+            self._stacks = sum(1 for saved in self.guest.saved() if saved.address)
             self.blocked_by = ""
         except OptprobeError as error:
             self._failed += 1
             self.blocked_by = error.message
             freed = ()
-        arena.wipe(freed, self.target.machine)
-        self.rethooks.forget_freed(self.target, arena)
+        arena.wipe(freed, self.guest.machine)
+        self.rethooks.forget_freed(self.guest, arena)
         # GDB may be killed: the next one takes what is still noted for memory in use, and for tables.
         arena.journal.flush()
         self._last = time.monotonic()
@@ -112,7 +112,7 @@ class Collector:
 
     def unsettled(self, arena: Arena) -> tuple[Slot, ...]:
         """Return what is free as soon as no thread is inside: no active call returns there."""
-        awaited = self.rethooks.awaited(self.target)
+        awaited = self.rethooks.awaited(self.guest)
         return tuple(slot for slot in arena.dirty() if slot.address not in awaited)
 
     def view(self, arena: Arena | None) -> CollectorView | None:
@@ -130,7 +130,7 @@ class Collector:
             stacks=self._stacks,
             garbage_slots=len(garbage),
             garbage_bytes=_size(garbage),
-            quarantined=self.target.stacks_missing if garbage else "",
+            quarantined=self.guest.stacks_missing if garbage else "",
         )
 
 

@@ -51,10 +51,10 @@ class Explainer:
                 check_action(action)
         for spec, addresses in resolve_specs(specs, self.target, len(self.registry), self.settings().max_probes):
             if spec.in_program:
-                yield user_present.explain_view(spec, self.users, self.target)
+                yield user_present.explain_view(spec, self.users, self.target.guest)
             elif not addresses:
                 why = Refusal.PENDING.because(location=spec.location, why="")
-                yield probe_views.unprobeable_view(0, why, self.target)
+                yield probe_views.unprobeable_view(0, why, self.target.guest)
             for address in addresses:
                 yield self._explain_at(address, spec)
 
@@ -65,8 +65,8 @@ class Explainer:
             handler = self.compile(spec, plan, self.settings())
             plan = replace(self._plan_with_memory(plan, spec, handler), moved=plan.moved)
         except Refused as refused:
-            return probe_views.unprobeable_view(address, refused.reason, self.target)
-        return probe_views.explain_view(plan, self.target, spec.is_plain_count and not spec.is_return)
+            return probe_views.unprobeable_view(address, refused.reason, self.target.guest)
+        return probe_views.explain_view(plan, self.target.guest, spec.is_plain_count and not spec.is_return)
 
     def _plan_with_memory(self, plan: Plan, spec: Spec, handler: Handler) -> Plan:
         """Return what becomes of `plan` beside the probes that are there and in free memory. Raises Refused."""
@@ -89,23 +89,23 @@ class Explainer:
 
     def _check_data(self, probe: Probe) -> None:
         """Raises Refused where there is no memory for what `probe` gathers."""
-        arena, reach = self.optimizer.find_arena(), self.target.isa.data_reach
+        arena, reach = self.optimizer.find_arena(), self.target.guest.isa.data_reach
         _unless_full(arena, lambda: arena.check_data(probe.handler.size, probe.address, reach))
         if probe.is_return and self.registry.site(probe.address) is None:
-            kernel_rethooks.check_memory(probe, self.target, arena)
+            kernel_rethooks.check_memory(probe, self.target.guest, arena)
 
     def _check_code(self, plan: Plan) -> None:
         """Raises Refused where there is no memory for a detour of `plan`."""
         if plan.tier in (Tier.BREAKPOINT, Tier.EMULATED):
             return
-        arena, isa = self.optimizer.find_arena(), self.target.isa
+        arena, isa = self.optimizer.find_arena(), self.target.guest.isa
 
         def lay_out(at: int) -> Detour:
             if plan.tier is Tier.BOOSTED:
                 return build_detour(plan, isa, at)
             return build_count(plan, isa, at, at + probe_views.COUNTER_DISTANCE)
 
-        _unless_full(arena, lambda: InstalledDetour.check_memory(plan.head, lay_out, self.target, arena))
+        _unless_full(arena, lambda: InstalledDetour.check_memory(plan.head, lay_out, self.target.guest, arena))
 
 
 def _unless_full(arena: Arena, check: Callable[[], object]) -> None:

@@ -123,20 +123,21 @@ class _Guest:
 
     def quiescence(self) -> str:
         """Whether all saved PCs can be told: for branches over several instructions."""
-        if missing := self.target.stacks_missing:
-            raise Refused(Refusal.STACKS_UNKNOWN.because(missing=missing, needed=self.target.isa.branch_size))
+        if missing := self.target.guest.stacks_missing:
+            raise Refused(Refusal.STACKS_UNKNOWN.because(missing=missing, needed=self.target.guest.isa.branch_size))
         return f"{_counted(sum(each.stack is not None for each in self.saved), 'stack')} looked through"
 
     @cached_property
     def saved(self) -> Sequence[SavedWords]:
-        return tuple(self.target.saved())
+        return tuple(self.target.guest.saved())
 
     def trap_tier(self) -> str:
         """Where traps can be led to a handler of ours."""
         if missing := self.optimizer.traps.missing:
             raise Refused(Refusal.TRAP_TIER_MISSING.because(missing=missing))
-        found = self.target.trap_calls()
-        return f"traps are taken at {_counted(len(found.calls), 'place')}, before {self.target.symbol(found.handler)}"
+        found = self.target.guest.trap_calls()
+        handler = self.target.guest.symbol(found.handler)
+        return f"traps are taken at {_counted(len(found.calls), 'place')}, before {handler}"
 
     def user_programs(self) -> str:
         user = requirements.check_guest(self.optimizer)
@@ -201,7 +202,7 @@ class _Kernel(_Guest):
         return f"$task, $cpu, {', '.join(f'${name}' for name in sorted(current.members))}"
 
     def task_list(self) -> str:
-        if missing := self.target.stacks_missing:
+        if missing := self.target.guest.stacks_missing:
             raise NoSuchKernel(missing)
         threads = {each.stack.pid for each in self.saved if each.stack is not None and each.stack.pid is not None}
         return _counted(len(threads), "thread")

@@ -13,44 +13,44 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.guest.guest import Guest
 
 InstalledBytes = Mapping[int, bytes]
 """By address, what an earlier GDB has written where ours is to stand."""
 NOT_INSTALLED: InstalledBytes = MappingProxyType({})
 
 
-def install(patches: Sequence[Patch], target: Target, arena: Arena, standing: InstalledBytes = NOT_INSTALLED) -> None:
+def install(patches: Sequence[Patch], guest: Guest, arena: Arena, standing: InstalledBytes = NOT_INSTALLED) -> None:
     """One of the two, an earlier GDB's or ours, leads on at any instant. Raises TextChanged."""
     for change in patches:
         arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
     arena.journal.flush()
     changes = [Patch(one.address, standing.get(one.address, one.old), one.new) for one in patches]
-    patch.apply(changes, target.machine)
+    patch.apply(changes, guest.machine)
 
 
-def exchange(old: Sequence[Patch], new: Sequence[Patch], target: Target) -> None:
+def exchange(old: Sequence[Patch], new: Sequence[Patch], guest: Guest) -> None:
     """`new` in the places of `old`: one of the two leads on at any instant, for GDB may die. Raises TextChanged."""
     pairs = zip(old, new, strict=True)
-    patch.apply([Patch(now.address, before.new, now.new) for before, now in pairs], target.machine)
+    patch.apply([Patch(now.address, before.new, now.new) for before, now in pairs], guest.machine)
 
 
-def remove(patches: Sequence[Patch], target: Target, arena: Arena) -> None:
+def remove(patches: Sequence[Patch], guest: Guest, arena: Arena) -> None:
     """Whoever is behind them goes on. Raises TextChanged."""
-    patch.revert(patches, target.machine)
+    patch.revert(patches, guest.machine)
     for change in patches:
         arena.journal.drop(Item.TEXT, change.address)
 
 
 def is_quiescent(
-    inside: Sequence[tuple[int, int]], target: Target, beside: Sequence[tuple[int, int]] = ()
+    inside: Sequence[tuple[int, int]], guest: Guest, beside: Sequence[tuple[int, int]] = ()
 ) -> bool:
     """Whether nobody is in these ranges, once every vCPU was stepped out of them; not where that cannot be told.
 
     beside: where a vCPU may be on its way into them or out of them; it is stepped out of these too.
     """
-    target.step_out([*inside, *beside])
+    guest.step_out([*inside, *beside])
     try:
-        return not quiescence.busy(inside, target.saved())
+        return not quiescence.busy(inside, guest.saved())
     except OptprobeError:
         return False

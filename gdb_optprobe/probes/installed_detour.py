@@ -14,23 +14,23 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
-from gdb_optprobe.probes.target import Target
 
 LayOut = Callable[[int], Detour]
 """The detour at an address; as long wherever it stands."""
 
 
-def install_pad(address: int, data: bytes, target: Target, arena: Arena) -> Pad:
+def install_pad(address: int, data: bytes, guest: Guest, arena: Arena) -> Pad:
     """A pad for a probe at `address`, that holds `data`. Raises Refused."""
-    bell = arena.doorbell_page(address, target.isa.data_reach)
+    bell = arena.doorbell_page(address, guest.isa.data_reach)
     while True:
-        slot = arena.allocate_pad(address, target.isa.branch_reach)
+        slot = arena.allocate_pad(address, guest.isa.branch_reach)
         try:
-            change = arena.code_patch(slot, data, target.machine, target.isa.breakpoint)
+            change = arena.code_patch(slot, data, guest.machine, guest.isa.breakpoint)
         except TextChanged:
             continue
-        patch.apply([change], target.machine)
+        patch.apply([change], guest.machine)
         return Pad(slot, change.new, bell.address)
 
 
@@ -50,24 +50,24 @@ class InstalledDetour:
         return self.detour.address, self.detour.end
 
     @staticmethod
-    def check_memory(address: int, lay_out: LayOut, target: Target, arena: Arena) -> None:
+    def check_memory(address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> None:
         """Raises Refused where `near` would; nothing is taken."""
-        arena.check_code(_size(address, lay_out, target, arena), address, target.isa.branch_reach)
+        arena.check_code(_size(address, lay_out, guest, arena), address, guest.isa.branch_reach)
 
     @classmethod
     def install(
-        cls, address: int, lay_out: LayOut, target: Target, arena: Arena, uses: Iterable[int] | None = None
+        cls, address: int, lay_out: LayOut, guest: Guest, arena: Arena, uses: Iterable[int] | None = None
     ) -> InstalledDetour:
         """Lay a detour out, take a slot of its size within reach of `address` and write it there. Raises Refused.
 
         uses: see Arena.note_uses.
         """
-        reach, size = target.isa.branch_reach, _size(address, lay_out, target, arena)
+        reach, size = guest.isa.branch_reach, _size(address, lay_out, guest, arena)
         while True:
             slot = arena.allocate_code(size, address, reach)
             detour = lay_out(slot.address)
             try:
-                change = arena.code_patch(slot, detour.data, target.machine, target.isa.breakpoint)
+                change = arena.code_patch(slot, detour.data, guest.machine, guest.isa.breakpoint)
                 break
             except TextChanged:
                 # Somebody left something there; the arena has struck that piece off, and the next one may be free.
@@ -77,14 +77,14 @@ class InstalledDetour:
             arena.set_references(slot, uses)
         try:
             arena.journal.flush()
-            patch.apply([change], target.machine)
+            patch.apply([change], guest.machine)
         except OptprobeError:
             arena.code.discard(slot)
             raise
-        return cls(slot, detour, target.moment())
+        return cls(slot, detour, guest.moment())
 
     @classmethod
-    def install_or_reuse(cls, address: int, lay_out: LayOut, target: Target, arena: Arena) -> InstalledDetour:
+    def install_or_reuse(cls, address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> InstalledDetour:
         """As `near`; where an earlier session's code there is what this would be, byte for byte, that is it."""
 
         def is_same(one: Detour) -> bool:
@@ -98,9 +98,9 @@ class InstalledDetour:
 
         if (found := arena.reuse(is_same)) is not None:
             return cls(*found)
-        return cls.install(address, lay_out, target, arena)
+        return cls.install(address, lay_out, guest, arena)
 
-    def release(self, target: Target, arena: Arena, reached: bool, way: bool = False) -> bool:
+    def release(self, guest: Guest, arena: Arena, reached: bool, way: bool = False) -> bool:
         """Nothing leads here any more. Return whether a vCPU may have reached it: dirty until it is proven empty.
 
         reached: something led here. No vCPU was there nevertheless where none has run since, nor will be, where no
@@ -108,19 +108,19 @@ class InstalledDetour:
         way:     see Arena.leave.
         """
         if self.installed_at is None or (
-            reached and (target.moment() != self.installed_at or arena.has_retired_dispatchers)
+            reached and (guest.moment() != self.installed_at or arena.has_retired_dispatchers)
         ):
             arena.retire(self.slot, self.detour, way)
             return True
-        arena.wipe([self.slot], target.machine)
+        arena.wipe([self.slot], guest.machine)
         arena.code.free(self.slot)
         return False
 
 
-def _size(address: int, lay_out: LayOut, target: Target, arena: Arena) -> int:
+def _size(address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> int:
     """Return the bytes of a detour, wherever it stands. Raises Refused."""
-    trial = arena.free_code(address, target.isa.branch_reach)
+    trial = arena.free_code(address, guest.isa.branch_reach)
     try:
         return lay_out(trial).size
     except (Unrelocatable, OutOfReach) as stuck:
-        raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=target.text.spell(address))) from stuck
+        raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=guest.text.spell(address))) from stuck

@@ -21,6 +21,7 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
@@ -30,7 +31,6 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout
 from gdb_optprobe.probes.return_stops import FindReturn
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.target import Target
 
 GROWTH = 4
 
@@ -55,9 +55,9 @@ class KernelRethooks:
         """Addresses of trampolines that calls may return to for as long as they please: nobody waits for them."""
         return frozenset(at for point in self.known for at in point.left_trampolines)
 
-    def awaited(self, target: Target) -> frozenset[int]:
+    def awaited(self, guest: Guest) -> frozenset[int]:
         """Return those of them that calls which are active may return to."""
-        tables = (point for point in self.known if point.left_trampolines and point.read_calls(target).active)
+        tables = (point for point in self.known if point.left_trampolines and point.read_calls(guest).active)
         return frozenset(at for point in tables for at in point.left_trampolines)
 
     def abandon(self) -> None:
@@ -85,15 +85,15 @@ class KernelRethooks:
             pc = calls[number].back
         return pc
 
-    def reserve(self, site: Site, target: Target, arena: Arena) -> None:
+    def reserve(self, site: Site, guest: Guest, arena: Arena) -> None:
         """Memory for the calls of the function that is entered at `site`, and what its probes keep. Raises Refused."""
         has = site.latest_rethook
         probes = [probe for probe in site.probes if probe.is_return]
         wanted = table_layout(probes, max(rethook.SLOTS, has.layout.slots if has is not None else 0))
         if has is None or has.layout.slots != wanted.slots or has.layout.saved < wanted.saved:
-            site.next_rethook = self._create(site.address, wanted, target, arena)
+            site.next_rethook = self._create(site.address, wanted, guest, arena)
 
-    def adopt(self, site: Site, target: Target) -> None:
+    def adopt(self, site: Site, guest: Guest) -> None:
         """An earlier session's tables of calls of the function that is entered at `site`: its probes are there again.
 
         One that is large enough serves from now on.
@@ -105,7 +105,7 @@ class KernelRethooks:
         wanted = table_layout(probes, max(rethook.SLOTS, *(point.layout.slots for point in tables)))
         fits = (point for point in tables if point.layout.slots == wanted.slots and point.layout.saved >= wanted.saved)
         if (point := next(fits, None)) is not None:
-            point.reopen(self._find_return(target))
+            point.reopen(self._find_return(guest))
             point.older = [other for other in tables if other is not point]
             site.next_rethook = point
 
@@ -117,113 +117,113 @@ class KernelRethooks:
                 point.ended = True
                 rethook_records.write_counts(point, arena)
 
-    def grow(self, site: Site, target: Target, arena: Arena) -> bool:
+    def grow(self, site: Site, guest: Guest, arena: Arena) -> bool:
         """A larger table for calls from now on, where this one is half full; whether there is one. Raises Refused."""
         point = site.rethook
         probes = [probe for probe in site.probes if probe.is_return]
         if point is None or site.next_rethook is not None or all(probe.spec.maxactive for probe in probes):
             return False
-        if not point.is_half_full(target):
+        if not point.is_half_full(guest):
             return False
-        self.active_calls(target, arena)
-        if not point.is_half_full(target):
+        self.active_calls(guest, arena)
+        if not point.is_half_full(guest):
             return False
         layout = table_layout(probes, GROWTH * point.layout.slots)
-        site.next_rethook = self._create(site.address, layout, target, arena)
+        site.next_rethook = self._create(site.address, layout, guest, arena)
         return True
 
-    def _create(self, address: int, layout: CallTableLayout, target: Target, arena: Arena) -> Rethook:
+    def _create(self, address: int, layout: CallTableLayout, guest: Guest, arena: Arena) -> Rethook:
         try:
-            point = Rethook.create(address, layout, target, arena, self._find_return(target))
+            point = Rethook.create(address, layout, guest, arena, self._find_return(guest))
         except Refused as refused:
             raise _with_size(layout, refused, arena) from None
         self.known.append(point)
         arena.journal.put(Item.POINT, point.memory.address, [address, layout.slots, layout.saved])
         return point
 
-    def _find_return(self, target: Target) -> FindReturn:
-        return lambda pc, key: self.return_address(pc, key, target.machine.read)
+    def _find_return(self, guest: Guest) -> FindReturn:
+        return lambda pc, key: self.return_address(pc, key, guest.machine.read)
 
-    def release(self, site: Site, probe: Probe, target: Target, arena: Arena) -> None:
+    def release(self, site: Site, probe: Probe, guest: Guest, arena: Arena) -> None:
         """`probe`, which is no longer served, goes. With the last one goes the table, once every call has returned."""
         for point in self.known:
             point.stop_handlers.drop_probe(probe)
         if not any(other.is_return for other in site.probes if other is not probe):
-            self.close(site, target, arena)
+            self.close(site, guest, arena)
 
-    def close(self, site: Site, target: Target, arena: Arena) -> None:
+    def close(self, site: Site, guest: Guest, arena: Arena) -> None:
         """No call is entered at `site` any more."""
         for point in (site.rethook, site.next_rethook):
             if point is not None:
-                point.close(target, arena)
+                point.close(guest, arena)
                 for table in point.tables:
                     table.ended = True
                     rethook_records.write_counts(table, arena)
         site.rethook = site.next_rethook = None
 
-    def busy_slots(self, slots: Sequence[Range], target: Target) -> Collection[Range]:
+    def busy_slots(self, slots: Sequence[Range], guest: Guest) -> Collection[Range]:
         """Those of `slots`, left by us, in which somebody is or may come to."""
-        left, idle = self.left_trampolines, self._idle_trampolines(target)
-        inside = quiescence.busy(slots, chain(target.saved(), self.hidden_return_addresses(target)))
+        left, idle = self.left_trampolines, self._idle_trampolines(guest)
+        inside = quiescence.busy(slots, chain(guest.saved(), self.hidden_return_addresses(guest)))
         found = {one.where for one in inside if one.pc not in idle}
         trampolines = {where for where in slots if where[0] in left}
         return found | trampolines if found - trampolines else found
 
-    def _idle_trampolines(self, target: Target) -> frozenset[int]:
+    def _idle_trampolines(self, guest: Guest) -> frozenset[int]:
         """Trampolines that no call returns to, wherever a stack still has their addresses.
 
         Until a call has left its trampoline the table has it, and from before it is given that return address.
         """
-        return self.left_trampolines - self.awaited(target)
+        return self.left_trampolines - self.awaited(guest)
 
     def active_calls(
-        self, target: Target, arena: Arena, points: Iterable[Rethook] | None = None
+        self, guest: Guest, arena: Arena, points: Iterable[Rethook] | None = None
     ) -> list[ActiveCall]:
         """The calls that have not returned, and whose they are; what is seen never to return is dropped.
 
         points: whose calls; else of all.
         """
-        tables = [(point, point.read_calls(target).active) for point in (self.known if points is None else points)]
+        tables = [(point, point.read_calls(guest).active) for point in (self.known if points is None else points)]
         if not any(active for _, active in tables):
             return []
-        judged = self._call_stacks(target, arena)
+        judged = self._call_stacks(guest, arena)
         found: list[ActiveCall] = []
         for point, active in tables:
             over = {
                 call.key for call in active if judged is not None and call.at is not None and judged.is_over(call.at)
             }
             if over:
-                point.drop_calls(over, target)
+                point.drop_calls(over, guest)
             for call in active:
                 if call.key not in over:
                     caller = judged.caller(call.at) if judged is not None and call.at is not None else Caller()
                     found.append(ActiveCall(point, call, caller))
         return found
 
-    def _call_stacks(self, target: Target, arena: Arena) -> CallStacks | None:
+    def _call_stacks(self, guest: Guest, arena: Arena) -> CallStacks | None:
         """None where not all stacks can be told now."""
-        if target.stacks_missing:
+        if guest.stacks_missing:
             return None
         try:
-            saved, hides = list(target.saved()), target.hides()
+            saved, hides = list(guest.saved()), guest.has_hidden_stacks()
         except OptprobeError:
             return None
-        read = target.machine.read
-        if not returns_on_stack(target):
+        read = guest.machine.read
+        if not returns_on_stack(guest):
             return CallStacks(saved, read, hides)
         starts = {one.address for point in self.known for one in point.trampolines}
-        return call_stacks(saved, read, hides, ArenaCode(arena.ranges.code, starts, target.isa.branch_reach))
+        return call_stacks(saved, read, hides, ArenaCode(arena.ranges.code, starts, guest.isa.branch_reach))
 
-    def hidden_return_addresses(self, target: Target) -> Iterator[SavedWords]:
+    def hidden_return_addresses(self, guest: Guest) -> Iterator[SavedWords]:
         """Return addresses that no stack shows. Raises OptprobeError."""
         for point in self.known:
-            active = point.read_calls(target).active
+            active = point.read_calls(guest).active
             words = [call.back for call in active]
-            if any(_is_hidden(call, point, target) for call in active):
+            if any(_is_hidden(call, point, guest) for call in active):
                 words += point.left_trampolines
-            yield SavedWords(f"a call of {target.text.spell(point.address)}", 0, array("Q", words))
+            yield SavedWords(f"a call of {guest.text.spell(point.address)}", 0, array("Q", words))
 
-    def forget_freed(self, target: Target, arena: Arena) -> None:
+    def forget_freed(self, guest: Guest, arena: Arena) -> None:
         """What was reclaimed is not ours any more."""
         dirty = {slot.address for slots in arena.code.slots for slot in slots.dirty}
         for point in self.known:
@@ -235,7 +235,7 @@ class KernelRethooks:
         for newer in self.known:
             # The counts of a table that is gone go on in the newer one, and so do tables that were older still.
             while (old := next((each for each in newer.older if each in gone), None)) is not None:
-                found = old.read_calls(target)
+                found = old.read_calls(guest)
                 counts = zip(
                     newer.earlier_counts, old.earlier_counts, (found.returns, found.missed, found.dropped), strict=True
                 )
@@ -247,23 +247,23 @@ class KernelRethooks:
         self.known = [point for point in self.known if point not in gone]
 
 
-def _is_hidden(call: CallSlot, point: Rethook, target: Target) -> bool:
+def _is_hidden(call: CallSlot, point: Rethook, guest: Guest) -> bool:
     """Whether a call that is under way does not show on its stack that it returns to us."""
-    at = return_address_slot(call.key, target)
+    at = return_address_slot(call.key, guest)
     if at is None:
         return True
     try:
-        word = int.from_bytes(target.machine.read(at, WORD), "little")
+        word = int.from_bytes(guest.machine.read(at, WORD), "little")
     except OptprobeError:
         return False  # its stack is gone
     return not point.is_arena_code(word)
 
 
-def check_memory(probe: Probe, target: Target, arena: Arena) -> None:
+def check_memory(probe: Probe, guest: Guest, arena: Arena) -> None:
     """Raises Refused where there is no memory for calls of the function that `probe` is the first return probe of."""
     layout = table_layout([probe], rethook.SLOTS)
     try:
-        arena.check_data(layout.size, probe.address, target.isa.data_reach)
+        arena.check_data(layout.size, probe.address, guest.isa.data_reach)
     except Refused as refused:
         raise _with_size(layout, refused, arena) from None
 

@@ -15,9 +15,9 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import PatchedText
 from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.lower_traps import lower_trap_handler
 from gdb_optprobe.maps.trap_table import KERNEL_KEY, Key
-from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.trap_dispatcher import NO_CODES, Codes, Dispatch, TrapDispatcher
 
 
@@ -25,17 +25,17 @@ from gdb_optprobe.probes.trap_dispatcher import NO_CODES, Codes, Dispatch, TrapD
 class KernelTraps:
     """The traps of a session in the kernel's text."""
 
-    target: Target
+    guest: Guest
     dispatcher: TrapDispatcher = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dispatcher = TrapDispatcher(self.target, TableKind.TRAPS, KERNEL_KEY)
+        self.dispatcher = TrapDispatcher(self.guest, TableKind.TRAPS, KERNEL_KEY)
 
     @cached_property
     def missing(self) -> str:
         """Return why no trap can be handled in the guest, in words; "" where it can."""
         try:
-            self.target.trap_calls()
+            self.guest.trap_calls()
         except OptprobeError as error:
             return error.message
         return ""
@@ -43,12 +43,12 @@ class KernelTraps:
     @property
     def trap(self) -> bytes:
         """Return the instruction that is written as a trap."""
-        return self.target.trap_calls().trap or self.target.isa.trap
+        return self.guest.trap_calls().trap or self.guest.isa.trap
 
     @property
     def ways_in(self) -> tuple[tuple[int, int], ...]:
         """See Limits."""
-        return () if self.missing else self.target.trap_calls().ways_in
+        return () if self.missing else self.guest.trap_calls().ways_in
 
     def set_detour(self, address: int, detour: int, arena: Arena) -> None:
         """Have a trap at `address`, which is about to be written, lead to `detour`. Raises Refused, OptprobeError."""
@@ -68,18 +68,18 @@ class KernelTraps:
     def check_memory(self, texts: Sequence[PatchedText], arena: Arena) -> None:
         """Raises Refused where there is no memory for what `adopt` puts in; nothing is changed."""
         if keys := self._adopted_keys(texts):
-            self.dispatcher.check_memory(keys, self.target.trap_calls().handler, arena)
+            self.dispatcher.check_memory(keys, self.guest.trap_calls().handler, arena)
 
     def _adopted_keys(self, texts: Sequence[PatchedText]) -> Sequence[Key]:
         """Return the keys of an earlier session's traps, to which a CPU may have come; none without its dispatcher."""
-        keys = [(text.address,) for text in texts if text.is_trap(self.target.isa)]
+        keys = [(text.address,) for text in texts if text.is_trap(self.guest.isa)]
         if not keys or self.missing:
             return ()
-        hooked = {call.address for call in self.target.trap_calls().calls}
+        hooked = {call.address for call in self.guest.trap_calls().calls}
         return keys if not hooked.isdisjoint(text.address for text in texts) else ()
 
     def _install(self, arena: Arena, codes: Codes = NO_CODES) -> None:
-        calls = self.target.trap_calls()
+        calls = self.guest.trap_calls()
         isa = calls.trapping
         assert isa is not None, "no plan has a trap"
         dispatch = Dispatch(calls, lambda table: lower_trap_handler(table, calls.entry, isa), removed=0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.text import Function, Text
 from gdb_optprobe.handlers.compile import ProgramLimits
@@ -23,7 +23,6 @@ from gdb_optprobe.maps.call_table import SAVED, CallTableLayout
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.return_program import compile_return, slot_word
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.target import Target
 
 UNBALANCED = frozenset(
     (
@@ -41,7 +40,7 @@ _PART = re.compile(r"\.cold(\.\d+)?$")
 
 
 class FunctionFacts(Protocol):
-    """What of a Target is asked here."""
+    """What is asked of a guest here."""
 
     @property
     def isa(self) -> Isa: ...
@@ -49,43 +48,41 @@ class FunctionFacts(Protocol):
     @property
     def text(self) -> Text: ...
 
-    @property
-    def at_return(self) -> Callable[[int], object | None]: ...
+    def names_at_return(self, address: int) -> object | None: ...
 
-    @property
-    def entered(self) -> Callable[[Function], bool]: ...
+    def is_entered_by_calls(self, function: Function) -> bool: ...
 
 
-def check_function(address: int, target: FunctionFacts) -> None:
+def check_function(address: int, guest: FunctionFacts) -> None:
     """Raises Refused where a probe at `address` cannot see the function return."""
-    function = target.text.function(address)
-    if target.at_return(address) is None or function is None or _PART.search(function.name):
-        raise Refused(Refusal.RETURN_NOT_ENTRY.because(address=target.text.spell(address)))
-    isa = target.isa.returning
+    function = guest.text.function(address)
+    if guest.names_at_return(address) is None or function is None or _PART.search(function.name):
+        raise Refused(Refusal.RETURN_NOT_ENTRY.because(address=guest.text.spell(address)))
+    isa = guest.isa.returning
     if isa is None:
-        raise Refused(Refusal.RETURN_NOT_BUILT.because(missing=target.isa.name))
-    is_traced = _is_traced(function, address, target)
+        raise Refused(Refusal.RETURN_NOT_BUILT.because(missing=guest.isa.name))
+    is_traced = _is_traced(function, address, guest)
     if function.name in UNBALANCED or not (is_traced or isa.returns(address, function.whole.code)):
         raise Refused(Refusal.RETURN_ELSEWHERE.because(function=function.name))
-    if not (is_traced or target.entered(function)):
+    if not (is_traced or guest.is_entered_by_calls(function)):
         raise Refused(Refusal.RETURN_UNTRACED.because(function=function.name))
     if not _can_return(function):
         raise Refused(Refusal.RETURN_NEVER.because(function=function.name))
 
 
-def dead_at_return(address: int, target: FunctionFacts) -> Dead:
+def dead_at_return(address: int, guest: FunctionFacts) -> Dead:
     """What callers of the function that is entered at `address` cannot rely on when it has returned.
 
     By ABI, where a tracer could clobber the same. Callers of others may know which registers they leave alone (GCC's
     -fipa-ra), and assembly returns values in any.
     """
-    function = target.text.function(address)
-    is_traced = function is not None and _is_traced(function, address, target)
-    return target.isa.dead_at_return() if is_traced else Dead()
+    function = guest.text.function(address)
+    is_traced = function is not None and _is_traced(function, address, guest)
+    return guest.isa.dead_at_return() if is_traced else Dead()
 
 
-def _is_traced(function: Function, entry: int, target: FunctionFacts) -> bool:
-    return bool(target.text.ftrace_sites(function.start, entry + NEAR))
+def _is_traced(function: Function, entry: int, guest: FunctionFacts) -> bool:
+    return bool(guest.text.ftrace_sites(function.start, entry + NEAR))
 
 
 def _can_return(function: Function) -> bool:
@@ -101,24 +98,24 @@ def _can_return(function: Function) -> bool:
 
 
 def compile_kretprobe(
-    spec: Spec, address: int, target: Target, limits: ProgramLimits
+    spec: Spec, address: int, guest: Guest, limits: ProgramLimits
 ) -> tuple[Program, NamesAt, EntryProgram]:
     """For a function that is entered at `address`. Raises OptprobeError, pointing."""
-    names, isa = target.at_return(address), target.isa.returning
+    names, isa = guest.names_at_return(address), guest.isa.returning
     if names is None or isa is None:
-        raise OptprobeError(f"{target.text.spell(address)} is not where a function is entered")
-    program, entry, scope = compile_return(spec, target.scope(address), names, isa.slot, names.hertz, limits)
+        raise OptprobeError(f"{guest.text.spell(address)} is not where a function is entered")
+    program, entry, scope = compile_return(spec, guest.names_at(address), names, isa.slot, names.hertz, limits)
     return program, replace(names, names=scope), entry
 
 
-def check_code(handler: Handler, plan: Plan, target: Target, readers: ProbeReadRoutines | None) -> None:
+def check_code(handler: Handler, plan: Plan, guest: Guest, readers: ProbeReadRoutines | None) -> None:
     """Lower what `handler` does at the entry, and at the return. Raises NotLowered where native code cannot do it."""
-    isa = target.isa.returning
+    isa = guest.isa.returning
     assert isa is not None, "it was compiled"
     before = EntryState(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
     part = EntryPart(handler.entry, around=handler.at_entry(plan.address))
     table = PlacedCallTable(CallTableLayout(1, len(handler.entry.words)), plan.address)
     lower_entry(table, EntryContext(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])
     flag = [Put(slot_word(isa.slot, SAVED), Constant(1))] if handler.stops else []
-    dead = dead_at_return(plan.address, target)
-    handler.storing(flag).code(target.isa, plan, dead, plan.address, readers)
+    dead = dead_at_return(plan.address, guest)
+    handler.storing(flag).code(guest.isa, plan, dead, plan.address, readers)

@@ -62,7 +62,7 @@ def read_leftovers(target: Target, users: Uprobes) -> tuple[ArenaContents, Seque
     target.guard()
     if traps:
         _wait_for_writers(left, target, users)
-    texts, ways = restoring_patches(left, target.machine, target.isa)
+    texts, ways = restoring_patches(left, target.guest.machine, target.guest.isa)
     return left, found, (*texts, *ways)
 
 
@@ -89,7 +89,7 @@ def _wait_for_writers(left: ArenaContents, target: Target, users: Uprobes) -> No
     routines = [(at.address, at.end) for at, detour in left.detours.items() if detour.head in (at.address, *own)]
     for _ in range(TRIES):
         try:
-            if not quiescence.busy(routines, target.saved()):
+            if not quiescence.busy(routines, target.guest.saved()):
                 return
             why = "a thread runs code of the earlier GDB's just now"
         except OptprobeError as error:
@@ -122,11 +122,11 @@ def _replace_text(
     if traps:
         # No thread is in the code that writes traps into new mappings: after this, none comes there.
         first = users.mmap_patches(undone)
-        patch.apply(first, target.machine)
+        patch.apply(first, target.guest.machine)
         undone = [change for change in undone if change not in first]
     gone = users.remove_traps(traps, arena)
     ours = users.adopt_trampolines(gone, undone, arena)
-    patch.apply([change for change in undone if change.address not in ours], target.machine)
+    patch.apply([change for change in undone if change.address not in ours], target.guest.machine)
     for text in left.texts:
         _release_tracer(text, target)
         arena.journal.drop(Item.TEXT, text.address)
@@ -152,5 +152,5 @@ def _check_memory(
 
 def _release_tracer(text: PatchedText, target: Target) -> None:
     if text.traced:
-        for site in target.text.ftrace_sites(text.address, text.address + 1):
+        for site in target.guest.text.ftrace_sites(text.address, text.address + 1):
             target.tracer.release(site)

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.base import Insn, OutOfReach
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.target import Target
 
 
 @dataclass
 class Links:
     """The links between the detours of the branches that stand in the guest."""
 
-    target: Target
+    guest: Guest
     registry: Registry
     _exits: defaultdict[int, list[Insn]] = field(default_factory=lambda: defaultdict(list))
     _linked: dict[int, Patch] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Links:
         """`branch` is about to go: no link leads into its detour any more, and none out of it. Raises TextChanged."""
         own = branch.detour.exits
         linked = {insn.address for insn in (*own, *self._exits[branch.plan.head])} & self._linked.keys()
-        patch.revert([self._linked[at] for at in sorted(linked)], self.target.machine)
+        patch.revert([self._linked[at] for at in sorted(linked)], self.guest.machine)
         for at in linked:
             del self._linked[at]
         for insn in own:
@@ -68,9 +68,9 @@ class Links:
             if branch is None or insn.address in self._linked:
                 continue
             try:
-                new = self.target.isa.redirect(insn, branch.detour.address)
+                new = self.guest.isa.redirect(insn, branch.detour.address)
             except OutOfReach:
                 continue
             patches[insn.address] = Patch(insn.address, insn.data, new)
-        patch.apply(list(patches.values()), self.target.machine)
+        patch.apply(list(patches.values()), self.guest.machine)
         self._linked |= patches

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.target import Target
 
 
 @dataclass
@@ -35,9 +35,9 @@ class LostBranches:
             self.counters[probe.number] = probe.counter
         return True
 
-    def recover(self, target: Target, arena: Arena) -> list[Branch]:
+    def recover(self, guest: Guest, arena: Arena) -> list[Branch]:
         """Take those away that hold our bytes again; which those were."""
-        back = [branch for branch in self.branches if _is_ours_again(branch, target, arena)]
+        back = [branch for branch in self.branches if _is_ours_again(branch, guest, arena)]
         self.branches = [branch for branch in self.branches if branch not in back]
         for number in (number for branch in back for number in branch.probe_numbers):
             if (slot := self.counters.pop(number, None)) is not None:
@@ -45,9 +45,9 @@ class LostBranches:
         return back
 
 
-def _is_ours_again(branch: Branch, target: Target, arena: Arena) -> bool:
+def _is_ours_again(branch: Branch, guest: Guest, arena: Arena) -> bool:
     try:
-        branch_patch.remove(branch, (), target, arena, lifted=False)
+        branch_patch.remove(branch, (), guest, arena, lifted=False)
     except TextChanged:
         return False
     return True

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.site import SiteState
 from gdb_optprobe.probes.target import Target
@@ -18,18 +19,18 @@ def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
     target, registry = optimizer.target, optimizer.registry
     for branch in registry.branches():
         changes = () if optimizer.stop_pads.is_lifted(branch) else (branch.patch,)
-        yield from (str(change.message) for change in patch.check(changes, target.machine))
-        yield from _check_detour(branch.detour, optimizer.links.detour_bytes(branch), target)
-    yield from (str(change.message) for change in patch.check(optimizer.traps.dispatcher.patches, target.machine))
+        yield from (str(change.message) for change in patch.check(changes, target.guest.machine))
+        yield from _check_detour(branch.detour, optimizer.links.detour_bytes(branch), target.guest)
+    yield from (str(change.message) for change in patch.check(optimizer.traps.dispatcher.patches, target.guest.machine))
     for point in optimizer.rethooks.known:
         if point.trampoline is not None:
-            yield from _check_detour(point.trampoline.detour, point.trampoline.detour.data, target)
+            yield from _check_detour(point.trampoline.detour, point.trampoline.detour.data, target.guest)
     for site in registry.sites():
         if site.branch is None and site.detour is not None:
-            yield from _check_detour(site.detour, site.detour.data, target)
+            yield from _check_detour(site.detour, site.detour.data, target.guest)
         if site.enabled and site.state in (SiteState.NOTHING, SiteState.LOST):
-            yield f"nothing in the guest counts at {target.text.spell(site.address)} any more"
-    if resident is not None and any(_check_detour(resident, resident.data, target)):
+            yield f"nothing in the guest counts at {target.guest.text.spell(site.address)} any more"
+    if resident is not None and any(_check_detour(resident, resident.data, target.guest)):
         yield "the routine that reads memory was changed"
 
 
@@ -37,10 +38,10 @@ def untraced_sites(target: Target) -> tuple[str, ...]:
     """One line while a tracer of the guest's own runs that does not see a site of ours, or one that was; else none."""
     if not (sites := target.tracer.passed_over()):
         return ()
-    names = ", ".join(target.symbol(site) for site in sites)
+    names = ", ".join(target.guest.symbol(site) for site in sites)
     return (f"a tracer of the guest's own is running and does not see {names}: {AGAIN}",)
 
 
-def _check_detour(detour: Detour, data: bytes, target: Target) -> Iterator[str]:
-    if target.machine.read(detour.address, detour.size) != data:
-        yield f"the detour of {target.text.spell(detour.head)} was changed"
+def _check_detour(detour: Detour, data: bytes, guest: Guest) -> Iterator[str]:
+    if guest.machine.read(detour.address, detour.size) != data:
+        yield f"the detour of {guest.text.spell(detour.head)} was changed"

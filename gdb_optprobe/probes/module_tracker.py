@@ -137,7 +137,7 @@ class ModuleTracker:
         some = next((branch for branch in branches if branch is not None), None)
         if some is None:
             return True
-        return self.target.machine.read(some.patch.address, len(some.patch.old)) != some.patch.old
+        return self.target.guest.machine.read(some.patch.address, len(some.patch.old)) != some.patch.old
 
     def _branch_in_text(self, address: int) -> Branch | None:
         site = self.registry.site(address)
@@ -152,12 +152,12 @@ class ModuleTracker:
         probes = [probe for site in sites for probe in list(site.probes)]
         for site in sites:
             if site.rethook is not None:
-                found = site.rethook.all_calls(self.target)
+                found = site.rethook.all_calls(self.target.guest)
                 before = found.returns + len(found.active), found.missed, found.dropped
                 self._call_counts |= {probe.number: before for probe in site.probes if probe.is_return}
-            site.remove_breakpoint(self.target, arena)
+            site.remove_breakpoint(self.target.guest, arena)
             if arena is not None:
-                self.optimizer.rethooks.close(site, self.target, arena)
+                self.optimizer.rethooks.close(site, self.target.guest, arena)
             site.abandon()
         for probe in probes:
             self.mark_gone(probe)
@@ -171,7 +171,7 @@ class ModuleTracker:
         self.optimizer.stop_pads.forget_branch(branch)
         self.optimizer.links.remove(branch)
         arena.journal.drop(Item.TEXT, branch.plan.head)
-        branch.installed.release(self.target, arena, reached=True)
+        branch.installed.release(self.target.guest, arena, reached=True)
         if branch.plan.ftrace is not None:
             self.target.tracer.forget(branch.plan.ftrace)
 

@@ -102,13 +102,13 @@ class Optimizer:
     _used_when_full: int = 0
 
     def __post_init__(self) -> None:
-        self.links = Links(self.target, self.registry)
+        self.links = Links(self.target.guest, self.registry)
         self.stop_pads = StopPads(self.target, self.registry, self.links)
-        self.collector = Collector(self.target, self.rethooks, self.check_alive)
-        self.traps = KernelTraps(self.target)
+        self.collector = Collector(self.target.guest, self.rethooks, self.check_alive)
+        self.traps = KernelTraps(self.target.guest)
         self.memory = ArenaMemory(self.target)
-        self._cfgs = CfgCache(self.target.isa, self.target.text)
-        self.read_registers = ReadRegisters(self.target, self.registry, self._cfgs)
+        self._cfgs = CfgCache(self.target.guest.isa, self.target.guest.text)
+        self.read_registers = ReadRegisters(self.target.guest, self.registry, self._cfgs)
 
     @property
     def arena(self) -> Arena | None:
@@ -121,13 +121,13 @@ class Optimizer:
         if self._lost_branches.covers(address) or any(
             hook.address <= address < hook.end for hook in self.registry.hooks
         ):
-            raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.text.spell(address)))
+            raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.guest.text.spell(address)))
         limits = self._limits(specs)
         best = self._plan_once(address, limits, neighbours or self._neighbours())
         if best.tier not in _NEED_MEMORY:
             return best
         try:
-            why = branch_patch.out_of_reach(best, self.target, self.find_arena())
+            why = branch_patch.out_of_reach(best, self.target.guest, self.find_arena())
         except Refused as refused:
             why = refused.reason
         return self._plan_without_detour(address, limits, why) if why is not None else best
@@ -135,7 +135,7 @@ class Optimizer:
     def _plan_once(self, address: int, limits: TierLimits, neighbours: Neighbours) -> Plan:
         """Return the best plan for `address`: the one that was made already where nothing has changed since."""
         breakpoints = self.target.breakpoints()
-        moment = self.target.moment(), breakpoints
+        moment = self.target.guest.moment(), breakpoints
         if self._planned_at != moment:
             self._planned.clear()
             self._planned_at = moment
@@ -171,7 +171,7 @@ class Optimizer:
             forced=min(forced) if forced else None,
             post_handler=any(spec.post_handler is not None for spec in specs),
             python_handler=any(spec.pre_handler is not None or spec.post_handler is not None for spec in specs),
-            stacks_missing=self.target.stacks_missing,
+            stacks_missing=self.target.guest.stacks_missing,
             trap=settings.trap,
             trap_missing=self.traps.missing,
             trap_paths=self.traps.ways_in,
@@ -250,7 +250,7 @@ class Optimizer:
         if new and self.arena is not None and self.arena.retired:
             self.collector.collect(self.arena, Trigger.BRANCH)
         detours = [site.detour for site in sites if site.detour is not None]
-        blocked = quiescence_wait.find_busy([group[0].plan for group in new], detours, self.target, self.arena)
+        blocked = quiescence_wait.find_busy([group[0].plan for group in new], detours, self.target.guest, self.arena)
         for group in groups:
             if not blocked.get(group[0].plan.head):
                 self._exchange(group, sites)
@@ -269,10 +269,10 @@ class Optimizer:
         """Memory for what `probe` gathers, before any branch is touched, so that others keep theirs. Raises Refused."""
         if self.needs_memory(probe, plan):
             arena = self.take_arena()
-            self.with_memory(lambda: branch_patch.reserve(probe, self.target, arena), arena)
+            self.with_memory(lambda: branch_patch.reserve(probe, self.target.guest, arena), arena)
             if probe.is_return:
                 site = self.registry.site_of(probe)
-                self.with_memory(lambda: self.rethooks.reserve(site, self.target, arena), arena)
+                self.with_memory(lambda: self.rethooks.reserve(site, self.target.guest, arena), arena)
 
     def needs_memory(self, probe: Probe, plan: Plan) -> bool:
         """Whether `probe` needs memory before anything is written into the text."""
@@ -284,7 +284,7 @@ class Optimizer:
 
     def may_be_busy(self, site: Site) -> bool:
         """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
-        return quiescence_wait.may_be_busy(site, self.target, self.arena)
+        return quiescence_wait.may_be_busy(site, self.target.guest, self.arena)
 
     def retry(self, grow: bool = True) -> None:
         """Try the sites that wait, and free what piles up. grow: try those whose tables of calls are half full, too."""
@@ -299,7 +299,7 @@ class Optimizer:
     def _recover_lost(self) -> None:
         """Branches that hold our bytes again."""
         if self.arena is not None:
-            for branch in self._lost_branches.recover(self.target, self.arena):
+            for branch in self._lost_branches.recover(self.target.guest, self.arena):
                 self.traps.clear(branch.plan.head)
                 self._release_tracer(branch.plan)
 
@@ -314,7 +314,7 @@ class Optimizer:
 
     def reclaim(self) -> int:
         """Free all that nobody is inside; how many slots that is not, where it may be some day."""
-        if self.arena is None or self.target.stacks_missing:
+        if self.arena is None or self.target.guest.stacks_missing:
             return 0
         self.collector.collect(self.arena, Trigger.COMMIT)
         return len(self.collector.unsettled(self.arena))
@@ -337,19 +337,19 @@ class Optimizer:
     def _is_some_half_full(self) -> bool:
         points = [site.rethook for site in self.registry.sites() if site.rethook is not None]
         with self.throttle.measure():
-            return any(point.is_half_full(self.target) for point in points)
+            return any(point.is_half_full(self.target.guest) for point in points)
 
     def active_calls(self, site: Site) -> Sequence[ActiveCall]:
         """Calls that the return probes of `site` saw entered and that have not returned."""
         tables = site.rethook.tables if site.rethook is not None else ()
-        return self.rethooks.active_calls(self.target, self.arena, tables) if self.arena is not None else ()
+        return self.rethooks.active_calls(self.target.guest, self.arena, tables) if self.arena is not None else ()
 
     def _grow_calls(self, site: Site) -> bool:
         """Whether calls at `site` get a larger table; where there is no memory for one they are missed some day."""
         if site.rethook is None or self.arena is None:
             return False
         try:
-            return self.rethooks.grow(site, self.target, self.arena)
+            return self.rethooks.grow(site, self.target.guest, self.arena)
         except OptprobeError:
             return False
 
@@ -379,7 +379,7 @@ class Optimizer:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None
         if probe.is_return and probe.is_in_kernel and not self.registry.site_of(probe).is_lost:
-            self.rethooks.release(self.registry.site_of(probe), probe, self.target, self.arena)
+            self.rethooks.release(self.registry.site_of(probe), probe, self.target.guest, self.arena)
 
     def _replan(self, site: Site, neighbours: Neighbours) -> None:
         if not site.enabled:
@@ -437,7 +437,7 @@ class Optimizer:
             return
         for site in group:
             if site.branch is None:
-                site.remove_breakpoint(self.target, arena)
+                site.remove_breakpoint(self.target.guest, arena)
         try:
             keeps = self.read_registers.in_function_of(old.plan.head)
             branch = branch_patch.install(group, self.target, arena, self.traps, keeps, old)
@@ -445,7 +445,7 @@ class Optimizer:
             self.links.add(old)
             return
         self.registry.remove_branch(old)
-        old.installed.release(self.target, arena, reached=True)
+        old.installed.release(self.target.guest, arena, reached=True)
         for site in sites:
             if site.branch is old:
                 site.detach_branch()
@@ -476,7 +476,7 @@ class Optimizer:
             try:
                 self.links.remove(branch)
                 lifted = self.stop_pads.forget_branch(branch)
-                branch_patch.remove(branch, served, self.target, self.arena, lifted)
+                branch_patch.remove(branch, served, self.target.guest, self.arena, lifted)
                 self.traps.clear(branch.plan.head)
             except OptprobeError as error:
                 lost.append(error)
@@ -503,7 +503,7 @@ class Optimizer:
         if not group or group[0].branch is not None or any(site.blocked_by or site.pinned for site in group):
             return ()
         for site in group:
-            site.remove_breakpoint(self.target, self.arena)
+            site.remove_breakpoint(self.target.guest, self.arena)
         wanted = group[0].plan
         keeps = self.read_registers.in_function_of(wanted.head)
         try:
@@ -535,12 +535,12 @@ class Optimizer:
     def _install_breakpoint(self, site: Site) -> None:
         """Have `site` stop the guest as its plan says, or not at all when nothing there is enabled."""
         if not site.enabled:
-            site.remove_breakpoint(self.target, self.arena)
+            site.remove_breakpoint(self.target.guest, self.arena)
             return
         wanted = _as_breakpoint(site.plan) if not site.plan.tier.stops or site.pinned else site.plan
         if site.state is SiteState.BREAKPOINT and site.tier is wanted.tier and not site.is_stale:
             return
-        site.remove_breakpoint(self.target, self.arena)
+        site.remove_breakpoint(self.target.guest, self.arena)
         if wanted.tier is not Tier.BOOSTED:
             site.install_breakpoint(wanted, self.target, self.arena)
             return

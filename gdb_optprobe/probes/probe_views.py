@@ -10,6 +10,7 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest_text import printable
 from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.ir import WORD, Column, Form, Records
@@ -48,7 +49,7 @@ READ = 50
 """Instructions of what a program calls to read memory that may not be there, most often."""
 
 
-def read_results(probes: Sequence[Probe], target: Target, whole: bool = False) -> dict[int, Results]:
+def read_results(probes: Sequence[Probe], guest: Guest, whole: bool = False) -> dict[int, Results]:
     """By probe number, of hits seen by us and in the guest together, read in few packets. whole: with tables."""
     slots = sorted(
         Slot(probe.counter.address, probe.handler.size if whole else probe.handler.head_size)
@@ -58,7 +59,7 @@ def read_results(probes: Sequence[Probe], target: Target, whole: bool = False) -
     memory: dict[int, bytes] = {}
     for run in _adjacent(slots):
         start = run[0].address
-        data = target.machine.read(start, run[-1].end - start)
+        data = guest.machine.read(start, run[-1].end - start)
         memory |= {slot.address: data[slot.address - start : slot.end - start] for slot in run}
     found = {}
     for probe in probes:
@@ -69,12 +70,12 @@ def read_results(probes: Sequence[Probe], target: Target, whole: bool = False) -
     return found
 
 
-def read_calls(site: Site, probe: Probe, target: Target) -> CallTable | None:
+def read_calls(site: Site, probe: Probe, guest: Guest) -> CallTable | None:
     """The calls of the function that a return probe is on; None for others."""
-    return site.rethook.all_calls(target) if site.rethook is not None and probe.is_return else None
+    return site.rethook.all_calls(guest) if site.rethook is not None and probe.is_return else None
 
 
-def clear_results(probes: Iterable[Probe], target: Target, is_inside: Callable[[Probe], bool]) -> None:
+def clear_results(probes: Iterable[Probe], guest: Guest, is_inside: Callable[[Probe], bool]) -> None:
     """As if there had been no hit. is_inside: whether somebody may be in the probe's program; tables keep keys then."""
     for probe in probes:
         probe.clear()
@@ -83,16 +84,16 @@ def clear_results(probes: Iterable[Probe], target: Target, is_inside: Callable[[
         handler, start = probe.handler, probe.counter.address
         ring, at = handler.ring, handler.head_size
         if not handler.tables or not is_inside(probe):
-            target.machine.write(start, handler.initial()[: handler.ring_offset])
+            guest.machine.write(start, handler.initial()[: handler.ring_offset])
         else:
-            target.machine.write(start, handler.initial()[:at])
+            guest.machine.write(start, handler.initial()[:at])
             for _, layout in handler.tables:
-                target.machine.write(start + at, layout.cleared(target.machine.read(start + at, layout.size)))
+                guest.machine.write(start + at, layout.cleared(guest.machine.read(start + at, layout.size)))
                 at += layout.size
         if ring is not None:
             at = start + handler.ring_offset
-            found = ring.decode(target.machine.read(at, ring.size), probe.since)
-            target.machine.write(at, found.header)
+            found = ring.decode(guest.machine.read(at, ring.size), probe.since)
+            guest.machine.write(at, found.header)
             probe.since = found.position
 
 
@@ -115,14 +116,14 @@ def probe_view(
     state = _state(probe, site)
     change = site.patch
     callers = out(site) if probe.is_return else ()  # what never returns is dropped now
-    under_way = read_calls(site, probe, target)
+    under_way = read_calls(site, probe, target.guest)
     return ProbeView(
         number=probe.number,
         name=probe.spec.name,
         kind=probe.spec.kind.value,
         location=probe.spec.location,
         address=probe.address,
-        symbol=target.symbol(probe.address),
+        symbol=target.guest.symbol(probe.address),
         tier=tier.value,
         state=state,
         tags=_tags(site, tier, state),
@@ -132,7 +133,7 @@ def probe_view(
         patch_size=len(change.new) if change is not None else 0,
         original_bytes=change.old if change is not None else site.plan.insn.data,
         patched_bytes=change.new if change is not None else b"",
-        detour=_detour_view(site, target),
+        detour=_detour_view(site, target.guest),
         condition=probe.spec.condition,
         actions=probe.spec.actions,
         entry=save.entry_clause(probe.spec),
@@ -143,7 +144,7 @@ def probe_view(
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
         calls=call_views.calls_view(under_way, callers) if under_way is not None else None,
-        objects=tuple(object_views(probe.handler, found, target)),
+        objects=tuple(object_views(probe.handler, found, target.guest)),
         records=tuple(record_view(probe, row, target) for row in found.records),
     )
 
@@ -177,23 +178,23 @@ def absent_view(probe: Probe, found: Results, target: Target) -> ProbeView:
         dropped=found.dropped,
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=0,
-        objects=tuple(object_views(probe.handler, found, target)),
+        objects=tuple(object_views(probe.handler, found, target.guest)),
         records=tuple(record_view(probe, row, target) for row in found.records),
     )
 
 
-def object_views(handler: Handler, found: Results, target: Target) -> Iterator[ObjectView]:
+def object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[ObjectView]:
     """What each action gathered."""
     for cell, place in handler.cell_words():
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
     for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
-        keyed = tuple(_row(table.columns, key, words, target) for key, words in rows.items())
+        keyed = tuple(_row(table.columns, key, words, guest) for key, words in rows.items())
         yield ObjectView(table.name, table.aggregate, keyed, lost)
 
 
-def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], target: Target) -> RowView:
+def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], guest: Guest) -> RowView:
     key = _key(columns, data)
-    return RowView(key, words, f"[{', '.join(_spell(value, target) for value in key)}]")
+    return RowView(key, words, f"[{', '.join(_spell(value, guest) for value in key)}]")
 
 
 def record_view(probe: Probe, row: Row, target: Target, unwound: Unwound | None = None) -> RecordView:
@@ -207,7 +208,7 @@ def record_view(probe: Probe, row: Row, target: Target, unwound: Unwound | None 
         return RecordView(row.cpu, row.time, (), " / ".join(one.text for one in stack), stack)
     if not kind.format:
         parts = zip(kind.columns, values, strict=True)
-        text = ", ".join(f"{one.label}={_spell(value, target)}" for one, value in parts)
+        text = ", ".join(f"{one.label}={_spell(value, target.guest)}" for one, value in parts)
         return RecordView(row.cpu, row.time, values, text)
     return RecordView(row.cpu, row.time, values, render(kind.format, _parts(kind.columns, row.fields)))
 
@@ -220,20 +221,21 @@ def _stack_record(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]
 
 
 def _frames(probe: Probe, registers: Mapping[str, int], stack: bytes, target: Target) -> Iterator[FrameView]:
-    """Of a record's stack. A call may be the last of its function's: what is behind it is another one's."""
-    for address, exact in target.backtrace({**registers, target.isa.pc: probe.address}, stack):
-        if not address:
+    """Return the frames of a record's stack, up to one that returns to a detour: its caller is not on the stack."""
+    for address, exact in target.guest.backtrace({**registers, target.guest.isa.pc: probe.address}, stack):
+        if not address or any(start <= address < end for start, end in target.arena_source.code):
             yield FrameView(0, "…")
-            continue
-        symbol = target.symbol(address)
-        yield FrameView(address, symbol if exact or "+" in symbol else target.symbol(address - 1))
+            return
+        # A call may be the last instruction of its function: the address behind it is another function's.
+        symbol = target.guest.symbol(address)
+        yield FrameView(address, symbol if exact or "+" in symbol else target.guest.symbol(address - 1))
 
 
-def _spell(value: int | str, target: Target) -> str:
+def _spell(value: int | str, guest: Guest) -> str:
     """A pointer with what it points to, where that has a name."""
     if not isinstance(value, Address):
         return str(value)
-    symbol = target.symbol(value)
+    symbol = guest.symbol(value)
     return f"{value:#x} <{symbol}>" if symbol else f"{value:#x}"
 
 
@@ -281,39 +283,39 @@ def reason_view(why: Reason | None) -> ReasonView | None:
     return ReasonView(why.code, why.text, why.hint) if why is not None else None
 
 
-def _detour_view(site: Site, target: Target) -> DetourView | None:
+def _detour_view(site: Site, guest: Guest) -> DetourView | None:
     detour = site.detour
     if detour is None:
         return None
-    count = len(target.isa.decode(detour.data, detour.address))
+    count = len(guest.isa.decode(detour.data, detour.address))
     plan = site.installed_plan or site.plan
-    most = added_instructions(plan, detour, target)
-    least = most - _skippable(plan, detour, target)
+    most = added_instructions(plan, detour, guest)
+    least = most - _skippable(plan, detour, guest)
     if site.rethook is not None and site.return_probes:
         costs = site.rethook.costs
         most, least = most - costs.rare + costs.trampoline, least + costs.least
     return DetourView(detour.address, detour.size, count, most, least, detour.head)
 
 
-def added_instructions(plan: Plan, detour: Detour, target: Target) -> int:
+def added_instructions(plan: Plan, detour: Detour, guest: Guest) -> int:
     """Instructions that a hit of an optimized probe adds: the branch, its program, the way back."""
-    code = len(target.isa.decode(detour.data, detour.address))
-    for original, program in _programs(detour, target):
+    code = len(guest.isa.decode(detour.data, detour.address))
+    for original, program in _programs(detour, guest):
         code -= len(program)
         code += sum(map(cost_of, program)) if original == plan.address else 0
     return 1 + code - len(plan.displaced)
 
 
-def _skippable(plan: Plan, detour: Detour, target: Target) -> int:
+def _skippable(plan: Plan, detour: Detour, guest: Guest) -> int:
     """How many instructions the shortest way through the probed instruction's program leaves out."""
-    here = (program for original, program in _programs(detour, target) if original == plan.address)
+    here = (program for original, program in _programs(detour, guest) if original == plan.address)
     return sum(sum(map(cost_of, program)) - shortest(program, cost_of) for program in here)
 
 
-def _programs(detour: Detour, target: Target) -> Iterator[tuple[int, Sequence[Insn]]]:
+def _programs(detour: Detour, guest: Guest) -> Iterator[tuple[int, Sequence[Insn]]]:
     """Each program's original address, and its instructions."""
     for start, end, original in detour.programs:
-        yield original, target.isa.decode(detour.data[start - detour.address : end - detour.address], start)
+        yield original, guest.isa.decode(detour.data[start - detour.address : end - detour.address], start)
 
 
 def cost_of(insn: Insn) -> int:
@@ -324,26 +326,26 @@ def cost_of(insn: Insn) -> int:
 # show ----------------------------------------------------------------------------------------------------------------
 
 
-def show_view(view: ProbeView, site: Site, target: Target) -> ShowView:
+def show_view(view: ProbeView, site: Site, guest: Guest) -> ShowView:
     """The probed place as it was, as it is in the guest now, and the detour it leads to."""
     plan = site.installed_plan or site.plan
     end = max(plan.patch_end, plan.displaced[-1].end)
-    now = target.machine.read(site.address, end - site.address)
+    now = guest.machine.read(site.address, end - site.address)
     notes = {site.address: "the branch to the detour" if site.patch is not None else "unchanged"}
     return ShowView(
         probe=view,
         original=code_lines(plan.displaced, {site.address: "displaced" if site.detour is not None else "probed"}),
-        patched=code_lines(target.isa.decode(now, site.address), notes),
-        detour=_detour_lines(site, target),
+        patched=code_lines(guest.isa.decode(now, site.address), notes),
+        detour=_detour_lines(site, guest),
     )
 
 
-def _detour_lines(site: Site, target: Target) -> tuple[CodeLine, ...]:
+def _detour_lines(site: Site, guest: Guest) -> tuple[CodeLine, ...]:
     detour = site.detour
     if detour is None:
         return ()
-    code = target.machine.read(detour.address, detour.size)
-    spell = target.text.spell
+    code = guest.machine.read(detour.address, detour.size)
+    spell = guest.text.spell
     displaced = {insn.address for insn in (site.installed_plan or site.plan).displaced}
     notes = {
         at: f"stands for {spell(original)}" if original in displaced else f"back to {spell(original)}"
@@ -352,7 +354,7 @@ def _detour_lines(site: Site, target: Target) -> tuple[CodeLine, ...]:
     for start, end, original in detour.programs:
         what = f": {_describe_programs(site)}" if original == site.address else ""
         notes |= {start: f"the program of {spell(original)}{what}", end: notes[start]}
-    return code_lines(target.isa.decode(code, detour.address), notes)
+    return code_lines(guest.isa.decode(code, detour.address), notes)
 
 
 def _describe_programs(site: Site) -> str:
@@ -370,35 +372,35 @@ def code_lines(insns: Iterable[Insn], notes: Mapping[int, str]) -> tuple[CodeLin
 # explain -------------------------------------------------------------------------------------------------------------
 
 
-def explain_view(plan: Plan, target: Target, counts: bool = True) -> ExplainView:
+def explain_view(plan: Plan, guest: Guest, counts: bool = True) -> ExplainView:
     """What a plan would do, in words and numbers. counts: a count, whose cost is known beforehand."""
     return ExplainView(
         address=plan.address,
-        symbol=target.symbol(plan.address),
+        symbol=guest.symbol(plan.address),
         tier=plan.tier.value,
         reason=reason_view(plan.reason),
         displaced=code_lines(plan.displaced, {}),
         refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier, why in plan.refused),
         patch_size=plan.patch_size,
         waits=plan.needs_quiescence,
-        instructions=count_cost(plan, target) if counts and not plan.tier.stops else 0,
+        instructions=count_cost(plan, guest) if counts and not plan.tier.stops else 0,
         nearest=plan.near,
-        nearest_symbol=target.symbol(plan.near) if plan.near is not None else "",
-        note=_note(plan, target),
+        nearest_symbol=guest.symbol(plan.near) if plan.near is not None else "",
+        note=_note(plan, guest),
     )
 
 
-def _note(plan: Plan, target: Target) -> str:
+def _note(plan: Plan, guest: Guest) -> str:
     """Why the probe stands behind the address that was asked for, and why calls may not come by there."""
     moved = f"the probe stands behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
-    return "; ".join(filter(None, (moved, target.bypassed(plan.address))))
+    return "; ".join(filter(None, (moved, guest.bypassed(plan.address))))
 
 
-def unprobeable_view(address: int, why: Reason, target: Target) -> ExplainView:
+def unprobeable_view(address: int, why: Reason, guest: Guest) -> ExplainView:
     """An address that no tier can probe."""
     return ExplainView(
         address=address,
-        symbol=target.symbol(address),
+        symbol=guest.symbol(address),
         tier="",
         reason=reason_view(why),
         displaced=(),
@@ -406,7 +408,7 @@ def unprobeable_view(address: int, why: Reason, target: Target) -> ExplainView:
     )
 
 
-def count_cost(plan: Plan, target: Target) -> int:
+def count_cost(plan: Plan, guest: Guest) -> int:
     """Instructions that a hit of a count would add, if it were alone in its detour."""
-    at = somewhere(plan.address, target.isa)
-    return added_instructions(plan, build_count(plan, target.isa, at, at + COUNTER_DISTANCE), target)
+    at = somewhere(plan.address, guest.isa)
+    return added_instructions(plan, build_count(plan, guest.isa, at, at + COUNTER_DISTANCE), guest)

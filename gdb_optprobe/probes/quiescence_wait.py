@@ -11,17 +11,17 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.target import Target
 
 MOST_NAMED = 4
 
 
-def describe_waits(sites: Iterable[Site], target: Target) -> tuple[str, ...]:
+def describe_waits(sites: Iterable[Site], guest: Guest) -> tuple[str, ...]:
     """What `sites` wait for, in words: each reason once, behind the addresses that it holds up."""
     held: dict[str, list[str]] = {}
     for site in sites:
-        held.setdefault(site.blocked_by, []).append(target.text.spell(site.address))
+        held.setdefault(site.blocked_by, []).append(guest.text.spell(site.address))
     return tuple(f"{_listed(places)}: {why}" for why, places in held.items())
 
 
@@ -31,7 +31,7 @@ def _listed(places: Sequence[str]) -> str:
 
 
 def find_busy(
-    plans: Sequence[Plan], detours: Sequence[Detour], target: Target, arena: Arena | None
+    plans: Sequence[Plan], detours: Sequence[Detour], guest: Guest, arena: Arena | None
 ) -> Mapping[int, str]:
     """By the head of each of `plans`: who is inside, in words.
 
@@ -45,12 +45,12 @@ def find_busy(
         for window in _windows(plan, detours, arena):
             windows.setdefault(window, set()).add(plan.head)
     try:
-        inside = quiescence.busy(windows, target.saved())
+        inside = quiescence.busy(windows, guest.saved())
     except OptprobeError as error:
         # The guest was stopped while it switched threads, say: nobody is proven to be outside.
         return {plan.head: error.message for plan in plans}
     words = {
-        found.where: Refusal.NOT_QUIESCENT.because(owner=found.owner, pc=target.text.spell(found.pc)).text
+        found.where: Refusal.NOT_QUIESCENT.because(owner=found.owner, pc=guest.text.spell(found.pc)).text
         for found in inside
     }
     return {head: text for window, text in words.items() for head in windows[window]}
@@ -66,26 +66,26 @@ def _windows(plan: Plan, detours: Sequence[Detour], arena: Arena | None) -> Iter
             yield from pads
 
 
-def describe_busy_slots(slots: Sequence[Slot], target: Target) -> str:
+def describe_busy_slots(slots: Sequence[Slot], guest: Guest) -> str:
     """Who may be inside which of the `slots`, that are left, in words; "" where nobody is, or it cannot be told now."""
     try:
-        inside = quiescence.busy([(slot.address, slot.end) for slot in slots], target.saved())
+        inside = quiescence.busy([(slot.address, slot.end) for slot in slots], guest.saved())
     except OptprobeError:
         return ""
     found = dict.fromkeys(f"{one.owner} may continue at {one.pc:#x}" for one in inside)
     return _listed(list(found))
 
 
-def may_be_busy(site: Site, target: Target, arena: Arena | None) -> bool:
+def may_be_busy(site: Site, guest: Guest, arena: Arena | None) -> bool:
     """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
     left = arena.retired if arena is not None else ()
     detours = (*left, *((site.branch.detour,) if site.branch is not None else ()))
     inside = [(one.address, one.end) for one in detours]
     # Whoever is yet to come to a trampoline has not begun.
     inside += [(one.address + 1, one.end) for one in (site.rethook.trampolines if site.rethook is not None else ())]
-    if not inside or target.stacks_missing:
+    if not inside or guest.stacks_missing:
         return bool(inside)
     try:
-        return bool(quiescence.busy(inside, target.saved()))
+        return bool(quiescence.busy(inside, guest.saved()))
     except OptprobeError:
         return True

@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.cfg import CfgCache
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.target import Target
 
 
 @dataclass(frozen=True)
 class ReadRegisters:
     """What the enabled probes of each function read."""
 
-    target: Target
+    guest: Guest
     registry: Registry
     cfgs: CfgCache
 
@@ -29,7 +29,7 @@ class ReadRegisters:
         """What those of the function around `address` read."""
         found: Counter[str] = Counter()
         for probe in self.registry.readers(*self._function(address)) if self.registry.has_readers else ():
-            found.update(self.target.isa.registers if probe.read_registers is None else probe.read_registers)
+            found.update(self.guest.isa.registers if probe.read_registers is None else probe.read_registers)
         return PreservedRegisters(frozenset(found), frozenset(name for name, readers in found.items() if readers > 1))
 
     def is_preserved(self, branch: Branch) -> bool:
@@ -38,7 +38,7 @@ class ReadRegisters:
         if read <= branch.preserved:
             return True
         sites = (self.registry.site(address) for address in branch.addresses)
-        return not any(site and branch_patch.overwrites(site, self.target, branch.preserved, read) for site in sites)
+        return not any(site and branch_patch.overwrites(site, self.guest, branch.preserved, read) for site in sites)
 
     def overwritten(self, addresses: Iterable[int]) -> Iterator[int]:
         """The sites of branches that overwrite what probes at `addresses` read."""

@@ -17,6 +17,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers import interpreter, lower_kernel_returns
 from gdb_optprobe.handlers.arithmetic import Fault
 from gdb_optprobe.handlers.interpreter import Outcome
@@ -97,11 +98,11 @@ class Rethook:
 
     @classmethod
     def create(
-        cls, address: int, layout: CallTableLayout, target: Target, arena: Arena, behind: FindReturn
+        cls, address: int, layout: CallTableLayout, guest: Guest, arena: Arena, behind: FindReturn
     ) -> Rethook:
         """For the function that is entered at `address`. Raises Refused where there is no memory."""
-        memory = arena.allocate_data(layout.size, address, target.isa.data_reach)
-        target.machine.write(memory.address, layout.initial())
+        memory = arena.allocate_data(layout.size, address, guest.isa.data_reach)
+        guest.machine.write(memory.address, layout.initial())
         return cls(address, layout, memory, ReturnStops(address, layout, behind))
 
     @property
@@ -168,30 +169,30 @@ class Rethook:
         """Whether a trampoline begins at `pc`: what calls have as return address."""
         return (found := self.trampoline_at(pc)) is not None and found.address == pc
 
-    def read_calls(self, target: Target) -> CallTable:
+    def read_calls(self, guest: Guest) -> CallTable:
         """What the table in the guest holds now."""
-        return self.layout.decode(self._read(target))
+        return self.layout.decode(self._read(guest))
 
-    def is_half_full(self, target: Target) -> bool:
-        return 2 * len(self.layout.taken_slots(self._read(target))) > self.layout.slots
+    def is_half_full(self, guest: Guest) -> bool:
+        return 2 * len(self.layout.taken_slots(self._read(guest))) > self.layout.slots
 
-    def all_calls(self, target: Target) -> CallTable:
+    def all_calls(self, guest: Guest) -> CallTable:
         """All calls since the first probe of the function, those in older tables among them."""
-        tables = [self.read_calls(target), *(point.all_calls(target) for point in self.older)]
+        tables = [self.read_calls(guest), *(point.all_calls(guest) for point in self.older)]
         counts = [(each.returns, each.missed, each.dropped) for each in tables]
         returns, missed, dropped = (sum(each) for each in zip(self.earlier_counts, *counts, strict=True))
         return CallTable(returns, missed, dropped, tuple(call for each in tables for call in each.active))
 
-    def drop_calls(self, keys: Collection[int], target: Target) -> None:
+    def drop_calls(self, keys: Collection[int], guest: Guest) -> None:
         """The calls with these keys never return."""
-        before = self._read(target)
+        before = self._read(guest)
         after = self.layout.drop(before, keys)
-        self._write(before, after, target)
+        self._write(before, after, guest)
         self.stop_handlers.keep_only(self.layout.decode(after))
 
-    def close(self, target: Target, arena: Arena) -> None:
+    def close(self, guest: Guest, arena: Arena) -> None:
         """The last probe is gone, or another table serves from now on. The memory is free once all calls returned."""
-        self.retire(target, arena)
+        self.retire(guest, arena)
         arena.data.release(self.memory)
         self.stop_handlers.release_pad(arena)
         self.closed = True
@@ -218,9 +219,9 @@ class Rethook:
         if new is None:
             uses = self._uses(probes)
             new = InstalledDetour.install(
-                self.address, lambda at: Detour(at, code(at), self.address, ()), target, arena, uses
+                self.address, lambda at: Detour(at, code(at), self.address, ()), target.guest, arena, uses
             )
-        self.retire(target, arena)
+        self.retire(target.guest, arena)
         self.trampoline, self.probe_numbers, self.parts = new, wanted, parts
         places = made.places(programs, new.detour.address)
         for probe, part, (start, end) in zip(probes, parts, places, strict=True):
@@ -230,7 +231,7 @@ class Rethook:
         self._readers = tuple(probe.readers for probe in probes)
         self._base = plan.base
         self._arena_code = _code_range(new.detour.address, arena)
-        self.costs = self._costs(made, new.detour, plan, target)
+        self.costs = self._costs(made, new.detour, plan, target.guest)
 
     def _reuse_trampoline(self, code: Code, parts: Sequence[EntryPart], arena: Arena) -> InstalledDetour | None:
         """A trampoline that was left and does the same; not where what it left for Python would be another's."""
@@ -253,29 +254,29 @@ class Rethook:
             if probe.readers is not None:
                 yield probe.readers.bytes
 
-    def retire(self, target: Target, arena: Arena) -> None:
+    def retire(self, guest: Guest, arena: Arena) -> None:
         """Nobody gets the trampoline as return address any more; calls may still return to it."""
-        if self.trampoline is not None and self.trampoline.release(target, arena, reached=True):
+        if self.trampoline is not None and self.trampoline.release(guest, arena, reached=True):
             self.left_trampolines[self.trampoline.slot.address] = self.trampoline.detour
         self.trampoline, self.probe_numbers = None, ()
 
-    def entry_code(self, dead: Dead, target: Target) -> Code:
+    def entry_code(self, dead: Dead, guest: Guest) -> Code:
         """What runs at the function's entry. dead: before it."""
         assert self.trampoline is not None
         at = self.trampoline.detour.address
         handler = self._probes[0].handler
         readers = next((each for each in self._readers if each is not None), None)
         before = EntryState(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
-        way = EntryContext(at, self._arena_code, self.address, target.hidden_returns)
-        return lower_kernel_returns.lower_entry(self.table, way, before, _returning(target), self.parts)
+        way = EntryContext(at, self._arena_code, self.address, tuple(guest.hidden_returns))
+        return lower_kernel_returns.lower_entry(self.table, way, before, _returning(guest), self.parts)
 
-    def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, target: Target) -> Costs:
+    def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, guest: Guest) -> Costs:
         def insns(code: bytes, at: int) -> list[Insn]:
-            return target.isa.decode(code, at)
+            return guest.isa.decode(code, at)
 
         at = trampoline.address
         all_of, begin = insns(trampoline.data, at), insns(made.begin(at), at)
-        entry = insns(self.entry_code(plan.dead, target)(at), at)
+        entry = insns(self.entry_code(plan.dead, guest)(at), at)
         to_return = all_of[:-1]
         return Costs(
             len(entry) - shortest(entry), len(all_of) - len(begin) + shortest(begin), shortest(to_return) + 1
@@ -284,10 +285,10 @@ class Rethook:
     def _trampoline_code(
         self, probes: Sequence[Probe], parts: Sequence[EntryPart], plan: Plan, target: Target, arena: Arena
     ) -> tuple[Trampoline, Sequence[Code]]:
-        isa = _returning(target)
+        isa = _returning(target.guest)
         handlers = [self._return_handler(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
-        before = EntryState(kretprobe.dead_at_return(self.address, target), read, base=plan.base)
+        before = EntryState(kretprobe.dead_at_return(self.address, target.guest), read, base=plan.base)
         leaving = self.stop_handlers.reserve_pad(tuple(part.flag for part in parts if part.flag), target, arena)
         made = lower_kernel_returns.lower_trampoline(self.table, before, isa, leaving)
         self.stop_handlers.has_flag_register = not made.kept.names
@@ -296,7 +297,7 @@ class Rethook:
         programs = []
         for probe, part, handler in zip(probes, parts, handlers, strict=True):
             assert probe.counter is not None, "it was reserved with the point"
-            code = handler.code(target.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
+            code = handler.code(target.guest.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
             looks = probe.spec.return_handler is not None
             look = (lower_kernel_returns.lower_debugger_check(before, isa, part.flag),) if looks else ()
             programs.append(joined((code, *look)))
@@ -315,37 +316,37 @@ class Rethook:
 
     # an entry that stops the guest -----------------------------------------------------------------------------------
 
-    def run_entry(self, hit: Hit, target: Target) -> None:
+    def run_entry(self, hit: Hit, guest: Guest) -> None:
         """A vCPU stands at the entry: what the entry's code does, and entry handlers of Python's where there is room.
 
         A call whose time is wanted is missed: the clock runs on while GDB looks.
         """
         assert self.trampoline is not None
-        isa = _returning(target)
+        isa = _returning(guest)
         self._last_entry = None
         for probe in self._with_entry_actions:
             probe.add_hit(Outcome(held=False), hit.vcpu)  # so that what is taken back is of this entry
-        wanted = [self._condition_holds(probe, part, hit, target) for probe, part in self._with_parts]
+        wanted = [self._condition_holds(probe, part, hit, guest) for probe, part in self._with_parts]
         if not any(wanted):
             return
-        key = isa.key_of(hit.regs[target.isa.sp])
+        key = isa.key_of(hit.regs[guest.isa.sp])
         back = hit.regs[isa.link] if isa.link else int.from_bytes(hit.read(isa.shown_at(key), WORD), "little")
-        before = self._read(target)
-        new, alive = CallSlot(key, back), self.is_arena_code(back) or back in target.hidden_returns
+        before = self._read(guest)
+        new, alive = CallSlot(key, back), self.is_arena_code(back) or back in guest.hidden_returns
         timed = any(Clock() in nodes(node) for part in self.parts for at, node in part.kept if at != part.time)
         after, room = (self.layout.miss(before), False) if timed else self.layout.enter(before, new, alive)
         if room:
-            saved = self._saved_words(wanted, hit, target)
+            saved = self._saved_words(wanted, hit, guest)
             if saved is None:
                 return
             new = replace(new, saved=saved)
             after, _ = self.layout.enter(before, new, alive)
-        self._write(before, after, target)
+        self._write(before, after, guest)
         if room:
             for probe, part in self._with_parts:
                 if probe in self._with_entry_actions and (not part.armed or new.saved[(part.armed - SAVED) // WORD]):
                     probe.add_hit(probe.handler.act_at_entry(hit), hit.vcpu)
-            self._set_return_address(self.trampoline.detour.address, key, hit.write, target)
+            self._set_return_address(self.trampoline.detour.address, key, hit.write, guest)
             self.stop_handlers.keep_only(self.layout.decode(after))
         self._last_entry, self._had_room = new, room
 
@@ -358,12 +359,12 @@ class Rethook:
         """Those that do something at the entry besides."""
         return [probe for probe in self._probes if probe.handler.entry.actions]
 
-    def _condition_holds(self, probe: Probe, part: EntryPart, hit: Hit, target: Target) -> bool:
+    def _condition_holds(self, probe: Probe, part: EntryPart, hit: Hit, guest: Guest) -> bool:
         """Whether a probe looks at the call."""
         test = part.entry.condition
-        return test is None or bool(self._evaluate(test, part, probe, hit, target))
+        return test is None or bool(self._evaluate(test, part, probe, hit, guest))
 
-    def _saved_words(self, wanted: Sequence[bool], hit: Hit, target: Target) -> tuple[int, ...] | None:
+    def _saved_words(self, wanted: Sequence[bool], hit: Hit, guest: Guest) -> tuple[int, ...] | None:
         """The words of a call; None where every probe's handler leaves it out."""
         words = [0] * self.layout.saved
         looked_at = False
@@ -372,7 +373,7 @@ class Rethook:
             looked_at |= number is not None
             known = {part.armed: int(number is not None), part.data: number or 0, part.time: 0}
             for at, node in part.kept:
-                word = known[at] if at in known else self._evaluate(node, part, probe, hit, target)
+                word = known[at] if at in known else self._evaluate(node, part, probe, hit, guest)
                 words[(at - SAVED) // WORD] = word
         return tuple(words) if looked_at else None
 
@@ -394,50 +395,50 @@ class Rethook:
         )
         return None if handler(entered) else self.stop_handlers.keep_data(probe, data)
 
-    def _evaluate(self, node: Expr, part: EntryPart, probe: Probe, hit: Hit, target: Target) -> int:
+    def _evaluate(self, node: Expr, part: EntryPart, probe: Probe, hit: Hit, guest: Guest) -> int:
         """0 for a fault, which is counted."""
         try:
             return interpreter.evaluate(node, probe.handler.interpreted_hit(hit))
         except Fault:
-            count = int.from_bytes(target.machine.read(part.faults, WORD), "little") + 1
-            target.machine.write(part.faults, count.to_bytes(WORD, "little"))
+            count = int.from_bytes(guest.machine.read(part.faults, WORD), "little") + 1
+            guest.machine.write(part.faults, count.to_bytes(WORD, "little"))
             return 0
 
     def _set_return_address(
-        self, address: int, key: int, write: Callable[[Mapping[str, int]], None], target: Target
+        self, address: int, key: int, write: Callable[[Mapping[str, int]], None], guest: Guest
     ) -> None:
         """Have the call return there that stands at the entry. write: sets registers of its vCPU."""
-        isa = _returning(target)
+        isa = _returning(guest)
         if isa.link is not None:
             write({isa.link: address})
         else:
-            target.machine.write(isa.shown_at(key), address.to_bytes(WORD, "little"))
+            guest.machine.write(isa.shown_at(key), address.to_bytes(WORD, "little"))
 
-    def undo_entry(self, target: Target) -> None:
+    def undo_entry(self, guest: Guest) -> None:
         """The last entry is going to be made once more."""
         new, self._last_entry = self._last_entry, None
         if new is None:
             return
-        before = self._read(target)
+        before = self._read(guest)
         if not self._had_room:
-            self._write(before, self.layout.miss(before, -1), target)
+            self._write(before, self.layout.miss(before, -1), guest)
             return
-        machine = target.machine
+        machine = guest.machine
         # GDB may die in between: nobody may return to the trampoline without an instance.
-        self._set_return_address(new.back, new.key, partial(machine.write_registers, machine.selected()), target)
-        self._write(before, self.layout.remove(before, new.key), target)
+        self._set_return_address(new.back, new.key, partial(machine.write_registers, machine.selected()), guest)
+        self._write(before, self.layout.remove(before, new.key), guest)
 
-    def _write(self, before: bytes, after: bytes, target: Target) -> None:
+    def _write(self, before: bytes, after: bytes, guest: Guest) -> None:
         for offset, word in changes(before, after):
-            target.machine.write(self.memory.address + offset, word)
+            guest.machine.write(self.memory.address + offset, word)
 
-    def _read(self, target: Target) -> bytes:
-        return target.machine.read(self.memory.address, self.layout.size)
+    def _read(self, guest: Guest) -> bytes:
+        return guest.machine.read(self.memory.address, self.layout.size)
 
 
-def returns_on_stack(target: Target) -> bool:
+def returns_on_stack(guest: Guest) -> bool:
     """Whether a call's return address is at its stack address from its entry to its return."""
-    return _returning(target).link is None
+    return _returning(guest).link is None
 
 
 def table_layout(probes: Sequence[Probe], least: int = SLOTS) -> CallTableLayout:
@@ -457,9 +458,9 @@ def _own_words(probe: Probe) -> int:
     return may_leave_out(probe) + probe.may_stop + python
 
 
-def return_address_slot(key: int, target: Target) -> int | None:
+def return_address_slot(key: int, guest: Guest) -> int | None:
     """Where the stack shows the return address of a call; None while its key is not known yet."""
-    return _returning(target).shown_at(key) if key > 1 else None
+    return _returning(guest).shown_at(key) if key > 1 else None
 
 
 def _code_range(at: int, arena: Arena) -> tuple[int, int]:
@@ -467,7 +468,7 @@ def _code_range(at: int, arena: Arena) -> tuple[int, int]:
     return next((start, end) for start, end in arena.ranges.code if start <= at < end)
 
 
-def _returning(target: Target) -> ReturnBackend:
-    found = target.isa.returning
+def _returning(guest: Guest) -> ReturnBackend:
+    found = guest.isa.returning
     assert found is not None, "no return probe was added"
     return found

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.stop_pad import Pad
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
@@ -113,11 +114,11 @@ class ReturnStops:
         if not flags:
             return None
         if self.pad is None:
-            isa = target.isa.returning
+            isa = target.guest.isa.returning
             assert isa is not None, "it has return probes"
-            self.pad = install_pad(self.address, isa.end, target, arena)
+            self.pad = install_pad(self.address, isa.end, target.guest, arena)
             bell = self.pad.doorbell
-            landing = ReturnLanding(self.pad.address, bell, bell + RING_COUNT, partial(self._on_pad, target))
+            landing = ReturnLanding(self.pad.address, bell, bell + RING_COUNT, partial(self._on_pad, target.guest))
             self._breakpoint = target.stops.land_return(landing)
         return PadExit(flags, self.pad.address, self.pad.doorbell)
 
@@ -136,27 +137,27 @@ class ReturnStops:
 
     def set_return_breakpoint(self, probe: Probe, part: EntryPart, at: int, end: int, target: Target) -> None:
         """Have the handler of `probe` called where its program has set the flag. at, end: of what looks for it."""
-        looks = target.isa.decode(target.machine.read(at, end - at), at)
-        on_hit = partial(self._run_return_handler, probe, part, end, target)
+        looks = target.guest.isa.decode(target.guest.machine.read(at, end - at), at)
+        on_hit = partial(self._run_return_handler, probe, part, end, target.guest)
         probe.return_breakpoints[looks[-1].address] = target.stops.set(looks[-1].address, on_hit)
 
-    def _run_return_handler(self, probe: Probe, part: EntryPart, end: int, target: Target, hit: Hit) -> Move | None:
-        isa = target.isa.returning
+    def _run_return_handler(self, probe: Probe, part: EntryPart, end: int, guest: Guest, hit: Hit) -> Move | None:
+        isa = guest.isa.returning
         assert isa is not None, "it has return probes"
         slot = hit.regs[isa.slot]
         wanted = probe.handler.stops and probe.enabled
         try:
             if probe.enabled and probe.spec.return_handler is not None:
                 hit.address = self.address  # what is told of a handler that fails
-                seen = self._return_hit(probe, part, target.machine.read(slot, self.layout.slot_size), target, hit)
+                seen = self._return_hit(probe, part, guest.machine.read(slot, self.layout.slot_size), guest, hit)
                 probe.spec.return_handler(seen)
                 wanted |= bool(seen.stopped_by)
         finally:
             if not wanted:
-                target.machine.write(slot + part.flag, bytes(WORD))
-        return Move({target.isa.pc: end})
+                guest.machine.write(slot + part.flag, bytes(WORD))
+        return Move({guest.isa.pc: end})
 
-    def _return_hit(self, probe: Probe, part: EntryPart, slot: bytes, target: Target, hit: Hit) -> ReturnHit:
+    def _return_hit(self, probe: Probe, part: EntryPart, slot: bytes, guest: Guest, hit: Hit) -> ReturnHit:
         call = self.layout.slot(slot)
 
         def word(at: int) -> int:
@@ -164,7 +165,7 @@ class ReturnStops:
 
         back = self.find_return(call.back, call.key) or call.back
         _, data = self._data.pop(word(part.data), (probe, SimpleNamespace()))
-        known = {target.isa.pc: back, target.isa.sp: call.key - key_after(0, target)}
+        known = {guest.isa.pc: back, guest.isa.sp: call.key - key_after(0, guest)}
         return ReturnHit(
             address=self.address,
             vcpu=hit.vcpu,
@@ -172,13 +173,13 @@ class ReturnStops:
             read=hit.read,
             write=hit.write,
             probe=probe.number,
-            retval=retval(self.address, hit.regs, hit.read, target),
+            retval=retval(self.address, hit.regs, hit.read, guest),
             saved={
                 name: number(word(part.area + WORD * index), signed)
                 for name, index, signed in probe.handler.entry.names
             },
             data=data,
-            elapsed=_nanoseconds(word(part.time), self.address, target),
+            elapsed=_nanoseconds(word(part.time), self.address, guest),
         )
 
     def keep_data(self, probe: Probe, data: SimpleNamespace) -> int:
@@ -203,11 +204,11 @@ class ReturnStops:
 
     # the user --------------------------------------------------------------------------------------------------------
 
-    def _on_pad(self, target: Target) -> Arrival | None:
+    def _on_pad(self, guest: Guest) -> Arrival | None:
         """Where the selected vCPU, which is at the pad, is to stop; None where nobody wants that any more."""
-        isa, machine = target.isa.returning, target.machine
+        isa, machine = guest.isa.returning, guest.machine
         assert isa is not None, "it has return probes"
-        regs = machine.registers(machine.selected(), target.isa.registers)
+        regs = machine.registers(machine.selected(), guest.isa.registers)
         numbers = tuple(
             each
             for each, probe in self.probes.items()
@@ -215,26 +216,26 @@ class ReturnStops:
         )
         if not numbers:
             return None
-        key = isa.key_of(regs[target.isa.sp])
+        key = isa.key_of(regs[guest.isa.sp])
         at = int.from_bytes(machine.read(isa.shown_at(key), WORD), "little") if isa.link is None else regs[isa.link]
-        value = retval(self.address, regs, machine.read, target)
-        function = target.text.function(self.address)
-        name = function.name if function is not None else target.symbol(self.address)
-        return Arrival(self.find_return(at, key) or at, key - key_after(0, target), numbers, name, value)
+        value = retval(self.address, regs, machine.read, guest)
+        function = guest.text.function(self.address)
+        name = function.name if function is not None else guest.symbol(self.address)
+        return Arrival(self.find_return(at, key) or at, key - key_after(0, guest), numbers, name, value)
 
 
-def key_after(sp: int, target: Target) -> int:
+def key_after(sp: int, guest: Guest) -> int:
     """The key of a call that has returned, by what the stack pointer is then."""
-    isa = target.isa.returning
+    isa = guest.isa.returning
     assert isa is not None, "it has return probes"
     return isa.key_after(sp)
 
 
 def retval(
-    address: int, regs: Mapping[str, int], read: Callable[[int, int], bytes], target: Target
+    address: int, regs: Mapping[str, int], read: Callable[[int, int], bytes], guest: Guest
 ) -> int | None:
     """What the function that is entered at `address` has returned; None for nothing, or for what fits no register."""
-    names = target.at_return(address)
+    names = guest.names_at_return(address)
     found = names.names.dollar("retval") if names is not None else None
     if not isinstance(found, Rvalue):
         return None
@@ -242,7 +243,7 @@ def retval(
     return number(word, not isinstance(found.type, Pointer) and found.type.signed)
 
 
-def _nanoseconds(ticks: int, address: int, target: Target) -> int | None:
-    names = target.at_return(address)
+def _nanoseconds(ticks: int, address: int, guest: Guest) -> int | None:
+    names = guest.names_at_return(address)
     hertz = names.hertz if names is not None else None
     return ticks * NANOSECONDS // hertz if ticks and isinstance(hertz, int) else None

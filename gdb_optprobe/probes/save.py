@@ -175,7 +175,7 @@ def _location(probe: Probe, target: Target) -> str:
     """symbol+offset, where only this address is called so; else counted from the kernel's start."""
     if probe.home or not probe.is_in_kernel:
         return probe.home or probe.spec.location
-    name = target.symbol(probe.address)
+    name = target.guest.symbol(probe.address)
     # The guest's: what is no name would be evaluated.
     if fields.is_function(name) and _resolved(name, target) == (probe.address,):
         return name

@@ -102,7 +102,7 @@ class Session:
 
     def _note(self, probe: Probe) -> str:
         """Why calls may not come by it; see Target."""
-        return self.target.bypassed(probe.address) if probe.is_in_kernel else ""
+        return self.target.guest.bypassed(probe.address) if probe.is_in_kernel else ""
 
     def _add_spec(self, spec: Spec, addresses: Sequence[int]) -> Sequence[Probe]:
         """Put the probes of one location where they belong. Raises OptprobeError, the guest as it was."""
@@ -140,7 +140,7 @@ class Session:
             plan = self.optimizer.plan(address, [spec])
             self._check_tier(plan, spec)
             if spec.kind is Kind.KRETPROBE:
-                kretprobe.check_function(plan.address, self.target)
+                kretprobe.check_function(plan.address, self.target.guest)
         except Refused:
             if spec.glob:
                 return None
@@ -155,7 +155,7 @@ class Session:
         """Raises Refused where `-tier` asks for a tier that this address cannot have."""
         why = plan.why_not(Tier(spec.tier)) if spec.tier else None
         if why is not None:
-            text = f"{self.target.text.spell(plan.address)} cannot be {spec.tier}: {why.text}"
+            text = f"{self.target.guest.text.spell(plan.address)} cannot be {spec.tier}: {why.text}"
             raise Refused(Reason(why.code, text, why.hint))
 
     def _create(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
@@ -206,9 +206,9 @@ class Session:
         limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
         entry = EntryProgram()
         if returns:
-            program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.target, limits)
+            program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.target.guest, limits)
         else:
-            scope = self.target.scope(plan.address)
+            scope = self.target.guest.names_at(plan.address)
             program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         handler = replace(Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits), entry=entry)
@@ -216,9 +216,9 @@ class Session:
         somewhere = None if isinstance(scope.reads, Missing) else ProbeReadRoutines(plan.address, plan.address)
         with handler.errors_at_source(spec):
             if returns:
-                kretprobe.check_code(handler, plan, self.target, somewhere)
+                kretprobe.check_code(handler, plan, self.target.guest, somewhere)
             else:
-                handler.code(self.target.isa, plan, plan.dead, plan.address, somewhere, pad)
+                handler.code(self.target.guest.isa, plan, plan.dead, plan.address, somewhere, pad)
         return handler
 
     def _register(self, spec: Spec, plan: Plan, handler: Handler) -> Probe:
@@ -296,7 +296,7 @@ class Session:
 
     def matches(self, prefix: str) -> Sequence[str]:
         """Names of functions that begin with `prefix`, for completion."""
-        return self.target.completions(prefix)
+        return self.target.guest.completions(prefix)
 
     # looking -----------------------------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class Session:
         return self._views(self.registry.probes(numbers), whole=True)
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
-        found, under_way = probe_views.read_results(probes, self.target, whole), self.optimizer.active_calls
+        found, under_way = probe_views.read_results(probes, self.target.guest, whole), self.optimizer.active_calls
         return tuple(
             user_present.uprobe_view(probe, self.uprobes, found[probe.number], self.target)
             if probe.spec.in_program
@@ -330,11 +330,11 @@ class Session:
         (view,) = self._views([probe])
         if probe.spec.in_program:
             return user_present.show_view(
-                view, self.registry.uprobe_site_of(probe), self.target, self.target.user().kernel.isa
+                view, self.registry.uprobe_site_of(probe), self.target.guest, self.target.user().kernel.isa
             )
         if probe.absence is not None:
             raise OptprobeError(f"probe {number} has no code to show: {probe.absence.text}", probe.absence.hint)
-        return probe_views.show_view(view, self.registry.site_of(probe), self.target)
+        return probe_views.show_view(view, self.registry.site_of(probe), self.target.guest)
 
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
@@ -344,13 +344,13 @@ class Session:
     def hits(self, number: int) -> int:
         self.check_alive()
         (probe,) = self.registry.probes([number])
-        return probe_views.read_results([probe], self.target)[number].head[0]
+        return probe_views.read_results([probe], self.target.guest)[number].head[0]
 
     def missed(self, number: int) -> int:
         (probe,) = self.registry.probes([number])
         if not probe.is_in_kernel:
             return self.uprobes.missed(probe)
-        calls = probe_views.read_calls(self.registry.site_of(probe), probe, self.target)
+        calls = probe_views.read_calls(self.registry.site_of(probe), probe, self.target.guest)
         return calls.missed if calls is not None else 0
 
     def collector(self) -> CollectorView | None:
@@ -364,7 +364,7 @@ class Session:
             return probe.is_in_kernel and self.optimizer.may_be_busy(self.registry.site_of(probe))
 
         probes = self.registry.probes(numbers)
-        probe_views.clear_results(probes, self.target, is_inside)
+        probe_views.clear_results(probes, self.target.guest, is_inside)
         self.optimizer.write_records(probes)
 
     def saved(self) -> SavedProbes:
@@ -403,8 +403,8 @@ class Session:
     def pushed_at(self, detour: Detour, pc: int) -> int:
         """Bytes that `detour` has on the stack at `pc` beyond what the original code has there."""
         begun = max((at for at, _ in detour.origins if at <= pc), default=detour.address)
-        before = self.target.isa.decode(detour.data[begun - detour.address : pc - detour.address], begun)
-        return depth(before, pc, self.target.isa.pushed)
+        before = self.target.guest.isa.decode(detour.data[begun - detour.address : pc - detour.address], begun)
+        return depth(before, pc, self.target.guest.isa.pushed)
 
     # the same guest? -----------------------------------------------------------------------------------------------
 
@@ -449,7 +449,7 @@ class Session:
 
         A guest that was reset and came up at the same addresses holds none of it.
         """
-        machine = self.target.machine
+        machine = self.target.guest.machine
         branches = list(self.registry.branches())
         if not branches:
             arena = self.optimizer.arena
@@ -500,7 +500,7 @@ class Session:
                         user_present.deleted_views(self.optimizer, self.uprobes)
                     )
                 )
-            why = "; ".join(describe_waits(waiting, self.target))
+            why = "; ".join(describe_waits(waiting, self.target.guest))
             late, changed = time.monotonic() >= deadline, before != (before := (len(waiting), dirty))
             if late or changed:
                 why = why or self.optimizer.collector.blocked_by or self._in_slots()
@@ -517,7 +517,7 @@ class Session:
     def _in_slots(self) -> str:
         arena = self.optimizer.arena
         inside = describe_busy_slots(
-            self.optimizer.collector.unsettled(arena), self.target
+            self.optimizer.collector.unsettled(arena), self.target.guest
         ) if arena is not None else ""
         return inside or "code that is left may come to them"
 

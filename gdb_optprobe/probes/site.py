@@ -17,6 +17,7 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.base import Effects, ReadMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.installed_detour import InstalledDetour
@@ -142,7 +143,7 @@ class Site:
                 if probe.enabled:
                     probe.undo_hit()
             if self.rethook is not None:
-                self.rethook.undo_entry(target)
+                self.rethook.undo_entry(target.guest)
         self._set_installed(SiteState.DETOUR, self.plan)
 
     def detach_branch(self) -> None:
@@ -155,11 +156,11 @@ class Site:
         if plan.tier is Tier.BOOSTED:
             assert arena is not None
             self._copy = InstalledDetour.install(
-                self.address, lambda at: build_detour(plan, target.isa, at), target, arena
+                self.address, lambda at: build_detour(plan, target.guest.isa, at), target.guest, arena
             )
         self.install_trampoline(target, arena)
         self._breakpoints.append(self._stop_point(plan, target))
-        if self._needs_successor(plan, target):
+        if self._needs_successor(plan, target.guest):
             self._breakpoints.append(target.stops.set(plan.insn.end, self._after_hit))
         self._set_installed(SiteState.BREAKPOINT, plan)
         target.stops.arrived(self.address)
@@ -175,15 +176,15 @@ class Site:
         point.install_trampoline(probes, self.plan, target, arena)
         if self.next_rethook is not None:
             if self.rethook is not None:
-                self.rethook.close(target, arena)
+                self.rethook.close(target.guest, arena)
                 point.older.append(self.rethook)
             self.rethook, self.next_rethook = self.next_rethook, None
 
     def _stop_point(self, plan: Plan, target: Target) -> StopPoint:
-        restarts = target.isa.restarts(plan.insn)
-        return target.stops.set(self.address, lambda hit: self._hit(plan, target, hit), restarts)
+        restarts = target.guest.isa.restarts(plan.insn)
+        return target.stops.set(self.address, lambda hit: self._hit(plan, target.guest, hit), restarts)
 
-    def remove_breakpoint(self, target: Target, arena: Arena | None) -> None:
+    def remove_breakpoint(self, guest: Guest, arena: Arena | None) -> None:
         """Take the stop point out."""
         for point in self._breakpoints:
             self.stops_before += point.moved + 2 * point.stepped
@@ -192,7 +193,7 @@ class Site:
         self._post_handlers.clear()
         copy, self._copy = self._copy, None
         if copy is not None and arena is not None:
-            copy.release(target, arena, reached=True)
+            copy.release(guest, arena, reached=True)
         self._set_removed()
 
     def abandon(self) -> None:
@@ -220,8 +221,8 @@ class Site:
 
     # a hit that stops the guest ------------------------------------------------------------------------------------
 
-    def _hit(self, plan: Plan, target: Target, hit: Hit) -> Move | None:
-        if not (self.is_text_there() and self._is_here(plan, target)):
+    def _hit(self, plan: Plan, guest: Guest, hit: Hit) -> Move | None:
+        if not (self.is_text_there() and self._is_here(plan, guest)):
             return None
         self._last_hit = tuple(self.enabled)
         held = []
@@ -230,16 +231,16 @@ class Site:
                 held.append(probe)
                 if probe.spec.pre_handler is not None:
                     probe.spec.pre_handler(hit)
-        self._run_entry(hit, target)
+        self._run_entry(hit, guest)
         if any(probe.spec.post_handler is not None for probe in held):
-            return self._hit_with_post_handler(plan, target, hit, held)
+            return self._hit_with_post_handler(plan, guest, hit, held)
         if plan.tier is Tier.EMULATED:
-            return _move(_effects(plan, target, hit))
+            return _move(_effects(plan, guest, hit))
         if plan.tier is Tier.BOOSTED and self._copy is not None:
-            return Move({target.isa.pc: self._copy.detour.address})
+            return Move({guest.isa.pc: self._copy.detour.address})
         return None
 
-    def _is_here(self, plan: Plan, target: Target) -> bool:
+    def _is_here(self, plan: Plan, guest: Guest) -> bool:
         """Whether the guest holds what this hit is going to use: not where it was reset, or put back, meanwhile."""
         used = [(plan.insn.address, plan.insn.data)] if plan.tier is Tier.EMULATED else []
         detours = [] if self._copy is None else [self._copy.detour]
@@ -247,22 +248,22 @@ class Site:
             detours.append(self.rethook.trampoline.detour)
         used += [(detour.address, detour.data) for detour in detours]
         try:
-            return all(target.machine.read(at, len(data)) == data for at, data in used)
+            return all(guest.machine.read(at, len(data)) == data for at, data in used)
         except Unreadable:
             return False
 
-    def _run_entry(self, hit: Hit, target: Target) -> None:
+    def _run_entry(self, hit: Hit, guest: Guest) -> None:
         if self.rethook is not None and self.return_probes:
-            self.rethook.run_entry(hit, target)
+            self.rethook.run_entry(hit, guest)
 
-    def run_stopped(self, by: Probe, hit: Hit, target: Target) -> None:
+    def run_stopped(self, by: Probe, hit: Hit, guest: Guest) -> None:
         """The program of `by` has stopped who stands here: what comes behind it runs now, so that this is one stop."""
         hit.probe = by.number
         hit.stop()
         for probe in self.enabled:
             if probe.number > by.number and not probe.is_return:
                 self._run(probe, hit)
-        self._run_entry(hit, target)
+        self._run_entry(hit, guest)
 
     def _run(self, probe: Probe, hit: Hit) -> bool:
         """Interpret what a hit does; whether its condition held."""
@@ -274,13 +275,13 @@ class Site:
         return outcome.held
 
     def _hit_with_post_handler(
-        self, plan: Plan, target: Target, hit: Hit, probes: Sequence[Probe]
+        self, plan: Plan, guest: Guest, hit: Hit, probes: Sequence[Probe]
     ) -> Move | None:
-        effects = _effects(plan, target, hit)
+        effects = _effects(plan, guest, hit)
         if effects is None:
             self._post_handlers[hit.vcpu] = tuple(probes)
             return None
-        registers = {**_known(target, hit), **effects.registers}
+        registers = {**_known(guest, hit), **effects.registers}
         after = Hit(self.address, hit.vcpu, registers, _reader(hit, effects), hit.write)
         _run_post_handlers(probes, after)
         hit.stopped_by += after.stopped_by
@@ -291,20 +292,20 @@ class Site:
         _run_post_handlers(self._post_handlers.pop(hit.vcpu, ()), hit)
         return None
 
-    def _needs_successor(self, plan: Plan, target: Target) -> bool:
+    def _needs_successor(self, plan: Plan, guest: Guest) -> bool:
         """A post_handler of an instruction that is not emulated runs when the vCPU arrives behind it."""
         if not any(probe.spec.post_handler for probe in self.enabled):
             return False
-        some = dict.fromkeys(target.isa.registers, 0)
-        return target.isa.emulate(plan.insn, some, lambda _, size: bytes(size)) is None
+        some = dict.fromkeys(guest.isa.registers, 0)
+        return guest.isa.emulate(plan.insn, some, lambda _, size: bytes(size)) is None
 
 
-def _effects(plan: Plan, target: Target, hit: Hit) -> Effects | None:
-    return target.isa.emulate(plan.insn, _known(target, hit), hit.read)
+def _effects(plan: Plan, guest: Guest, hit: Hit) -> Effects | None:
+    return guest.isa.emulate(plan.insn, _known(guest, hit), hit.read)
 
 
-def _known(target: Target, hit: Hit) -> Mapping[str, int]:
-    return {name: hit.regs[name] for name in target.isa.registers}
+def _known(guest: Guest, hit: Hit) -> Mapping[str, int]:
+    return {name: hit.regs[name] for name in guest.isa.registers}
 
 
 def _move(effects: Effects | None) -> Move | None:

@@ -53,8 +53,8 @@ class StopPads:
         while self._lifted:
             _, branch = self._lifted.popitem()
             # Where a snapshot of before the stop was loaded it stands, in an older one there is nothing to lead to.
-            if self._is_installed(branch) and patch.check([branch.patch], self.target.machine):
-                patch.apply([branch.patch], self.target.machine)
+            if self._is_installed(branch) and patch.check([branch.patch], self.target.guest.machine):
+                patch.apply([branch.patch], self.target.guest.machine)
 
     def _stop_pad(self, probe: Probe, pad: Pad) -> Landing:
         return Landing(
@@ -76,12 +76,12 @@ class StopPads:
     def _on_arrival(self, probe: Probe, hit: Hit) -> None:
         site = self.registry.site_of(probe)
         self._lift_branch(site)
-        site.run_stopped(probe, hit, self.target)
+        site.run_stopped(probe, hit, self.target.guest)
 
     def _lift_branch(self, site: Site) -> None:
         branch = site.branch
         if branch is not None and branch.plan.head != site.address and not self.is_lifted(branch):
-            patch.revert([branch.patch], self.target.machine)
+            patch.revert([branch.patch], self.target.guest.machine)
             self._lifted[branch.plan.head] = branch
 
     def _resume_address(self, address: int) -> int | None:
@@ -92,7 +92,7 @@ class StopPads:
     def _is_installed(self, branch: Branch) -> bool:
         """Whether the guest holds the detour of `branch`; asked while GDB resumes it, which is no time for more."""
         try:
-            held = self.target.machine.read(branch.detour.address, branch.detour.size)
+            held = self.target.guest.machine.read(branch.detour.address, branch.detour.size)
         except Unreadable:
             return False
         return held == self.links.detour_bytes(branch)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.trap_calls import TrapCalls
-from gdb_optprobe.guest.machine import Machine
-from gdb_optprobe.guest.names import NamesAt
-from gdb_optprobe.guest.saved_pcs import SavedWords
-from gdb_optprobe.guest.text import FtraceSite, Function, Text
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.stops import StopPoint, Stops
 from gdb_optprobe.probes.user.target import UserTarget
@@ -59,6 +55,25 @@ class Modules(Protocol):
         """Have `on_load` called for each module before it runs, with what `arrived` takes. Raises OptprobeError."""
 
 
+class NoTracer:
+    """Implements Tracer in a guest that has none."""
+
+    def hold(self, site: FtraceSite) -> None:
+        """Nothing traces there."""
+
+    def release(self, site: FtraceSite) -> None:
+        """Nothing traces there."""
+
+    def give_back(self) -> None:
+        """Nothing is held."""
+
+    def passed_over(self) -> Sequence[int]:
+        return ()
+
+    def forget(self, site: FtraceSite) -> None:
+        raise AssertionError("this guest has no modules")
+
+
 class NoModules:
     """Of a guest whose text is always the same."""
 
@@ -88,63 +103,28 @@ def _no_user() -> UserTarget:
     )
 
 
-def _no_traps() -> TrapCalls:
-    raise OptprobeError("this guest's handler of traps is not known")
-
-
 @dataclass(frozen=True)
 class Target:
     """One stopped guest.
 
     arena_source:   where memory for detours is found.
-    saved:          everywhere a PC may be saved now. hides: whether a return address may be elsewhere all the same.
-    stacks_missing: why that cannot be told of every stack, in words; "" when it can.
-    symbol:         "vfs_read+0x13" for an address; "" where none is known.
-    completions:    names that begin with a prefix.
     resolve:        the addresses of a location as a user types it; raises OptprobeError.
-    breakpoints:    where the user's own breakpoints stand now.
-    scope:          what names mean at an address, for compiled handlers.
-    backtrace:      the PCs of a hit's frames, by its registers and the stack from its stack pointer on; see
-                    guest.linux.backtrace.
-    at_return:      what names mean where the function that is entered at an address has returned; None: no entry.
-    entered:        whether it is known that calls enter a function where it starts, and return to who called.
-    bypassed:       why calls of the function that is entered at an address may not come by it, in words; "" where
-                    nothing is known of that, or it is no entry.
+    breakpoints:    where the user's own breakpoints are now.
     modules:        text that comes and goes.
-    hidden_returns: where tracers of the guest's own have calls return to.
-    trap_calls:     where the guest calls its handler of traps. Raises OptprobeError where that is not known.
     user:           what probes on programs need. Raises OptprobeError where there can be none.
     still_there:    whether the same kernel runs; None where that cannot be told. Raises Unreadable, Unreachable.
-    moment:         as long as no vCPU can have run, the same; where that is not known, never the same.
     forget:         know nothing more of the guest, nor of what was put there; nothing is changed.
     guard:          called before the first probe is written: see that the guest is freed should the debugger die.
-    step_out:       single-step every vCPU that is in one of these ranges until it is not.
     """
 
-    machine: Machine
-    isa: Isa
-    text: Text
+    guest: Guest
     stops: Stops
     tracer: Tracer
     arena_source: ArenaSource
-    saved: Callable[[], Iterable[SavedWords]]
-    stacks_missing: str
-    symbol: Callable[[int], str]
-    completions: Callable[[str], Sequence[str]]
     resolve: Callable[[str, bool], tuple[int, ...]]
     breakpoints: Callable[[], frozenset[int]]
-    scope: Callable[[int], NamesAt]
-    backtrace: Callable[[Mapping[str, int], bytes], Iterable[tuple[int, bool]]] = lambda registers, stack: ()
-    at_return: Callable[[int], NamesAt | None] = lambda address: None
-    entered: Callable[[Function], bool] = lambda function: True
-    bypassed: Callable[[int], str] = lambda address: ""
-    hidden_returns: tuple[int, ...] = ()
-    moment: Callable[[], object] = object
     forget: Callable[[], None] = lambda: None
     guard: Callable[[], None] = lambda: None
-    step_out: Callable[[Sequence[tuple[int, int]]], None] = lambda ranges: None
     modules: Modules = field(default_factory=NoModules)
-    hides: Callable[[], bool] = lambda: True
-    trap_calls: Callable[[], TrapCalls] = _no_traps
     still_there: Callable[[], bool] | None = None
     user: Callable[[], UserTarget] = _no_user

@@ -19,6 +19,7 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.handlers.lower_traps import PlacedTrapTable
 from gdb_optprobe.isa.base import Code, Insn
@@ -27,7 +28,6 @@ from gdb_optprobe.maps.trap_table import Key, TrapTableLayout, layout_of
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.hooks import NOT_INSTALLED, InstalledBytes
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.target import Target
 
 GROWTH = 4
 
@@ -80,7 +80,7 @@ class TrapDispatcher:
     _codes:    of all traps since the dispatcher was installed.
     """
 
-    target: Target
+    guest: Guest
     kind: TableKind
     key_words: int
     slots: int = 512
@@ -113,7 +113,7 @@ class TrapDispatcher:
         memory = arena.earlier_table(self.kind)
         known = memory is not None and self._read_table(memory, keys) is not None
         new = 0 if known else self._new_layout(len(keys)).size
-        arena.check_reserve(near, self.target.isa.data_reach, new + more)
+        arena.check_reserve(near, self.guest.isa.data_reach, new + more)
 
     def install(
         self, dispatch: Dispatch, arena: Arena, codes: Codes = NO_CODES, standing: InstalledBytes = NOT_INSTALLED
@@ -125,8 +125,8 @@ class TrapDispatcher:
         self._codes |= codes
 
         def lead(patches: Sequence[Patch]) -> None:
-            arena.reserve(dispatch.calls.handler, self.target.isa.data_reach)
-            hooks.install(patches, self.target, arena, standing)
+            arena.reserve(dispatch.calls.handler, self.guest.isa.data_reach)
+            hooks.install(patches, self.guest, arena, standing)
 
         try:
             self._install(dispatch, arena, lead)
@@ -145,7 +145,7 @@ class TrapDispatcher:
         if key not in self._codes and len(self._codes) >= old.table.layout.room:
 
             def lead(patches: Sequence[Patch]) -> None:
-                hooks.exchange(old.patches, patches, self.target)
+                hooks.exchange(old.patches, patches, self.guest)
 
             self._install(old.dispatch, old.arena, lead)
             self._release(old)
@@ -166,9 +166,9 @@ class TrapDispatcher:
         old = self._installed
         if old is None or any(code is not None for code in self._codes.values()):
             return False
-        if not hooks.is_quiescent((*self.ranges, *inside), self.target, beside):
+        if not hooks.is_quiescent((*self.ranges, *inside), self.guest, beside):
             return False
-        hooks.remove(old.patches, self.target, old.arena)
+        hooks.remove(old.patches, self.guest, old.arena)
         self._release(old)
         self.abandon()
         return True
@@ -181,27 +181,27 @@ class TrapDispatcher:
         """Install a dispatcher with a table that has room. lead: writes its patches. Raises Refused, TextChanged."""
         near = dispatch.calls.handler
         table, code = self._table(dispatch, arena), None
-        self.target.machine.write(table.memory.address, bytes(table.data))
+        self.guest.machine.write(table.memory.address, bytes(table.data))
         try:
             lowered = dispatch.lower(PlacedTrapTable(table.layout, table.memory.address))
             code = InstalledDetour.install_or_reuse(
-                near, lambda at: Detour(at, lowered(at), near, ()), self.target, arena
+                near, lambda at: Detour(at, lowered(at), near, ()), self.guest, arena
             )
             to = code.detour.address
             patches = tuple(
-                Patch(insn.address, insn.data, _branch(self.target.isa, insn, to)) for insn in dispatch.calls.calls
+                Patch(insn.address, insn.data, _branch(self.guest.isa, insn, to)) for insn in dispatch.calls.calls
             )
             lead(patches)
         except OptprobeError:
             if code is not None:
-                code.release(self.target, arena, reached=False)
+                code.release(self.guest, arena, reached=False)
             arena.release_table(self.kind, table.memory)
             raise
         self._installed = _Installed(dispatch, arena, table, code, patches)
 
     def _table(self, dispatch: Dispatch, arena: Arena) -> _Table:
         """Return a table with room for all traps and one more: an earlier session's, or a new one. Raises Refused."""
-        near, reach = dispatch.calls.handler, self.target.isa.data_reach
+        near, reach = dispatch.calls.handler, self.guest.isa.data_reach
         earlier = arena.adopt_table(self.kind, self._is_size) if self._installed is None else None
         if earlier is not None:
             if (found := self._read_table(earlier, self._codes)) is not None:
@@ -220,7 +220,7 @@ class TrapDispatcher:
         layout = layout_of(memory.size, self.key_words)
         if layout is None:
             return None
-        data = bytearray(self.target.machine.read(memory.address, layout.size))
+        data = bytearray(self.guest.machine.read(memory.address, layout.size))
         known = layout.decode(data)
         if known is None or len({*known, *keys}) > layout.room:
             return None
@@ -246,12 +246,12 @@ class TrapDispatcher:
         for offset, word in table.layout.put(
             table.data, key, self._installed.dispatch.removed if code is None else code
         ):
-            self.target.machine.write(table.memory.address + offset, word)
+            self.guest.machine.write(table.memory.address + offset, word)
         self._codes[key] = code
 
     def _release(self, old: _Installed) -> None:
         """Release a dispatcher that nothing leads to any more; a thread may still be in it."""
-        old.code.release(self.target, old.arena, reached=True, way=True)
+        old.code.release(self.guest, old.arena, reached=True, way=True)
         old.arena.release_table(self.kind, old.table.memory)
 
 

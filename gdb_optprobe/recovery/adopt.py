@@ -65,7 +65,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     there = [probe for probe in probes if probe.is_in_kernel]
     returns = session.optimizer.rethooks
     for site in session.registry.sites(there):
-        returns.adopt(site, session.target)
+        returns.adopt(site, session.target.guest)
     memory = {probe.counter for probe in probes if probe.counter is not None}
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs if one.data is not None)

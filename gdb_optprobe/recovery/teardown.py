@@ -25,20 +25,20 @@ def teardown(session: Session) -> None:
     arena = optimizer.arena
     if optimizer.release_arena() or arena is None:
         return
-    if not target.stacks_missing:
-        target.step_out(arena.ranges.code)
+    if not target.guest.stacks_missing:
+        target.guest.step_out(arena.ranges.code)
         session.uprobes.tidy()
         if optimizer.release_arena():
             return
     arena.journal.flush()
-    if not target.stacks_missing:
+    if not target.guest.stacks_missing:
         raise OptprobeError(f"{STAYS}: {_describe_busy(session, arena)}")
 
 
 def _describe_busy(session: Session, arena: Arena) -> str:
     """Describe the threads that are in the arena's code."""
     try:
-        inside = {one.owner for one in quiescence.busy(_busy_ranges(session, arena), session.target.saved())}
+        inside = {one.owner for one in quiescence.busy(_busy_ranges(session, arena), session.target.guest.saved())}
     except OptprobeError as error:
         return error.message
     if not inside:

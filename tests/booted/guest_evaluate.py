@@ -29,7 +29,7 @@ class GuestEvaluate(gdb.Command):
         function, action = argument.split(maxsplit=1)
         session = current_session()
         assert attachments.current is not None and attachments.current.linux is not None
-        linux, isa = attachments.current.linux, session.target.isa
+        linux, isa = attachments.current.linux, session.target.guest.isa
         linux.forget()
         vcpu = linux.machine.selected()
         registers = linux.machine.registers(vcpu, isa.registers)

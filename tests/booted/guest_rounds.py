@@ -43,7 +43,7 @@ class Rounds:
         linux = attachments.current.linux if attachments.current is not None else None
         assert linux is not None
         known = [name for name in HOT.split() if linux.kernel.symbols.address(name) is not None]
-        text = session.target.text
+        text = session.target.guest.text
         found = [text.function(session.target.resolve(name, False)[0]) for name in known]
         self.addresses = [insn.address for each in found if each is not None for insn in each.hot]
 
@@ -105,7 +105,7 @@ class Rounds:
         assert len(kept) == len(there), f"not freed: {sorted(there)}"
         self.told["trampolines that calls were under way to"] += len(kept) - len(self._handler())
         start = arena.ranges.code[0][0]
-        data = bytearray(self.session.target.machine.read(start, high - start))
+        data = bytearray(self.session.target.guest.machine.read(start, high - start))
         for slot in kept:
             data[slot.address - start : slot.end - start] = bytes([arena.ranges.fill]) * slot.size
         assert set(data) <= {arena.ranges.fill}, "what was freed does not trap"

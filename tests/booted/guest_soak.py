@@ -61,7 +61,7 @@ def _place(start: int, end: int) -> tuple[int, int]:
 def _line(name: str, session: Session) -> list[int]:
     code = hot_code.function(name)
     entry = hot_code.entry(code.start)
-    lines = hot_code.straight_lines(code, session.target.text)
+    lines = hot_code.straight_lines(code, session.target.guest.text)
     return next([insn.address for insn in line if insn.address >= entry] for line in lines if line[-1].address >= entry)
 
 
@@ -134,7 +134,7 @@ def _memory(session: Session) -> dict[str, Any]:
     with_programs = bool(session.uprobes.traps.dispatcher.patches)
     tables: dict[str, list[int]] = {}
     for point in points:
-        row = tables.setdefault(session.target.text.spell(point.address), [0, 0, 0])
+        row = tables.setdefault(session.target.guest.text.spell(point.address), [0, 0, 0])
         row[0] += 1
         row[1] += point.memory.size
         row[2] += len(point.read_calls(session.target).active)
@@ -149,7 +149,7 @@ def _memory(session: Session) -> dict[str, Any]:
         "free": [arena.code.largest, arena.data.largest],
         "dirty": len(arena.dirty()) + len(dirty),
         "unowned": [] if with_programs else [[s.address, s.size] for s in used if s.address not in owned],
-        "over": [[session.target.text.spell(p.address), p.memory.size] for p in over],
+        "over": [[session.target.guest.text.spell(p.address), p.memory.size] for p in over],
         "tables": tables,
     }
 

@@ -56,7 +56,7 @@ def kernel() -> Kernel:
 
 def function(name: str) -> Function:
     (start,) = session().target.resolve(name, False)
-    found = session().target.text.function(start)
+    found = session().target.guest.text.function(start)
     assert found is not None
     return found
 
@@ -90,9 +90,9 @@ def straight_lines(code: Function, text: Text) -> Iterator[list[Insn]]:
 
 
 def code_of(name: str) -> dict[str, object]:
-    text = session().target.text
+    text = session().target.guest.text
     code = function(name)
-    trap = session().target.isa.breakpoint
+    trap = session().target.guest.isa.breakpoint
     plans = {insn.address: explained(insn.address) for insn in code.hot if insn.data != trap}
     accepted = [at for at, plan in plans.items() if plan["tier"] == kept.tier]
     kept.accepted += accepted
@@ -125,7 +125,7 @@ class LinesOf(gdb.Command):
         super().__init__("lines-of", gdb.COMMAND_DATA)
 
     def invoke(self, argument: str, from_tty: bool) -> None:
-        text, code = session().target.text, function(argument)
+        text, code = session().target.guest.text, function(argument)
         lines = [[insn.address for insn in line] for line in straight_lines(code, text)]
         print(json.dumps({"start": code.start, "entry": entry(code.start), "lines": lines}))
 
@@ -220,7 +220,7 @@ class TextDiff(gdb.Command):
     def invoke(self, argument: str, from_tty: bool) -> None:
         start, now = whole_text()
         places = [start + at for at in differing(Path(argument).read_bytes(), now)]
-        spell = session().target.text.spell
+        spell = session().target.guest.text.spell
         print(json.dumps([spell(place) for place in places[:DIFFERENCES]]))
 
 

@@ -91,7 +91,7 @@ def free() -> int:
 
 def line_of(insn: Insn) -> list[Insn]:
     """The straight line that `insn` is on."""
-    text = session().target.text
+    text = session().target.guest.text
     code = text.function(insn.address)
     assert code is not None
     return next(line for line in straight_lines(code, text) if insn in line)
@@ -142,7 +142,7 @@ def drawn(seed: int, names: Sequence[str]) -> Iterator[int]:
 
 
 def with_neighbour(at: int) -> list[int]:
-    text = session().target.text
+    text = session().target.guest.text
     code = text.function(at)
     insn = code.own.get(at) if code is not None else None
     if insn is None:
@@ -198,25 +198,25 @@ def optimized() -> list[Probe]:
 
 def wrong() -> Iterator[str]:
     """The branch leads to the detour, and the detour adds one to the counter of this probe and of no other."""
-    target, read = session().target, session().target.machine.read
+    target, read = session().target, session().target.guest.machine.read
     counters = Counter(probe.counter for probe in optimized())
     for probe in optimized():
-        spelled = target.text.spell(probe.address)
+        spelled = target.guest.text.spell(probe.address)
         detour = session().registry.site_of(probe).detour
         if detour is None or probe.counter is None or counters[probe.counter] != 1:
             yield f"{spelled} has no detour, or no counter of its own"
             continue
-        (branch,) = target.isa.decode(read(probe.address, 4), probe.address)
+        (branch,) = target.guest.isa.decode(read(probe.address, 4), probe.address)
         if branch.target != detour.address or branch.text.split()[0] != "b":
             yield f"{spelled} holds {branch.text}"
         if [original for _, _, original in detour.programs] != [probe.address]:
             yield f"{spelled} has the programs {detour.programs}"
             continue
-        yield from (f"{spelled}: {words}" for words in wrong_program(detour.programs[0], probe, target.isa))
+        yield from (f"{spelled}: {words}" for words in wrong_program(detour.programs[0], probe, target.guest.isa))
 
 
 def wrong_program(program: tuple[int, int, int], probe: Probe, isa: Isa) -> Iterator[str]:
-    code = session().target.machine.read(program[0], program[1] - program[0])
+    code = session().target.guest.machine.read(program[0], program[1] - program[0])
     toc = isa.toc(*_beginning(kernel().address("schedule")))  # type: ignore[attr-defined]
     assert probe.counter is not None
     if list(room.counters(code, toc)) != [probe.counter.address]:
@@ -231,14 +231,14 @@ def wrong_program(program: tuple[int, int, int], probe: Probe, isa: Isa) -> Iter
 
 
 def _beginning(start: int) -> tuple[int, dict[int, Insn]]:
-    insns = session().target.isa.decode(kernel().read(start, start + 8), start)
+    insns = session().target.guest.isa.decode(kernel().read(start, start + 8), start)
     return start, {insn.address: insn for insn in insns}
 
 
 def lines() -> Iterator[list[int]]:
     probes = json.loads(gdb.execute("optprobe list -json", to_string=True))
     hits = {int(probe["address"], 16): probe["hits"] for probe in probes}
-    text = session().target.text
+    text = session().target.guest.text
     starts = {code.start: code for at in hits if (code := text.function(at)) is not None}
     for code in starts.values():
         for line in straight_lines(code, text):
@@ -248,7 +248,7 @@ def lines() -> Iterator[list[int]]:
 
 
 def changed(old: bytes) -> list[str]:
-    text = session().target.text
+    text = session().target.guest.text
     start, now = whole_text()
     bounds = linux().recovered.symbols.function_bounds(kernel().address("optinsn_slot"))
     places = (start + at for at in differing(old, now))

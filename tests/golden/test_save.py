@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 from gdb_optprobe.commands.parse import parse_add
@@ -76,7 +77,8 @@ def _address(spec: Spec) -> int:
 
 
 def test_the_file() -> None:
-    found = commands(probes(), SETTINGS, cast(Target, Guest()), lambda spec, address: True)
+    target = cast(Target, SimpleNamespace(guest=Guest(), resolve=Guest().resolve))
+    found = commands(probes(), SETTINGS, target, lambda spec, address: True)
     lines = with_variables(found.lines, {"limit": 4096}.get)
     assert "".join(f"{line}\n" for line in lines) == golden("saved.gdb")
     assert (found.count, found.left_out) == (len(probes()) - 1, (9,))

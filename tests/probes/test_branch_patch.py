@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.ir import Binary, Constant, Op, Program, Register, Stop, Update
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.ppc64le import PPC64LE
@@ -17,7 +18,6 @@ from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.branch import PreservedRegisters
 from gdb_optprobe.probes.handler import HITS, Handler
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.target import Target
 from tests.detours.fakes import FakeMemory
 
 AT = {X86_64: 0xFFFFFFFF81000000, PPC64LE: 0xC000000000100000}
@@ -30,7 +30,7 @@ def code_of(isa: Isa, *handlers: Handler) -> list[str]:
     """The mnemonics of programs at one address, where flags and some registers are dead."""
     at = AT[isa]
     memory = FakeMemory(at + DATA, bytes(0x1000))
-    target = cast(Target, SimpleNamespace(isa=isa, machine=memory))
+    guest = cast(Guest, SimpleNamespace(isa=isa, machine=memory))
     plan = SimpleNamespace(address=at, dead=Dead(True, frozenset(DEAD[isa])), base=None)
     pad = SimpleNamespace(address=at + PAD, doorbell=at + DATA + 0x800)
     nothing = {"counter": None, "readers": None, "pad": pad, "is_return": False}
@@ -40,7 +40,7 @@ def code_of(isa: Isa, *handlers: Handler) -> list[str]:
     read = [name for one in handlers for name in (isa.registers if one.stops else one.reads)]
     keeps = PreservedRegisters(frozenset(read), frozenset(name for name in read if read.count(name) > 1))
     code = b""
-    for _, program in branch_patch._programs([site], target, arena, keeps)[at]:
+    for _, program in branch_patch._programs([site], guest, arena, keeps)[at]:
         code += program(at + len(code))
     return [insn.text.split()[0] for insn in isa.decode(code, at)]
 

@@ -25,7 +25,7 @@ FILL = 0xCC
 
 
 @dataclass
-class Target:
+class Guest:
     """One thread, whose saved PC is `pc`."""
 
     stacks_missing: str = ""
@@ -67,32 +67,32 @@ class Closed:
     def forget_trampolines(self, dirty: set[int]) -> None:
         """It has no trampoline."""
 
-    def read_calls(self, target: object) -> InstancesView:
+    def read_calls(self, guest: object) -> InstancesView:
         return InstancesView()
 
 
 class World:
     def __init__(self, stacks_missing: str = "") -> None:
         self.arena = Arena(Ranges(((START, START + SIZE),), (), FILL))
-        self.target = Target(stacks_missing)
-        self.collector = Collector(self.target, KernelRethooks(), self.target.check_alive)  # type: ignore[arg-type]
+        self.guest = Guest(stacks_missing)
+        self.collector = Collector(self.guest, KernelRethooks(), self.guest.check_alive)  # type: ignore[arg-type]
 
     def released(self, count: int) -> list[Slot]:
         """Detours that stood, and that nothing leads to any more."""
         slots = [self.arena.allocate_code(EACH, START, 1 << 31) for _ in range(count)]
         for slot in slots:
-            self.target.machine.write(slot.address, b"\x90" * EACH)
+            self.guest.machine.write(slot.address, b"\x90" * EACH)
             self.arena.code.release(slot)
         return slots
 
     def holds(self, slot: Slot) -> set[int]:
-        return set(self.target.machine.read(slot.address, slot.size))
+        return set(self.guest.machine.read(slot.address, slot.size))
 
 
 def test_freed_memory_traps_and_what_somebody_is_in_stays() -> None:
     world = World()
     slots = world.released(5)
-    world.target.pc = slots[2].address + 1
+    world.guest.pc = slots[2].address + 1
     assert world.collector.collect(world.arena, Trigger.COMMIT) == 4
     assert [world.holds(slot) for slot in slots] == [{FILL}, {FILL}, {0x90}, {FILL}, {FILL}]
     view = world.collector.view(world.arena)
@@ -108,9 +108,9 @@ def test_it_runs_by_itself_from_a_page_of_garbage_on(monkeypatch: pytest.MonkeyP
     world.collector.collect_if_due(world.arena)
     assert len(world.arena.dirty()) == len(kept), "a page is not beyond a page"
     kept += world.released(1)
-    world.target.fails = True
+    world.guest.fails = True
     world.collector.collect_if_due(world.arena)
-    world.target.fails = False
+    world.guest.fails = False
     world.collector.collect_if_due(world.arena)
     assert len(world.arena.dirty()) == len(kept), "it has just tried"
     now += PATIENCE
@@ -122,11 +122,11 @@ def test_it_runs_by_itself_from_a_page_of_garbage_on(monkeypatch: pytest.MonkeyP
 
 def test_more_garbage_needs_no_patience() -> None:
     world = World()
-    world.target.pc = world.released(1 + PAGE // EACH)[0].address
+    world.guest.pc = world.released(1 + PAGE // EACH)[0].address
     world.collector.collect_if_due(world.arena)
     assert len(world.arena.dirty()) == 1
     slots = world.released(PAGE // EACH)
-    world.target.pc = 0
+    world.guest.pc = 0
     world.collector.collect_if_due(world.arena)
     assert world.arena.dirty() == () and world.holds(slots[0]) == {FILL}
 
@@ -146,7 +146,7 @@ def test_quarantine_where_stacks_cannot_be_told() -> None:
 def test_another_guest_s_memory_is_left_alone() -> None:
     world = World()
     (slot,) = world.released(1)
-    world.target.another = True
+    world.guest.another = True
     with pytest.raises(OptprobeError, match="not the one"):
         world.collector.collect(world.arena, Trigger.COMMIT)
     assert world.holds(slot) == {0x90}
@@ -161,10 +161,10 @@ def test_nothing_released_is_no_run() -> None:
 def test_why_nothing_is_freed_is_told_until_it_is() -> None:
     world = World()
     world.released(1)
-    world.target.fails = True
+    world.guest.fails = True
     assert world.collector.collect(world.arena, Trigger.COMMIT) == 0
     assert world.collector.blocked_by == "a thread is just ending"
-    world.target.fails = False
+    world.guest.fails = False
     assert world.collector.collect(world.arena, Trigger.COMMIT) == 1 and not world.collector.blocked_by
 
 
@@ -190,14 +190,14 @@ def test_what_is_freed_is_noted_at_once() -> None:
 def test_the_table_of_a_function_goes_with_its_memory_where_no_code_waits() -> None:
     """Its memory is used again by whatever comes next: a journal that knows two owners is not believed."""
     data = (START + SIZE, START + 2 * SIZE)
-    arena, target = Arena(Ranges(((START, START + SIZE),), (data,), FILL)), Target()
+    arena, guest = Arena(Ranges(((START, START + SIZE),), (data,), FILL)), Guest()
     returns = KernelRethooks()
     slot = arena.allocate_data(64, START, 1 << 31)
     point = Closed(slot)
     returns.known = [point]  # type: ignore[list-item]
     arena.journal.put(Item.POINT, slot.address, [START, 1, 0])
     arena.data.release(slot)
-    found = Collector(target, returns, lambda: None)  # type: ignore[arg-type]
+    found = Collector(guest, returns, lambda: None)  # type: ignore[arg-type]
     assert found.collect(arena, Trigger.MEMORY) == 0
     assert arena.data.is_empty and returns.known == []
     assert not any(key.startswith("point") for key in arena.journal.state)

@@ -12,11 +12,11 @@ from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.target import Target
 from tests.detours.fakes import FakeMemory
 
 HEAD = 0xC000_0000_0010_0000
@@ -25,13 +25,13 @@ CODE = (0xC000_0000_0100_0000, 0xC000_0000_0100_00C0)
 
 def placed_until_full(isa: Isa, size: int) -> tuple[list[InstalledDetour], str]:
     memory = FakeMemory(CODE[0], bytes(CODE[1] - CODE[0]))
-    target = cast(Target, SimpleNamespace(isa=isa, machine=memory, moment=lambda: 0))
+    guest = cast(Guest, SimpleNamespace(isa=isa, machine=memory, moment=lambda: 0))
     arena = Arena(Ranges((CODE,), (), 0), isa.alignment)
     found: list[InstalledDetour] = []
     with pytest.raises(Refused) as refused:
         while True:
             found.append(
-                InstalledDetour.install(HEAD, lambda at: Detour(at, bytes([1]) * size, HEAD, ()), target, arena)
+                InstalledDetour.install(HEAD, lambda at: Detour(at, bytes([1]) * size, HEAD, ()), guest, arena)
             )
     assert sum(one.slot.size for one in found) == arena.code.used
     return found, refused.value.reason.code
@@ -72,16 +72,16 @@ def test_a_trial_finds_no_memory_where_none_is_within_reach() -> None:
 def test_an_earlier_session_s_code_is_there_again_where_it_is_the_same() -> None:
     """It takes nothing; and it may have been reached, so it is never wiped at once."""
     memory = FakeMemory(CODE[0], bytes([1]) * 16 + bytes(CODE[1] - CODE[0] - 16))
-    target = cast(Target, SimpleNamespace(isa=PPC64LE, machine=memory, moment=lambda: 0))
+    guest = cast(Guest, SimpleNamespace(isa=PPC64LE, machine=memory, moment=lambda: 0))
     slot = Slot(CODE[0], 16)
     for byte, same in ((1, True), (2, False)):
         arena = Arena(Ranges((CODE,), (), 0), PPC64LE.alignment)
         arena.adopt(ArenaContents(code={slot: Detour(CODE[0], bytes([1]) * 16, HEAD, ())}), memory)
         found = InstalledDetour.install_or_reuse(
-            HEAD, lambda at, byte=byte: Detour(at, bytes([byte]) * 16, HEAD, ()), target, arena
+            HEAD, lambda at, byte=byte: Detour(at, bytes([byte]) * 16, HEAD, ()), guest, arena
         )
         assert (found.installed_at is None, found.slot == slot, bool(arena.retired)) == (same, same, not same)
-        found.release(target, arena, reached=False)
+        found.release(guest, arena, reached=False)
         assert [one.address for one in arena.retired] == [CODE[0]]
 
 
@@ -90,10 +90,10 @@ def test_nobody_is_inside_where_no_vcpu_has_run_since(ran: int, left: list[int])
     """Whatever words of the stacks look like its addresses: they were there before."""
     memory = FakeMemory(CODE[0], bytes(CODE[1] - CODE[0]))
     moments = [0]
-    target = cast(Target, SimpleNamespace(isa=PPC64LE, machine=memory, moment=lambda: moments[0]))
+    guest = cast(Guest, SimpleNamespace(isa=PPC64LE, machine=memory, moment=lambda: moments[0]))
     arena = Arena(Ranges((CODE,), (), 0), PPC64LE.alignment)
-    placed = InstalledDetour.install(HEAD, lambda at: Detour(at, bytes([1]) * 16, HEAD, ()), target, arena)
+    placed = InstalledDetour.install(HEAD, lambda at: Detour(at, bytes([1]) * 16, HEAD, ()), guest, arena)
     moments[0] += ran
-    placed.release(target, arena, reached=True)
+    placed.release(guest, arena, reached=True)
     assert [one.address for one in arena.retired] == left
     assert memory.read(CODE[0], 16) == bytes([1 if left else 0]) * 16

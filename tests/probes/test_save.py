@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -56,7 +57,8 @@ class Guest:
 
 
 def file_of(guest: Guest, *probes: Probe) -> SavedProbes:
-    return commands(probes, Settings(), cast(Target, guest), lambda spec, address: True)
+    target = cast(Target, SimpleNamespace(guest=guest, resolve=guest.resolve))
+    return commands(probes, Settings(), target, lambda spec, address: True)
 
 
 def probe(number: int = 1, **typed: object) -> Probe:

@@ -1,15 +1,17 @@
-"""One running Linux kernel, put together: its text, its stacks, what names mean in it."""
+"""A guest that runs Linux: its text, its stacks, what names mean in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi, scope
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import bypasses, frame
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder
+from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import hertz
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -23,7 +25,7 @@ from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
-from gdb_optprobe.guest.scope import Debug
+from gdb_optprobe.guest.scope import Debug, DebuggerSymbols, NoDebuggerSymbols
 from gdb_optprobe.guest.scope import Site as Probed
 from gdb_optprobe.guest.text import Function, Overlay
 from gdb_optprobe.guest.types import BtfTypes
@@ -35,14 +37,12 @@ from gdb_optprobe.isa.record import Isa
 LARGEST_BTF = 1 << 26
 NO_TYPES = "before the first optprobe command, load its vmlinux with debug information: symbol-file FILE"
 RETURN_HOOKS = ("return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
-DebugAt = Callable[[int, abi.Abi, Callable[[], Expr | None]], Debug | None]
-"""Of an address, what debug information tells; the last tells where the frame of the function there begins."""
-
 
 @dataclass
-class LinuxGuest:
+class LinuxGuest(Guest):
     """What is known of the guest's kernel, and what of it must be forgotten when the guest has run.
 
+    debugger: what GDB knows of names.
     originals: what text held before an earlier GDB changed it, by address. Raises OptprobeError.
     """
 
@@ -55,6 +55,7 @@ class LinuxGuest:
     core: LinuxText
     text: LoadedText
     arch: LinuxArch
+    debugger: DebuggerSymbols = field(default_factory=NoDebuggerSymbols)
     _saved: list[SavedWords] | None = None
     _moment: int = 0
     _constants: dict[str, int | None] = field(default_factory=dict)
@@ -71,9 +72,13 @@ class LinuxGuest:
         arch: LinuxArch,
         overlay: Overlay,
         say: Say,
+        debugger: DebuggerSymbols,
         layouts: Callable[[], Layouts | None] = no_layouts,
     ) -> LinuxGuest:
-        """`overlay` shows the original bytes in place of our branches. layouts: GDB's, of this kernel."""
+        """Put a kernel together that was found in the guest.
+
+        overlay: shows the original bytes in place of branches of probes. layouts: GDB's, of this kernel.
+        """
 
         def blob() -> bytes:
             kernel = Kernel(memory, recovered.symbols)
@@ -86,21 +91,20 @@ class LinuxGuest:
         kernel = arch.kernel(memory, recovered.symbols, structures)
         core = arch.text(kernel, overlay, recovered.shelf, say)
         text = arch.modular(kernel, core)
-        return cls(recovered, machine, memory, isa, kernel, structures, core, text, arch)
+        return cls(recovered, machine, memory, isa, kernel, structures, core, text, arch, debugger)
 
     def forget(self) -> None:
-        """The guest has run: page tables, the vCPUs' view, stacks and the text may have changed."""
+        """Drop what may have changed when the guest ran: page tables, the vCPUs' view, stacks, the text."""
         self._saved = None
         self._moment += 1
         self.memory.forget()
         self.text.forget()
 
     def moment(self) -> int:
-        """The same until the guest may have run."""
         return self._moment
 
     def still_there(self) -> bool:
-        """Whether a vCPU still runs this kernel. Raises Unreadable."""
+        """Return whether a vCPU still runs this kernel. Raises Unreadable."""
         return self.recovered.still_there(self.machine)
 
     # stacks --------------------------------------------------------------------------------------------------------
@@ -110,70 +114,79 @@ class LinuxGuest:
         return self.arch.stacks(self.kernel, self.machine, self.isa.registers)
 
     def saved(self) -> Iterable[SavedWords]:
-        """Everywhere a PC may be saved now. Raises OptprobeError.
-
-        While the guest stands they are read once.
-        """
+        """Return everywhere a PC may be saved now, read once while the guest is stopped. Raises OptprobeError."""
         if self._saved is None:
             start, end = self.kernel.range("_stext", "_etext")
             reach = self.isa.branch_reach
             self._saved = [found.among(start - reach, end + reach) for found in self._stacks.saved()]
         return self._saved
 
-    def hides(self) -> bool:
-        """Whether a thread that ends may have return addresses on a stack that is not among them. Raises OptprobeError.
+    def has_hidden_stacks(self) -> bool:
+        """Return whether a thread that ends may have return addresses on a stack that is not among them.
+
+        Raises OptprobeError.
         """
         return self._stacks.hides()
 
+    @cached_property
     def stacks_missing(self) -> str:
-        """Why not all stacks can be told, in words; "" when they can."""
+        """Return why not all stacks are known, in words; "" where they are."""
         return self.arch.stacks_missing(self.kernel)
+
+    def step_out(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self.machine.step_out(self.isa.pc, ranges)
+        self.forget()
+
+    def backtrace(self, registers: Mapping[str, int], stack: bytes) -> Iterable[tuple[int, bool]]:
+        if self.own_unwinder is None:
+            return ()
+        return backtrace(self.own_unwinder, registers, self.isa.pc, Copy(registers[self.isa.sp], stack))
 
     @cached_property
     def hidden_returns(self) -> tuple[int, ...]:
-        """Where the kernel's tracers have calls return to (fgraph.c, rethook.c, kprobes.c)."""
+        """Return where the kernel's tracers have calls return to (fgraph.c, rethook.c, kprobes.c)."""
         found = (self.kernel.symbols.address(name) for name in RETURN_HOOKS)
         return tuple(address for address in found if address is not None)
 
     # names -----------------------------------------------------------------------------------------------------------
 
-    def scope(
-        self, address: int, convenience: Callable[[str], int | None], debug: DebugAt = lambda address, abi, frame: None
-    ) -> NamesAt:
-        """What names mean at `address`. convenience: the values of GDB's variables. debug: its debug information."""
+    def symbol(self, address: int) -> str:
+        """Return "vfs_read+0x13", with the module's name where it is one's; "" where no symbol is known."""
+        return str(self.recovered.symbols.at(address) or self.text.symbol(address))
+
+    def completions(self, prefix: str) -> Sequence[str]:
+        return self.recovered.symbols.completions(prefix)
+
+    def names_at(self, address: int) -> NamesAt:
         function = self.text.function(address)
         name = self._named(function) if function is not None else ""
         site = scope.Site(address, name, function is not None and self._is_entry(address))
         of = abi.of(self.isa)
-        return self._names(site, convenience, debug(address, of, lambda: self._frame(address, of)))
+        return self._names(site, self.debugger.debug(address, of, lambda: self._frame(address, of)))
 
     def _frame(self, address: int, of: abi.Abi) -> Expr | None:
         return frame.base(self.own_unwinder, address, of) if self.own_unwinder is not None else None
 
-    def _names(
-        self, site: Probed, convenience: Callable[[str], int | None], debug: Debug | None = None
-    ) -> NamesAt:
-        of = abi.of(self.isa)
+    def _names(self, site: Probed, debug: Debug | None = None) -> NamesAt:
+        of, convenience = abi.of(self.isa), self.debugger.convenience
         names = scope.kernel_scope(self.kernel, self.current, self._types, of, site, convenience, debug)
         cpu = self.current.cpu
         number = None if isinstance(cpu, Missing) else cpu
         return NamesAt(names, self.arch.per_cpu(self.kernel), number, self.reads, hertz(self.kernel, self.arch.clock))
 
-    def at_return(
-        self, address: int, convenience: Callable[[str], int | None], debug: DebugAt = lambda address, abi, frame: None
-    ) -> NamesAt | None:
-        """What names mean where the function has returned that is entered at `address`; None where none is."""
+    def names_at_return(self, address: int) -> NamesAt | None:
         if (function := self.text.function(address)) is None or not self._is_entry(address):
             return None
         site = scope.Site(address, self._named(function), returns=True)
-        return self._names(site, convenience, debug(address, abi.of(self.isa), lambda: None))
+        return self._names(site, self.debugger.debug(address, abi.of(self.isa), lambda: None))
 
     def _named(self, function: Function) -> str:
-        """A module's function with the module's name: the kernel's own types know nothing of it."""
+        """Return the name, of a module's function with the module's: the kernel's own types know nothing of it."""
         return self.text.symbol(function.start) or function.name
 
+    # control flow ----------------------------------------------------------------------------------------------------
+
     def bypassed(self, address: int) -> str:
-        """See Target."""
         function = self.text.function(address)
         if function is None or not self._is_entry(address):
             return ""
@@ -181,17 +194,16 @@ class LinuxGuest:
         kernel = self.kernel if module is None else replace(self.kernel, symbols=module.symbols)
         return bypasses.note(kernel, function.name, function.start)
 
-    def entered(self, function: Function) -> bool:
-        """See Target."""
+    def is_entered_by_calls(self, function: Function) -> bool:
         return self.arch.entered(function, self.own_unwinder)
 
     @cached_property
     def own_unwinder(self) -> Unwinder | None:
-        """Of what stands in the guest's memory now."""
+        """Return the unwinder of what is in the guest's memory now."""
         return self.unwinder(self.memory.read)
 
     def _is_entry(self, address: int) -> bool:
-        """Whether arguments are where the ABI has them: nothing but the tracer's site may have run."""
+        """Return whether arguments are where the ABI has them: nothing but the tracer's site may have run."""
         function = self.text.function(address)
         if function is None:
             return False
@@ -200,14 +212,13 @@ class LinuxGuest:
 
     @cached_property
     def reads(self) -> Reads | Missing:
-        """How memory that may not be there is read."""
+        """Return how memory is read that may not be mapped."""
         try:
             return self.arch.reads(self.kernel, self.machine, self.memory.physical)
         except OptprobeError as error:
             return Missing(error.message, error.hint)
 
     def trap_calls(self) -> TrapCalls:
-        """Raises OptprobeError."""
         return self._trap_calls
 
     @cached_property
@@ -216,25 +227,19 @@ class LinuxGuest:
 
     @cached_property
     def user_kernel(self) -> UserKernel:
-        """What probes on programs need of it. Raises OptprobeError."""
+        """Return what probes on programs need of the kernel. Raises OptprobeError."""
         return self.arch.user_kernel(self.kernel, self.machine, self.memory.physical, self.originals())
 
     def constant(self, name: str) -> int | None:
-        """The value of an enumerator of the kernel's; None where none is known of that name."""
+        """Return the value of an enumerator of the kernel's; None where none is known of that name."""
         if name not in self._constants:
             self._constants[name] = self._types.btf.constant(name) if self._types is not None else None
         return self._constants[name]
 
-    def user_names(
-        self,
-        address: int,
-        entry: bool,
-        bits: int,
-        convenience: Callable[[str], int | None],
-        returns: bool = False,
-    ) -> NamesAt:
-        """What names mean at an address of a program."""
-        found = self._names(scope.Site(address, "", entry, returns), convenience)
+    def user_names(self, address: int, entry: bool, bits: int, returns: bool = False) -> NamesAt:
+        """Return what names mean at an address of a program. bits: of the program. returns: where a function returned.
+        """
+        found = self._names(scope.Site(address, "", entry, returns))
         assert isinstance(found.names, scope.KernelScope), "of this kernel"
         return replace(found, names=user_scope(found.names, bits, self.user_kernel.isa, self.user_kernel.kernel.offset))
 
@@ -247,15 +252,15 @@ class LinuxGuest:
 
     @cached_property
     def current(self) -> Current:
-        """What runs."""
+        """Return how code of a probe finds the thread that runs, and its CPU."""
         return self.arch.current(self.kernel)
 
     # the unwinder ----------------------------------------------------------------------------------------------------
 
     def unwinder(self, read: Callable[[int, int], bytes], quietly: bool = False) -> Unwinder | None:
-        """From a frame to its caller; None where this kernel's stack cannot be unwound, see `unwind_missing`.
+        """Return what finds a frame's caller; None where this kernel's stack cannot be unwound, see `unwind_missing`.
 
-        quietly: of modules, by what is known: nothing is read but by `read`.
+        quietly: use what is known of modules, and read by `read` alone.
         """
         find = self.text.known if quietly else self.text.at
 
@@ -270,5 +275,5 @@ class LinuxGuest:
             return None
 
     def entry(self, function: int) -> int:
-        """Where a probe on the function whose symbol is at `function` stands."""
+        """Return the address of a probe on the function with its symbol at `function`."""
         return self.arch.entry(function, self.text)

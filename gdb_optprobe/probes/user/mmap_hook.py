@@ -15,12 +15,12 @@ from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.user.mmap_hook import MmapHook
 from gdb_optprobe.maps import mmap_patches
 from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, SIZE, MmapPatch
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.target import Target
 
 ROOM = 1023
 """Rows of a table."""
@@ -37,7 +37,7 @@ class _Installed:
 class MmapPatcher:
     """rows: what the guest's table holds, in this order; None where one was withdrawn."""
 
-    target: Target
+    guest: Guest
     _installed: _Installed | None = None
     _rows: list[MmapPatch | None] = field(default_factory=list)
 
@@ -45,25 +45,25 @@ class MmapPatcher:
         """Have mappings come here; force: see MmapHook. Raises Refused, TextChanged with the guest as it was."""
         if self._installed is not None:
             return
-        target = self.target
+        guest = self.guest
         # An earlier session's holds nothing any more: nothing leads to its code, in which no thread is.
         memory = arena.adopt_table(TableKind.USER_MAPPINGS, lambda size: size >= mmap_patches.size(ROOM))
         if memory is None:
-            size, reach = mmap_patches.size(ROOM), target.isa.data_reach
+            size, reach = mmap_patches.size(ROOM), guest.isa.data_reach
             memory = arena.allocate_table(TableKind.USER_MAPPINGS, size, arriving.to, reach)
-        target.machine.write(memory.address, bytes(mmap_patches.size(ROOM)))
+        guest.machine.write(memory.address, bytes(mmap_patches.size(ROOM)))
         placed = None
         try:
             code = arriving.code(memory.address, force)
             placed = InstalledDetour.install_or_reuse(
-                arriving.to, lambda at: Detour(at, code(at), arriving.to, ()), target, arena
+                arriving.to, lambda at: Detour(at, code(at), arriving.to, ()), guest, arena
             )
-            redirect, to = target.isa.redirect, placed.detour.address
+            redirect, to = guest.isa.redirect, placed.detour.address
             patches = tuple(Patch(call.address, call.data, redirect(call, to)) for call in arriving.calls)
-            hooks.install(patches, target, arena)
+            hooks.install(patches, guest, arena)
         except OptprobeError:
             if placed is not None:
-                placed.release(target, arena, reached=False)
+                placed.release(guest, arena, reached=False)
             arena.release_table(TableKind.USER_MAPPINGS, memory)
             raise
         self._installed, self._rows = _Installed(memory, placed, patches), []
@@ -82,7 +82,7 @@ class MmapPatcher:
             raise OptprobeError(f"there is room for {ROOM} pieces of code in programs")
         if not self._word(hook, INSIDE):
             self._rows = [*wanted]
-            self.target.machine.write(hook.memory.address + ROWS, mmap_patches.encode(wanted, len(wanted)))
+            self.guest.machine.write(hook.memory.address + ROWS, mmap_patches.encode(wanted, len(wanted)))
             return
         kept = set(wanted)
         for number, row in enumerate(self._rows):
@@ -113,8 +113,8 @@ class MmapPatcher:
         if hook is None:
             return
         self.set_patches(())
-        hooks.remove(hook.patches, self.target, arena)
-        hook.placed.release(self.target, arena, reached=True)
+        hooks.remove(hook.patches, self.guest, arena)
+        hook.placed.release(self.guest, arena, reached=True)
         arena.release_table(TableKind.USER_MAPPINGS, hook.memory)
         self.abandon()
 
@@ -128,7 +128,7 @@ class MmapPatcher:
         return self._installed.patches if self._installed is not None else ()
 
     def _word(self, hook: _Installed, at: int) -> int:
-        return int.from_bytes(self.target.machine.read(hook.memory.address + at, 8), "little")
+        return int.from_bytes(self.guest.machine.read(hook.memory.address + at, 8), "little")
 
     def _write(self, hook: _Installed, number: int, row: bytes) -> None:
-        self.target.machine.write(hook.memory.address + ROWS + number * SIZE, row)
+        self.guest.machine.write(hook.memory.address + ROWS + number * SIZE, row)

@@ -10,18 +10,18 @@ from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.user import writer
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user.writer import Writer
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.target import Target
 
 
 @dataclass
 class TextWriter:
     """writer: what uses the code in the guest, once that is installed."""
 
-    target: Target
+    guest: Guest
     writer: Writer | None = None
     _installed: InstalledDetour | None = None
     _tables: Slot | None = None
@@ -29,7 +29,7 @@ class TextWriter:
     def check_memory(self, near: int, arena: Arena) -> None:
         """Raises Refused where `begin` would have no memory."""
         if arena.earlier_table(TableKind.USER_WRITES) is None:
-            arena.check_data(writer.SIZE, near, self.target.isa.data_reach)
+            arena.check_data(writer.SIZE, near, self.guest.isa.data_reach)
 
     def install(self, programs: Programs, arena: Arena, avoid: Callable[[int], bool]) -> Writer:
         """avoid: see Writer. Raises Refused, OptprobeError."""
@@ -38,11 +38,11 @@ class TextWriter:
         calls = writer.calls(programs.kernel)
         tables = arena.adopt_table(TableKind.USER_WRITES, lambda size: size == writer.SIZE)
         if tables is None:
-            tables = arena.allocate_table(TableKind.USER_WRITES, writer.SIZE, calls.write, self.target.isa.data_reach)
+            tables = arena.allocate_table(TableKind.USER_WRITES, writer.SIZE, calls.write, self.guest.isa.data_reach)
         try:
             code = programs.vcpus.writing.code
             placed = InstalledDetour.install_or_reuse(
-                calls.write, lambda at: Detour(at, code(at, calls.write, calls.put), at, ()), self.target, arena
+                calls.write, lambda at: Detour(at, code(at, calls.write, calls.put), at, ()), self.guest, arena
             )
         except OptprobeError:
             arena.release_table(TableKind.USER_WRITES, tables)
@@ -56,7 +56,7 @@ class TextWriter:
         """Nothing is written any more: code and tables go once nobody is inside."""
         if self._installed is None or self._tables is None:
             return
-        self._installed.release(self.target, arena, reached=True)
+        self._installed.release(self.guest, arena, reached=True)
         arena.release_table(TableKind.USER_WRITES, self._tables)
         self.abandon()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import Pad
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD, And, Program
 from gdb_optprobe.handlers.scope import Missing
@@ -16,13 +17,12 @@ from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_context import TrapSite, dead_at_trap, is_process, saved_registers
 from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 
 
-def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, target: Target, settings: Settings) -> Handler:
+def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, guest: Guest, settings: Settings) -> Handler:
     """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
     program = point.program
     names = user.names(point.insn.address, program.is_entry(point.insn.address), program.bits)
@@ -35,13 +35,13 @@ def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, target: Targ
         test = is_process(names, spec.pid)
         both = And(test, compiled.condition) if compiled.condition is not None else test
         compiled = replace(compiled, condition=both)
-    compiled = read_from_frame(compiled, saved_registers(user.kernel.isa, target.isa.pc))
+    compiled = read_from_frame(compiled, saved_registers(user.kernel.isa, guest.isa.pc))
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     found = Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
     near = user.kernel.calls.handler
     somewhere = None if isinstance(names.reads, Missing) else ProbeReadRoutines(near, near)
     with found.errors_at_source(spec):
-        found.code(target.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, somewhere, trial_pad(near))
+        found.code(guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, somewhere, trial_pad(near))
     return found
 
 

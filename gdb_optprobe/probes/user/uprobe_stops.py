@@ -79,19 +79,19 @@ class UprobeStops:
         assert probe.counter is not None, "reserved"
         near, memory = user.kernel.calls.handler, probe.counter.address
         if not handler.stops:
-            return handler.code(self.target.isa, TrapSite(near), dead, memory, probe.readers)
+            return handler.code(self.target.guest.isa, TrapSite(near), dead, memory, probe.readers)
         stopping = user.kernel.isa.stopping
         assert stopping is not None, "else it was refused"
         pad = self._install_pad(0 if probe.spec.is_return else user.kernel.isa.behind, user, arena).pad
 
         def program(leaves: int) -> Code:
             way = Pad(Slot(leaves, 0), b"", pad.doorbell)
-            return handler.code(self.target.isa, TrapSite(near), dead, memory, probe.readers, way)
+            return handler.code(self.target.guest.isa, TrapSite(near), dead, memory, probe.readers, way)
 
         told = joined(
             (_count_ticket(user.kernel.isa, dead, pad.doorbell + TICKET), stopping.call(probe.number, pad.address))
         )
-        return with_stop_call(program, told, self.target.isa, near)
+        return with_stop_call(program, told, self.target.guest.isa, near)
 
     def gate_at(self, pc: int) -> Gate | None:
         """By which a debugger sees the program of who stands at `pc`; None where that is no place of ours."""
@@ -99,7 +99,7 @@ class UprobeStops:
 
     def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
-        shown = self.shown.get(self.target.machine.selected()) if self.target.stops.selects_program() else None
+        shown = self.shown.get(self.target.guest.machine.selected()) if self.target.stops.selects_program() else None
         if shown is None:
             return {}
         return {
@@ -128,7 +128,7 @@ class UprobeStops:
         if behind not in self._pads:
             stopping = user.kernel.isa.stopping
             assert stopping is not None, "else it was refused"
-            pad = install_pad(user.kernel.calls.handler, stopping.place, self.target, arena)
+            pad = install_pad(user.kernel.calls.handler, stopping.place, self.target.guest, arena)
             comes = partial(self._on_pad, user)
             ticket = partial(self._read_register, stopping.ticket)
             landing = ProgramLanding(
@@ -140,11 +140,11 @@ class UprobeStops:
 
     def _read_register(self, name: str) -> int:
         """By a register of the selected vCPU."""
-        return self.target.machine.registers(self.target.machine.selected(), (name,))[name]
+        return self.target.guest.machine.registers(self.target.guest.machine.selected(), (name,))[name]
 
     def _on_pad(self, user: UserTarget) -> ProgramArrival | None:
         """Of the selected vCPU, which is at a place; None where nobody wants that it stops any more."""
-        isa, machine = user.kernel.isa, self.target.machine
+        isa, machine = user.kernel.isa, self.target.guest.machine
         assert isa.stopping is not None, "else it was refused"
         user.programs.forget()
         vcpu = machine.selected()
@@ -155,7 +155,7 @@ class UprobeStops:
         self.counts[probe.number] += 1
         point, registers = self.registry.uprobe_site_of(probe), _Registers(isa, told[isa.frame], machine.read)
         returned = _return_value(point, user, registers, machine.read) if probe.spec.is_return else None
-        at = registers[self.target.isa.pc] - isa.behind
+        at = registers[self.target.guest.isa.pc] - isa.behind
         self.shown.pop(vcpu, None)
         if not probe.spec.is_return:
             self.shown[vcpu] = Shown(point.program.inode, at - point.insn.address)

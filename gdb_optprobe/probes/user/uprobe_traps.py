@@ -14,6 +14,7 @@ from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.lower_traps import PlacedTrapTable
 from gdb_optprobe.handlers.lower_user_traps import lower_removed_trap, lower_user_trap_handler
 from gdb_optprobe.isa.base import Code
@@ -21,7 +22,6 @@ from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.maps.trap_table import USER_KEY
 from gdb_optprobe.probes.hooks import NOT_INSTALLED, InstalledBytes
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.trap_dispatcher import NO_CODES, Codes, Dispatch, TrapDispatcher
 from gdb_optprobe.probes.user.target import UserTarget
 
@@ -43,12 +43,12 @@ class _Routines:
 class UprobeTraps:
     """The traps of a session in user programs."""
 
-    target: Target
+    guest: Guest
     dispatcher: TrapDispatcher = field(init=False)
     _routines: _Routines | None = None
 
     def __post_init__(self) -> None:
-        self.dispatcher = TrapDispatcher(self.target, TableKind.USER_TRAPS, USER_KEY)
+        self.dispatcher = TrapDispatcher(self.guest, TableKind.USER_TRAPS, USER_KEY)
 
     def install(
         self,
@@ -81,7 +81,7 @@ class UprobeTraps:
             self.dispatcher.install(dispatch, arena, codes, standing)
         except OptprobeError:
             for one in placed:
-                one.release(self.target, arena, reached=False)
+                one.release(self.guest, arena, reached=False)
             raise
         self._routines = _Routines(removed, leaf, writable)
 
@@ -102,18 +102,18 @@ class UprobeTraps:
 
     def install_or_reuse(self, code: Code, near: int, arena: Arena) -> InstalledDetour:
         """Install code that traps lead to, or reuse the same of an earlier session. Raises Refused."""
-        return InstalledDetour.install_or_reuse(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
+        return InstalledDetour.install_or_reuse(near, lambda at: Detour(at, code(at), near, ()), self.guest, arena)
 
     def install_code(self, code: Code, near: int, arena: Arena) -> InstalledDetour:
         """Install code that traps lead to. Raises Refused."""
-        return InstalledDetour.install(near, lambda at: Detour(at, code(at), near, ()), self.target, arena)
+        return InstalledDetour.install(near, lambda at: Detour(at, code(at), near, ()), self.guest, arena)
 
     def remove(self, user: UserTarget, arena: Arena) -> None:
         """Remove the dispatcher and its routines, if no trap is left and no thread is in them. Raises TextChanged."""
         beside = (*user.kernel.calls.beside, *arena.ranges.code)
         if self._routines is not None and self.dispatcher.remove(self._routine_ranges, beside):
             for one in self._routines.all:
-                one.release(self.target, arena, reached=True)
+                one.release(self.guest, arena, reached=True)
             self._routines = None
 
     def abandon(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.backtrace import Copy
 from gdb_optprobe.guest.linux.user import executable
 from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source
@@ -42,12 +43,12 @@ def uprobe_view(probe: Probe, users: Uprobes, found: Results, target: Target) ->
     calls = _calls_view(function, users) if function is not None else None
     stands = point.installed is not None
     detour = point.installed.detour if point.installed is not None else None
-    code = target.isa.decode(detour.data, detour.address) if detour is not None else ()
+    code = target.guest.isa.decode(detour.data, detour.address) if detour is not None else ()
     count, most = len(code), sum(map(probe_views.cost_of, code))
     least, most = most - _skippable(point, code), most + _stack_cost(point, target)
     if function is not None and function.installed is not None:
         back = function.installed.detour
-        *returns, last = target.isa.decode(back.data, back.address)
+        *returns, last = target.guest.isa.decode(back.data, back.address)
         least += shortest(returns, probe_views.cost_of) + probe_views.cost_of(last)
         most += sum(map(probe_views.cost_of, (*returns, last)))
     unwound = _frames(point, target)
@@ -78,7 +79,7 @@ def uprobe_view(probe: Probe, users: Uprobes, found: Results, target: Target) ->
         faults=found.head[1] if len(found.head) > 1 else 0,
         stops=users.stops.counts[probe.number],
         calls=calls,
-        objects=tuple(probe_views.object_views(probe.handler, found, target)),
+        objects=tuple(probe_views.object_views(probe.handler, found, target.guest)),
         records=tuple(probe_views.record_view(probe, row, target, unwound) for row in found.records),
     )
 
@@ -127,15 +128,15 @@ def _frames(point: UprobeSite, target: Target) -> Callable[[Mapping[str, int], b
     return unwound
 
 
-def show_view(view: ProbeView, point: UprobeSite, target: Target, isa: UserTrapping) -> ShowView:
+def show_view(view: ProbeView, point: UprobeSite, guest: Guest, isa: UserTrapping) -> ShowView:
     """The instruction in the program's file, what stands there in processes, and the code that traps come to."""
     insn = point.insn
     code: tuple[CodeLine, ...] = ()
     if point.installed is not None:
         detour = point.installed.detour
-        data = target.machine.read(detour.address, detour.size)
+        data = guest.machine.read(detour.address, detour.size)
         notes = {each.start: each.part.note for each in point.parts}
-        code = probe_views.code_lines(target.isa.decode(data, detour.address), notes)
+        code = probe_views.code_lines(guest.isa.decode(data, detour.address), notes)
     trap = isa.decode(point.trap + insn.data[len(point.trap) :], insn.address, point.program.bits)[:1]
     patched = probe_views.code_lines(
         trap, {insn.address: "in a private copy of the page of each process"}
@@ -143,10 +144,10 @@ def show_view(view: ProbeView, point: UprobeSite, target: Target, isa: UserTrapp
     return ShowView(view, probe_views.code_lines([insn], {insn.address: "in the file"}), patched, code)
 
 
-def explain_view(spec: Spec, users: Uprobes, target: Target) -> ExplainView:
+def explain_view(spec: Spec, users: Uprobes, guest: Guest) -> ExplainView:
     """What a probe on a program would be. Raises OptprobeError where it would be none."""
     point, code = users.trial(spec)
-    insn, added = point.insn, target.isa.decode(code, 0)
+    insn, added = point.insn, guest.isa.decode(code, 0)
     return ExplainView(
         address=insn.address,
         symbol=point.program.spell(insn.address),

@@ -84,12 +84,12 @@ class Uprobes:
     _emulation: bool = True
 
     def __post_init__(self) -> None:
-        self.traps = UprobeTraps(self.target)
+        self.traps = UprobeTraps(self.target.guest)
         self.stops = UprobeStops(self.target, self.registry)
         self.rethooks = UserRethooks(self.target, self.traps, self.stops, self._xol_slots, self._next_record)
-        self.xol_steps = XolSteps(self.target, self.traps, self._xol_slots, self._next_record)
-        self._writer = TextWriter(self.target)
-        self._mmap_patcher = MmapPatcher(self.target)
+        self.xol_steps = XolSteps(self.target.guest, self.traps, self._xol_slots, self._next_record)
+        self._writer = TextWriter(self.target.guest)
+        self._mmap_patcher = MmapPatcher(self.target.guest)
 
     def _plan(self, spec: Spec) -> tuple[UserTarget, UprobeSite, Handler]:
         """Return what a probe would be, all asked that `add` asks. Raises OptprobeError; nothing is changed."""
@@ -308,7 +308,7 @@ class Uprobes:
 
     def problems(self) -> Sequence[str]:
         """Where the kernel or a process does not have what was written, in words."""
-        hooks = patch.check((*self.traps.dispatcher.patches, *self.registry.hooks), self.target.machine)
+        hooks = patch.check((*self.traps.dispatcher.patches, *self.registry.hooks), self.target.guest.machine)
         texts = self.target.user().texts.problems() if self.registry.uprobe_sites() else ()
         return (*(str(change.message) for change in hooks), *texts)
 
@@ -360,18 +360,18 @@ class Uprobes:
     def _handler(self, spec: Spec, point: UprobeSite, user: UserTarget, settings: Settings) -> Handler:
         """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
         if spec.is_return:
-            return compile_uretprobe(spec, point.program, point.insn.address, user, self.target, settings)
-        return compile_uprobe(spec, point, user, self.target, settings)
+            return compile_uretprobe(spec, point.program, point.insn.address, user, self.target.guest, settings)
+        return compile_uprobe(spec, point, user, self.target.guest, settings)
 
     def _reserve(self, probe: Probe, user: UserTarget, arena: Arena) -> None:
         """Memory for what its program gathers, and all that traps come to. Raises Refused."""
         probe.readers = self.optimizer.with_memory(lambda: self._install_shared(user, arena), arena)
         if probe.counter is None:
-            near, reach, size = user.kernel.calls.handler, self.target.isa.data_reach, probe.handler.size
+            near, reach, size = user.kernel.calls.handler, self.target.guest.isa.data_reach, probe.handler.size
 
             def allocate() -> None:
                 probe.counter = self.optimizer.with_memory(lambda: arena.allocate_data(size, near, reach), arena)
-                self.target.machine.write(probe.counter.address, probe.handler.initial())
+                self.target.guest.machine.write(probe.counter.address, probe.handler.initial())
 
             reserve(probe, self.optimizer, allocate)
 
@@ -387,7 +387,8 @@ class Uprobes:
 
     def _install_probe_read(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
         """Raises Refused, OptprobeError."""
-        return install_probe_read(requirements.check_probe_read(user), user.kernel.calls.handler, self.target, arena)
+        routine = requirements.check_probe_read(user)
+        return install_probe_read(routine, user.kernel.calls.handler, self.target.guest, arena)
 
     def _forget(self, probe: Probe) -> None:
         """One that could not be made."""
@@ -435,7 +436,7 @@ class Uprobes:
         try:
             self.optimizer.with_memory(lambda: self.traps.dispatcher.set_code(point.key, placed.detour.address), arena)
         except OptprobeError:
-            placed.release(self.target, arena, reached=False)
+            placed.release(self.target.guest, arena, reached=False)
             raise
         self._release_code(point, arena)
         point.installed, point.parts = placed, tuple(lay_out(parts, placed.detour.address))
@@ -454,7 +455,7 @@ class Uprobes:
 
     def _release_code(self, point: UprobeSite, arena: Arena) -> None:
         if point.installed is not None:
-            point.installed.release(self.target, arena, reached=True)
+            point.installed.release(self.target.guest, arena, reached=True)
             point.installed = None
 
     def _settle_uretprobes(self, point: UprobeSite) -> None:
@@ -502,7 +503,7 @@ class Uprobes:
         """
         user, point, _ = self._plan(spec)
         near = user.kernel.calls.handler
-        count = Handler().code(self.target.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, None)
+        count = Handler().code(self.target.guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, None)
         copy = None if not point.needs_copy else point.insn.address
         done = [part.code for part in self._instruction_code(point, copy, True, near, user)]
         return point, joined([count, *done])(near)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import ir, lower_user_returns
@@ -30,7 +31,6 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.return_program import compile_return, entry_parts, return_handler
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_context import TrapSite, is_process, saved_registers
 from gdb_optprobe.probes.user.uprobe_handler import check_stop, trial_pad
@@ -43,7 +43,7 @@ SOME, JUMPS = 128, 4
 
 
 def compile_uretprobe(
-    spec: Spec, program: Program, address: int, user: UserTarget, target: Target, settings: Settings
+    spec: Spec, program: Program, address: int, user: UserTarget, guest: Guest, settings: Settings
 ) -> Handler:
     """Of the function that is entered at `address`. Raises OptprobeError, pointing at what cannot be done."""
     isa = user.kernel.returning().isa
@@ -52,7 +52,7 @@ def compile_uretprobe(
     if spec.is_plain_count and not spec.pid:
         return Handler()
     limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
-    compiled, entry = _compile(spec, at_entry, user.names_at_return(program.bits), user.kernel.isa, target, limits)
+    compiled, entry = _compile(spec, at_entry, user.names_at_return(program.bits), user.kernel.isa, guest, limits)
     check_stop(compiled, user.kernel.isa)
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits)
@@ -63,15 +63,15 @@ def compile_uretprobe(
     (part,) = uretprobe_parts([probe])
     with handler.errors_at_source(spec):
         table = PlacedUserCallTable(UserCallTableLayout(2), near, user.kernel.returning().mm)
-        entry_code(table, FunctionContext(near, near, 0, program.bits // 8, 1), [probe], user, near, target)
+        entry_code(table, FunctionContext(near, near, 0, program.bits // 8, 1), [probe], user, near, guest)
         dead = lower_user_returns.dead_at_return(user.kernel.isa, isa)
         at_return = return_handler(handler, part, SLOT_ADDRESS, isa.slot)
-        at_return.code(target.isa, TrapSite(near), dead, near, probe.readers, trial_pad(near))
+        at_return.code(guest.isa, TrapSite(near), dead, near, probe.readers, trial_pad(near))
     return handler
 
 
 def _compile(
-    spec: Spec, at_entry: NamesAt, at_return: NamesAt, traps: UserTrapping, target: Target, limits: ProgramLimits
+    spec: Spec, at_entry: NamesAt, at_return: NamesAt, traps: UserTrapping, guest: Guest, limits: ProgramLimits
 ) -> tuple[ir.Program, EntryProgram]:
     """Compile what is done at the return and at the entry, over registers that a trap has saved.
 
@@ -81,7 +81,7 @@ def _compile(
     if spec.pid:
         only = is_process(at_entry, spec.pid)
         entry = replace(entry, condition=And(only, entry.condition) if entry.condition is not None else only)
-    saved = saved_registers(traps, target.isa.pc)
+    saved = saved_registers(traps, guest.isa.pc)
     # Where a call has returned, the saved PC is no trap's any more.
     return read_from_frame(program, replace(saved, behind=0), (SLOT_ADDRESS,)), read_from_frame(entry, saved)
 
@@ -104,13 +104,13 @@ def entry_code(
     probes: Sequence[Probe],
     user: UserTarget,
     writable: int,
-    target: Target,
+    guest: Guest,
 ) -> Code:
     """What runs at a trap on the function's entry. Raises OptprobeError; NotLowered where native code cannot do it."""
     traps, handler = user.kernel.isa, probes[0].handler
     readers = next((probe.readers for probe in probes if probe.readers is not None), None)
     before = EntryState(traps.scratch, per_cpu=handler.per_cpu, readers=readers)
-    parts, machine, isa = uretprobe_parts(probes), target.isa.codegen, user.kernel.returning().isa
+    parts, machine, isa = uretprobe_parts(probes), guest.isa.codegen, user.kernel.returning().isa
     return lower_user_returns.lower_call_entered(table, way, parts, before, traps, isa, machine, writable)
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.maps.trap_table import Key
-from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.uprobe_site import Tail, UprobeSite, XolTrap
@@ -29,7 +29,7 @@ from gdb_optprobe.probes.user.xol import XolSlots
 class XolSteps:
     """Puts copies into programs, and traps at their ends. next_record: a new number for a trap in the journal."""
 
-    target: Target
+    guest: Guest
     traps: UprobeTraps
     xol_slots: XolSlots
     next_record: Callable[[], int]
@@ -68,7 +68,7 @@ class XolSteps:
             return
         user.texts.exchange(program, step.tail.address, step.tail.jump)
         self.traps.dispatcher.clear(_key(program, step.tail))
-        step.installed.release(self.target, arena, reached=True)
+        step.installed.release(self.guest, arena, reached=True)
         arena.journal.drop(Item.USER, step.record)
         point.xol_trap = None
 

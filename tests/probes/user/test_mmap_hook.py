@@ -9,10 +9,10 @@ import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.user.mmap_hook import MmapHook
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.mmap_patches import INSIDE, ROWS, SIZE, MmapPatch
-from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.mmap_hook import ROOM, MmapPatcher
 from tests.detours.fakes import FakeMemory
 
@@ -23,11 +23,11 @@ FIRST, SECOND, THIRD = (MmapPatch(0xFFFF_8880_0000_1000, 0x1000 * n, b"\xcc", by
 LONG = MmapPatch(0xFFFF_8880_0000_1000, 0x9000, bytes(range(40)), bytes(40))
 
 
-class Guest:
+class HookedGuest:
     def __init__(self) -> None:
         self.memory = FakeMemory(START, bytes(0x4_0000))
-        target = cast(Target, SimpleNamespace(isa=X86_64, machine=self.memory, moment=object))
-        self.arrivals = MmapPatcher(target)
+        guest = cast(Guest, SimpleNamespace(isa=X86_64, machine=self.memory, moment=object))
+        self.arrivals = MmapPatcher(guest)
         arena = Arena(Ranges((CODE,), (DATA,), 0), X86_64.alignment)
         (call,) = X86_64.decode(X86_64.branch(CALLED, CALLED + 0x100), CALLED)
         self.memory.write(CALLED, call.data)
@@ -53,7 +53,7 @@ class Guest:
 
 
 def test_while_nobody_is_there_it_is_written_anew() -> None:
-    guest = Guest()
+    guest = HookedGuest()
     for rows in ([FIRST, SECOND, THIRD], [THIRD], [SECOND, LONG, FIRST], []):
         guest.arrivals.set_patches(rows)
         assert guest.rows == [piece.encode() for row in rows for piece in row.split()]
@@ -62,7 +62,7 @@ def test_while_nobody_is_there_it_is_written_anew() -> None:
 
 def test_while_somebody_is_there_rows_keep_their_places() -> None:
     """And behind the last one nothing of earlier ones is left."""
-    guest = Guest()
+    guest = HookedGuest()
     guest.arrivals.set_patches([FIRST, SECOND, THIRD, *LONG.split()])
     guest.arrivals.set_patches([FIRST, SECOND])
     guest.busy(1)
@@ -77,7 +77,7 @@ def test_while_somebody_is_there_rows_keep_their_places() -> None:
 
 
 def test_there_is_room_for_so_many() -> None:
-    guest = Guest()
+    guest = HookedGuest()
     many = [MmapPatch(0xFFFF_8880_0000_1000, at, b"\xcc", b"\x55") for at in range(ROOM)]
     guest.arrivals.set_patches(many)
     assert guest.rows == [row.encode() for row in many]

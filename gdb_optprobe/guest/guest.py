@@ -1,0 +1,91 @@
+"""The interface `Guest`: one running guest as probes see it. A Linux kernel implements most of it, a guest without an
+operating system the least: guest/linux/linux.py and guest/bare.py. Tests have fakes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.trap_calls import TrapCalls
+from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.guest.saved_pcs import SavedWords
+from gdb_optprobe.guest.text import Function, Text
+from gdb_optprobe.isa.record import Isa
+
+
+class Guest(ABC):
+    """One stopped guest. The methods that have a body answer for a guest of which nothing more is known."""
+
+    machine: Machine
+    isa: Isa
+    text: Text
+
+    def moment(self) -> object:
+        """Return an object that is equal until a vCPU may have run; where that is not known, never equal."""
+        return object()
+
+    # stacks ----------------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def stacks_missing(self) -> str:
+        """Return why not all stacks are known, in words; "" where they are."""
+
+    def saved(self) -> Iterable[SavedWords]:
+        """Return everywhere a PC may be saved now. Raises OptprobeError."""
+        return ()
+
+    def has_hidden_stacks(self) -> bool:
+        """Return whether a thread may have return addresses that are not in `saved`. Raises OptprobeError."""
+        return True
+
+    def step_out(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Single-step every vCPU that is in one of `ranges` until it is not."""
+        return
+
+    def backtrace(self, registers: Mapping[str, int], stack: bytes) -> Iterable[tuple[int, bool]]:
+        """Return the PCs of a hit's frames, innermost first, and whether each is a next instruction, no return address.
+
+        stack: memory from the stack pointer of `registers` on, as it was at the hit. (0, True) where it ends too early.
+        """
+        return ()
+
+    # names -----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def symbol(self, address: int) -> str:
+        """Return "vfs_read+0x13", or "" where no symbol is known."""
+
+    def completions(self, prefix: str) -> Sequence[str]:
+        """Return the names of functions that begin with `prefix`."""
+        return ()
+
+    @abstractmethod
+    def names_at(self, address: int) -> NamesAt:
+        """Return what names mean at an address of the guest's text."""
+
+    @abstractmethod
+    def names_at_return(self, address: int) -> NamesAt | None:
+        """Return what names mean where the function with its entry at `address` has returned; None for no entry."""
+
+    # control flow ----------------------------------------------------------------------------------------------------
+
+    @property
+    def hidden_returns(self) -> Sequence[int]:
+        """Return the addresses that calls return to while a tracer of the guest's own follows them."""
+        return ()
+
+    def is_entered_by_calls(self, function: Function) -> bool:
+        """Return whether calls enter a function where it starts, and it returns to the caller."""
+        return True
+
+    def bypassed(self, address: int) -> str:
+        """Return why calls of the function with its entry at `address` may not pass there, in words; else ""."""
+        return ""
+
+    def trap_calls(self) -> TrapCalls:
+        """Return where the guest calls its handler of traps. Raises OptprobeError where that is not known."""
+        raise OptprobeError("this guest's handler of traps is not known")
