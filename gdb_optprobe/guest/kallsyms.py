@@ -136,9 +136,9 @@ def find(memory: Callable[[int, int], bytes], start: int, size: int) -> Found:
         return found
     what += " is of an unknown layout"
     if not seen:
-        what = "no symbol table (kallsyms) is found in its read-only data"
+        what = f"no symbol table (kallsyms) is found in the {-(-size >> 20)} MiB where its read-only data may lie"
         digits = candidates.left < candidates.limit
-        what += ", or it is of an unknown layout" if digits else " (CONFIG_KALLSYMS is off)"
+        what += ", or it is of an unknown layout" if digits else " (is CONFIG_KALLSYMS off?)"
     raise NoSymbolTable(f"cannot read the guest kernel's symbols: {what}", HINT)
 
 

@@ -376,8 +376,10 @@ def _number(text: str) -> int | None:
 
 
 def _bounded(read: Read, offset: int, size: int, end: int, name: str) -> bytes:
-    if size > LARGEST_TABLE or offset + size > end:
+    if offset + size > end:
         raise OptprobeError(f"{name} is damaged: it refers to what lies behind its end")
+    if size > LARGEST_TABLE:
+        raise OptprobeError(f"{name} has a table of {size >> 20} MiB: over {LARGEST_TABLE >> 20} MiB none is read")
     return read(offset, size)
 
 

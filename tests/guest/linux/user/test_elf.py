@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
+from gdb_optprobe.guest.linux.user import elf as elf_files
 from gdb_optprobe.guest.linux.user.elf import Elf
 from tests.booted import answer
 from tests.examples import examples
@@ -77,6 +78,13 @@ def test_a_damaged_file_is_refused_in_words(
         found.function(at)
     except OptprobeError as error:
         assert "\n" not in str(error)
+
+
+def test_a_large_table_is_refused_as_large(programs: dict[int, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elf_files, "LARGEST_TABLE", 16)
+    with pytest.raises(OptprobeError) as refused:
+        elf(programs[64]).resolve("answer")
+    assert "over 0 MiB none is read" in refused.value.message and "damaged" not in refused.value.message
 
 
 def test_what_follows_code_on_its_page_is_not_taken(programs: dict[int, bytes]) -> None:
