@@ -15,7 +15,7 @@ import ctypes
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -60,10 +60,38 @@ RECORDS, TABLES = START + 0xE000, START + 0xF000
 STACK_SIZE, THREADS = 0x1000, 2
 FILL = 0xCC
 MAPPED = PhysicalPatch(TABLES, bytes(8), b"\1".ljust(8, b"\0"))
-REGISTERS = tuple(getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in X86_64.registers)
 PC, SP = X86_64.registers.index("rip"), X86_64.registers.index("rsp")
 FRAME = ("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi")
 """Of struct pt_regs on x86-64, in order; behind them orig_rax and what the processor pushes."""
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """What threads run on. uc: Unicorn's architecture and mode. numbers: of the ISA's registers, in its order.
+
+    initial: values of a thread's registers at its start, where not 0.
+    """
+
+    isa: Isa
+    uc: tuple[int, int]
+    numbers: tuple[int, ...]
+    initial: Mapping[str, int]
+
+    @cached_property
+    def pc(self) -> int:
+        return self.isa.registers.index(self.isa.pc)
+
+    @cached_property
+    def sp(self) -> int:
+        return self.isa.registers.index(self.isa.sp)
+
+
+X86_CPU = Cpu(
+    X86_64,
+    (unicorn.UC_ARCH_X86, unicorn.UC_MODE_64),
+    tuple(getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in X86_64.registers),
+    {"rax": 1, "rcx": 2, "rdx": 3, "eflags": 2},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +145,8 @@ class FakeText:
 class FakeMachine:
     """See guest.machine.Machine: memory, and threads that run on it. writes: GDB's, in order."""
 
-    def __init__(self, memory: bytes, threads: Iterable[tuple[int, ...]] = ()) -> None:
+    def __init__(self, memory: bytes, threads: Iterable[tuple[int, ...]] = (), cpu: Cpu = X86_CPU) -> None:
+        self.cpu = cpu
         self.memory = bytearray(memory)
         self.threads = list(threads)
         self.writes: list[tuple[int, bytes]] = []
@@ -171,38 +200,40 @@ class FakeMachine:
         """Registers and stacks of the threads."""
         for number, state in enumerate(self.threads):
             top = STACKS + STACK_SIZE * (number + 1)
-            words = array("Q", self.read(state[SP], (top - state[SP]) & -8))
+            sp = state[self.cpu.sp]
+            words = array("Q", self.read(sp, (top - sp) & -8))
             yield SavedWords(f"thread {number}", 0, array("Q", state))
             stack = Stack(top - STACK_SIZE, top, number + 1, f"thread{number}")
-            yield SavedWords(f"thread {number}", state[SP], words, stack)
+            yield SavedWords(f"thread {number}", sp, words, stack)
 
     def start_thread(self, pc: int) -> None:
-        state = dict.fromkeys(X86_64.registers, 0) | {"rax": 1, "rcx": 2, "rdx": 3, "rip": pc, "eflags": 2}
-        state["rsp"] = STACKS + STACK_SIZE * len(self.threads) + 0x800
+        isa = self.cpu.isa
+        state = dict.fromkeys(isa.registers, 0) | self.cpu.initial | {isa.pc: pc}
+        state[isa.sp] = STACKS + STACK_SIZE * len(self.threads) + 0x800
         self.threads.append(tuple(state.values()))
 
     def run_one(self, state: tuple[int, ...]) -> tuple[int, ...]:
-        """Run one instruction of x86-64, with these registers."""
+        """Run one instruction, with these registers."""
         return self.run_until_at(state, 0, 1)
 
     def run_until_at(self, state: tuple[int, ...], address: int, most: int) -> tuple[int, ...]:
         """Run until the PC is `address`, or before what cannot be run; some instructions at most."""
         if self._uc is None:
-            self._uc = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
+            self._uc = unicorn.Uc(*self.cpu.uc)
             held = (ctypes.c_ubyte * SIZE).from_buffer(self.memory)
             self._uc.mem_map_ptr(START, SIZE, unicorn.UC_PROT_ALL, ctypes.addressof(held))
         if state is not self._held:
-            self._uc.reg_write_batch(tuple(zip(REGISTERS, state, strict=True)))
+            self._uc.reg_write_batch(tuple(zip(self.cpu.numbers, state, strict=True)))
         self._held = ()
         if most != self._most:
             self._uc.ctl_flush_tb()  # blocks that were translated with another end
             self._most = most
         try:
-            self._uc.emu_start(state[PC], address, count=most)
+            self._uc.emu_start(state[self.cpu.pc], address, count=most)
         except unicorn.UcError as error:
             if error.errno != unicorn.UC_ERR_INSN_INVALID or most == 1:
                 raise
-        self._held = tuple(self._uc.reg_read_batch(REGISTERS))
+        self._held = tuple(self._uc.reg_read_batch(self.cpu.numbers))
         return self._held
 
 
@@ -382,7 +413,7 @@ class FakeGuest(Guest):
     """arena: where no journal is kept; else it is found as in a Linux guest. traps: where a trap is handled, see Body.
 
     names: what names mean, where not only registers do. settings: of the session. module: see FakeModule.
-    breakpoints: the user's.
+    breakpoints: the user's. cpu: what threads run on, where they do.
     """
 
     bodies: Sequence[Body]
@@ -396,13 +427,14 @@ class FakeGuest(Guest):
     forgotten: bool = False
     module: FakeModule | None = None
     breakpoints: frozenset[int] = frozenset()
+    cpu: Cpu = X86_CPU
     machine: FakeMachine = field(init=False)
     text: FakeText = field(init=False)
     stops: FakeStops = field(default_factory=FakeStops, init=False)
     steps: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.machine = FakeMachine(self.memory or self._memory(), self.threads)
+        self.machine = FakeMachine(self.memory or self._memory(), self.threads, self.cpu)
         self.text = FakeText(self.isa, self.bodies)
         self.tracer = FakeTracer(self.machine, self.text)
         self.arena_source: ArenaSource = LinuxArena(self._linux(), lambda: self.settings)
@@ -514,7 +546,7 @@ class FakeGuest(Guest):
         """Return all that is not the arena's: text, the tracer's records, page tables."""
         return self.machine.read(START, CODE - START)
 
-    # threads, on x86-64 ------------------------------------------------------------------------------------------
+    # threads ---------------------------------------------------------------------------------------------------------
 
     def start_threads(self, pc: int) -> None:
         for _ in range(THREADS):
@@ -524,16 +556,16 @@ class FakeGuest(Guest):
         """Run one instruction of a thread, or its trap; return its address, which a hit may have moved."""
         self.steps += 1
         state = self.machine.threads[number]
-        pc = state[PC]
+        pc = state[self.cpu.pc]
         for point in list(self.stops.points.get(pc, ())):
-            registers = dict(zip(X86_64.registers, state, strict=True))
+            registers = dict(zip(self.cpu.isa.registers, state, strict=True))
             hit = Hit(pc, number, registers, self.machine.read, write=_set_nothing)
             move = point.on_hit(hit)
             if move is not None:
                 for at, data in move.writes:
                     self.machine.write(at, data)
                 state = tuple((registers | dict(move.registers)).values())
-                pc = state[PC]
+                pc = state[self.cpu.pc]
         traps = self.traps is not None and self.machine.read(pc, 1) == self.traps.trap
         self.machine.threads[number] = self._trap(number, state) if traps else self.machine.run_one(state)
         return pc
@@ -542,14 +574,14 @@ class FakeGuest(Guest):
         """Run a thread until it comes to `address`, at least one instruction; return its registers."""
         for _ in range(most):
             self.step(number)
-            if not any(self.stops.points.values()) and self.machine.threads[number][PC] != address:
+            if not any(self.stops.points.values()) and self.machine.threads[number][self.cpu.pc] != address:
                 self.machine.threads[number] = self.machine.run_until_at(self.machine.threads[number], address, most)
-            if self.machine.threads[number][PC] == address:
-                return dict(zip(X86_64.registers, self.machine.threads[number], strict=True))
+            if self.machine.threads[number][self.cpu.pc] == address:
+                return dict(zip(self.cpu.isa.registers, self.machine.threads[number], strict=True))
         raise AssertionError(f"thread {number} does not come to {address:#x}")
 
     def _trap(self, number: int, state: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the registers with which a thread goes on after a trap, as the kernel's entry code has them."""
+        """Return the registers with which a thread goes on after a trap, as x86-64's entry code has them."""
         assert self.traps is not None
         values = dict(zip(X86_64.registers, state, strict=True))
         (call,) = self.traps.calls

@@ -1,36 +1,41 @@
-"""A third ISA, of which a few instructions are known: it is found by both lists, without a change in the package."""
+"""A third ISA needs no change in the package: it is found in the lists, decoded, and its functions are counted."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
-import capstone
 import pytest
+import unicorn
+from unicorn import arm64_const
 
+from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch import registry as linux_arches
-from gdb_optprobe.isa.base import Flow, Insn
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.registry import ISAS, by_name
+from gdb_optprobe.probes.spec import Spec
+from tests.fake_guest import CODE, DATA, FILL, JOURNAL, START, Body, Cpu, FakeGuest
+from tests.isa.aarch64 import AARCH64, GENERAL
 
-BRANCHES = {"b": Flow.JUMP, "bl": Flow.CALL, "ret": Flow.RETURN, "brk": Flow.TRAP, "svc": Flow.SYSTEM}
-SIZE = 4
+NUMBERS = tuple(getattr(arm64_const, f"UC_ARM64_REG_{name.upper()}") for name in (*GENERAL, "pc", "nzcv"))
+CPU = Cpu(AARCH64, (unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM), NUMBERS, {"x1": 3, "x16": 5, "x17": 7})
+LOOP, VICTIM = START, START + 0x1000
+VICTIM_CODE = bytes.fromhex(
+    "fd7bbfa9"  # stp x29, x30, [sp, #-16]!
+    "200400b1"  # adds x0, x1, #1
+    "21000091"  # add x1, x1, #0
+    "0104009b"  # madd x1, x0, x0, x1
+    "40000010"  # adr x0, .+8
+    "fd7bc1a8"  # ldp x29, x30, [sp], #16
+    "c0035fd6"  # ret
+)
+LOOP_CODE = AARCH64.branch(LOOP, VICTIM)[:3] + b"\x94" + AARCH64.branch(LOOP + 4, LOOP)  # bl; b
 
 
-def decode(code: bytes, address: int) -> list[Insn]:
-    """Decode a few instructions; see Isa.decode."""
-    engine = capstone.Cs(capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM)
-    found = []
-    for at, size, mnemonic, operands in engine.disasm_lite(code, address):
-        flow = BRANCHES.get(mnemonic, Flow.NEXT)
-        target = int(operands.lstrip("#"), 0) if flow in (Flow.JUMP, Flow.CALL) else None
-        start = at - address
-        found.append(Insn(at, code[start : start + size], f"{mnemonic} {operands}".strip(), flow, target))
-    return found
-
-
-AARCH64 = cast(Isa, SimpleNamespace(name="aarch64", other_modes=("arm",), alignment=SIZE, decode=decode))
+def guest() -> FakeGuest:
+    """Return a bare-metal guest of which the threads call VICTIM again and again."""
+    arena = Arena(Ranges(((CODE, JOURNAL),), ((DATA, DATA + 0x1000),), FILL))
+    made = FakeGuest((Body("loop", LOOP, LOOP_CODE), Body("victim", VICTIM, VICTIM_CODE)), AARCH64, arena, cpu=CPU)
+    made.start_threads(LOOP)
+    return made
 
 
 def test_it_is_found_by_its_name() -> None:
@@ -50,3 +55,26 @@ def test_its_instructions_are_decoded() -> None:
     found = AARCH64.decode(code, 0x1000)
     assert [insn.flow for insn in found] == [Flow.NEXT, Flow.CALL, Flow.NEXT, Flow.RETURN]
     assert found[1].target == 0x100C and found[-1].end == 0x1000 + len(code)
+
+
+def test_every_instruction_that_moves_is_counted_and_changes_nothing_else() -> None:
+    probed, alone = guest(), guest()
+    session = probed.session()
+    moving = [insn for insn in AARCH64.decode(VICTIM_CODE, VICTIM) if AARCH64.hazard(insn) is None]
+    assert len(moving) == 6
+    views = [session.add(Spec(f"*{insn.address:#x}"))[0] for insn in moving]
+    assert {view.tier for view in views} == {"optimized"}
+    for _ in range(10):
+        assert probed.run_to(0, LOOP) == alone.run_to(0, LOOP)
+    assert [view.hits for view in session.views()] == [10] * len(moving)
+    session.delete()
+    assert probed.read_text() == alone.read_text()
+
+
+def test_what_does_not_move_stops_the_guest() -> None:
+    probed = guest()
+    session = probed.session()
+    (view,) = session.add(Spec(f"*{VICTIM + 0x10:#x}"))
+    assert view.tier == "breakpoint" and view.reason is not None and view.reason.code == "NOT_RELOCATABLE"
+    probed.run_to(1, LOOP)
+    assert session.views()[0].hits == 1
