@@ -11,17 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.handlers.ir import Clock, Constant, Expr, Register, Stop, nodes
-from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
-from gdb_optprobe.handlers.lower_program import LoweringContext, lower_action, refused, ring_doorbell
-from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home, lower_next_slot
-from gdb_optprobe.handlers.return_scope import EntryProgram
+from gdb_optprobe.handlers.lower_program import ring_doorbell
+from gdb_optprobe.handlers.lower_returns import (
+    EntryPart,
+    PlacedSlots,
+    lower_claim,
+    lower_drop_dead,
+    lower_entry_actions,
+    lower_entry_conditions,
+    lower_kept_words,
+)
+from gdb_optprobe.handlers.lower_slot_search import lower_home, lower_next_slot
 from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import (
     Address,
     Arithmetic,
     Comparison,
-    Emitter,
     EntryState,
     Label,
     MemoryValue,
@@ -31,82 +36,65 @@ from gdb_optprobe.isa.codegen import (
 from gdb_optprobe.isa.return_codegen import ReturnBackend, ReturnEmitter
 from gdb_optprobe.maps.call_table import (
     DROPPED,
-    FACTOR,
     KEY,
     MISSED,
     RETURN,
     RETURNS,
-    SAVED,
-    SHIFT,
-    SLOTS,
     WORD,
     CallTableLayout,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedCallTable:
-    """A table of instances in guest memory, at `address`."""
-
-    layout: CallTableLayout
-    address: int
-
-    @property
-    def first(self) -> int:
-        return self.address + SLOTS
-
-    @property
-    def end(self) -> int:
-        """Behind the last slot."""
-        return self.address + self.layout.end
-
-    @property
-    def slots(self) -> SlotArray:
-        return SlotArray(self.first, self.end, self.layout.slot_size, self.layout.homes, FACTOR, SHIFT)
+class PlacedCallTable(PlacedSlots[CallTableLayout]):
+    """The table of a function's calls in guest memory, with its counters."""
 
     def counter(self, offset: int) -> Address:
         return Address(offset=self.address + offset, near=True)
 
 
 @dataclass(frozen=True, slots=True)
-class EntryPart:
-    """What one return probe does at the entry.
+class _Search:
+    """See lower_returns.CallSearch: all slots, round the end, of which `count` counts down those that are left.
 
-    area:   where in a slot its words begin; others of ours are before: offsets in the slot, 0 for none.
-    faults: where its faults are counted.
-    armed:  whether it sees the call, which others see in any case.
-    flag:   what its program sets to have the guest stop.
-    data:   a number that a debugger gives the call; 0 where it has none.
-    time:   when it was entered, where that can be told.
-    around: of what it does there.
+    word: the key. other: for words that are copied.
     """
 
-    entry: EntryProgram
-    area: int = SAVED
-    faults: int = 0
-    armed: int = 0
-    flag: int = 0
-    data: int = 0
-    time: int = 0
-    around: LoweringContext | None = None
+    emit: ReturnEmitter
+    table: PlacedCallTable
+    word: str
+    count: str
+    other: str
 
-    @property
-    def registers(self) -> frozenset[str]:
-        """What it reads at the entry."""
-        cpu = nodes(self.around.cpu) if self.around is not None and self.around.cpu is not None else ()
-        return self.entry.registers | {node.name for node in cpu if isinstance(node, Register)}
+    def begin(self, at: str, slot: str) -> None:
+        self.emit.copy(at, slot)
+        self.emit.constant(self.count, self.table.layout.slots)
 
-    @property
-    def kept(self) -> Iterator[tuple[int, Expr]]:
-        """Offsets in a slot, and what is kept there."""
-        if self.armed:
-            yield self.armed, self.entry.condition or Constant(1)
-        for none in filter(None, (self.flag, self.data)):
-            yield none, Constant(0)
-        if self.time:
-            yield self.time, Clock()
-        for index, word in enumerate(self.entry.words):
-            yield self.area + WORD * index, word
+    def next(self, at: str, again: Label) -> None:
+        lower_next_slot(self.emit, self.table.slots, at)
+        self.emit.binary(Arithmetic.SUB, self.count, self.count, 1, 64, False)
+        self.emit.branch(Comparison.NE, self.count, 0, False, again)
+
+    def previous(self, at: str) -> None:
+        is_behind = Label()
+        self.emit.constant(self.other, self.table.first)
+        self.emit.branch(Comparison.NE, at, self.other, False, is_behind)
+        self.emit.constant(at, self.table.end)
+        self.emit.bind(is_behind)
+        self.emit.binary(Arithmetic.SUB, at, at, self.table.layout.slot_size, 64, False)
+
+    def unless_key(self, at: str, label: Label) -> None:
+        self.emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), self.word, False, label)
+
+    def drop(self, at: str) -> None:
+        self.emit.store(Address(at, KEY), 0)
+        self.emit.atomic_add(self.table.counter(DROPPED), 1)
+
+    def move(self, to: str, at: str) -> None:
+        for offset in range(RETURN, RETURN + WORD * (1 + self.table.layout.saved), WORD):
+            self.emit.load(self.other, MemoryValue(Address(at, offset)))
+            self.emit.store(Address(to, offset), self.other)
+        self.emit.store(Address(to, KEY), self.word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,60 +194,11 @@ def _entry(
     return EntryRegisters(frozenset(usual.used), frozenset(other.used), frozenset(acting.used))
 
 
-def lower_entry_conditions(emit: Emitter, pc: tuple[str, int], parts: Sequence[EntryPart], end: Label) -> None:
-    """To `end` where no probe wants to see the call."""
-    tests = [(part.entry.condition, part.faults) for part in parts]
-    if any(test is None for test, _ in tests):
-        return
-    wanted = Label()
-    for number, (test, faults) in enumerate(tests, 1):
-        assert test is not None
-        words, no, is_last = ExpressionLowering(emit, pc), Label(), number == len(tests)
-        with refused(test):
-            words.jump(test, not is_last, end if is_last else wanted)
-        if words.faulted:
-            emit.jump(wanted if is_last else no)
-            emit.bind(words.fault)
-            emit.atomic_add(Address(offset=faults, near=True), 1)
-            if is_last:
-                emit.jump(end)
-        emit.bind(no)
-    emit.bind(wanted)
-
-
-def lower_kept_words(emit: Emitter, pc: tuple[str, int], part: EntryPart, slot: str) -> None:
-    """The words of one probe into the call's slot; 0 for what cannot be evaluated."""
-    for offset, node in part.kept:
-        at = Address(slot, offset)
-        words, done = ExpressionLowering(emit, pc), Label()
-        with refused(node), words.operand(node) as word:
-            emit.store(at, word)
-        if words.faulted:
-            emit.jump(done)
-            emit.bind(words.fault)
-            emit.atomic_add(Address(offset=part.faults, near=True), 1)
-            emit.store(at, 0)
-            emit.bind(done)
-
-
-def lower_entry_actions(emit: Emitter, pc: tuple[str, int], part: EntryPart, slot: str) -> None:
-    """What a probe that sees the call does besides."""
-    if part.around is None:
-        return
-    skip = Label()
-    if part.armed:
-        emit.branch(Comparison.EQ, MemoryValue(Address(slot, part.armed)), 0, False, skip)
-    for index, (action, address) in enumerate(zip(part.entry.actions, part.around.objects, strict=True)):
-        assert not isinstance(action, Stop), "it was refused"
-        with refused(action):
-            lower_action(emit, pc, part.around, action, index, address)
-    emit.bind(skip)
-
-
 def _search(emit: ReturnEmitter, table: PlacedCallTable, way: EntryContext, slot: str, word: str) -> None:
     """The slot behind `slot`, the first of the search, that is now the call's; 0 where there is none."""
     at, count, other = (emit.pool.allocate() for _ in range(3))
-    dead_next, dead, search, again, busy, found, done = (Label() for _ in range(7))
+    search, done = Label(), Label()
+    calls = _Search(emit, table, word, count, other)
     emit.key(word)
     emit.return_address(other)
     for address in way.hidden:
@@ -267,58 +206,18 @@ def _search(emit: ReturnEmitter, table: PlacedCallTable, way: EntryContext, slot
     start, end = way.ours
     emit.binary(Arithmetic.SUB, other, other, start, 64, False)
     emit.branch(Comparison.LT, other, end - start, False, search)
-    _begin(emit, table, at, count, slot)
-    emit.bind(dead)
-    emit.branch(Comparison.EQ, MemoryValue(Address(at, KEY)), 0, False, search)
-    emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), word, False, dead_next)
-    emit.store(Address(at, KEY), 0)
-    emit.atomic_add(table.counter(DROPPED), 1)
-    emit.bind(dead_next)
-    lower_next_slot(emit, table.slots, at)
-    _count_down(emit, count, dead)
+    lower_drop_dead(emit, calls, slot, at)
     emit.bind(search)
-    _begin(emit, table, at, count, slot)
-    emit.bind(again)
-    emit.claim(Address(at, KEY), busy)
-    emit.jump(found)
-    emit.bind(busy)
-    lower_next_slot(emit, table.slots, at)
-    _count_down(emit, count, again)
-    emit.atomic_add(table.counter(MISSED), 1)
-    emit.constant(slot, 0)
-    emit.jump(done)
-    emit.bind(found)
-    _make_first(emit, table, at, count, other, slot, word)
+
+    def full() -> None:
+        emit.atomic_add(table.counter(MISSED), 1)
+        emit.constant(slot, 0)
+        emit.jump(done)
+
+    lower_claim(emit, calls, slot, at, count, full)
     emit.bind(done)
     for register in (at, count, other):
         emit.pool.free(register)
-
-
-def _make_first(
-    emit: ReturnEmitter, table: PlacedCallTable, at: str, hole: str, other: str, slot: str, word: str
-) -> None:
-    """From the claimed slot `at` back to the home, `slot`: each call with the same key moves one place further.
-
-    `slot` is then the place before them.
-    """
-    back, no_turn, moved = Label(), Label(), Label()
-    emit.copy(hole, at)
-    emit.bind(back)
-    emit.branch(Comparison.EQ, at, slot, False, moved)
-    emit.constant(other, table.first)
-    emit.branch(Comparison.NE, at, other, False, no_turn)
-    emit.constant(at, table.end)
-    emit.bind(no_turn)
-    emit.binary(Arithmetic.SUB, at, at, table.layout.slot_size, 64, False)
-    emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), word, False, back)
-    for offset in range(RETURN, RETURN + WORD * (1 + table.layout.saved), WORD):
-        emit.load(other, MemoryValue(Address(at, offset)))
-        emit.store(Address(hole, offset), other)
-    emit.store(Address(hole, KEY), word)
-    emit.copy(hole, at)
-    emit.jump(back)
-    emit.bind(moved)
-    emit.copy(slot, hole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,13 +359,3 @@ def _home(emit: ReturnEmitter, table: PlacedCallTable, slot: str, word: str) -> 
     """The address of a key's first slot; changes `word`."""
     emit.key(word)
     lower_home(emit, table.slots, word, slot, word)
-
-
-def _begin(emit: ReturnEmitter, table: PlacedCallTable, at: str, count: str, slot: str) -> None:
-    emit.copy(at, slot)
-    emit.constant(count, table.layout.slots)
-
-
-def _count_down(emit: ReturnEmitter, count: str, label: Label) -> None:
-    emit.binary(Arithmetic.SUB, count, count, 1, 64, False)
-    emit.branch(Comparison.NE, count, 0, False, label)

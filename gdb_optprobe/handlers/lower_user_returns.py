@@ -15,13 +15,16 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.ir import MASK, Expr
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
-from gdb_optprobe.handlers.lower_kernel_returns import (
+from gdb_optprobe.handlers.lower_returns import (
     EntryPart,
+    PlacedSlots,
+    lower_claim,
+    lower_drop_dead,
     lower_entry_actions,
     lower_entry_conditions,
     lower_kept_words,
 )
-from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_home
+from gdb_optprobe.handlers.lower_slot_search import lower_home
 from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import (
     Address,
@@ -36,7 +39,6 @@ from gdb_optprobe.isa.codegen import (
 )
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
-from gdb_optprobe.maps.call_table import FACTOR, SHIFT
 from gdb_optprobe.maps.user_call_table import (
     ACTIVE,
     BEING_FILLED,
@@ -60,20 +62,41 @@ MOST_POPPED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedUserCallTable:
-    """In guest memory, at `address`. mm: an expression of the address space that runs."""
+class PlacedUserCallTable(PlacedSlots[UserCallTableLayout]):
+    """The table of all programs' calls in guest memory. mm: an expression of the address space that runs."""
 
-    layout: UserCallTableLayout
-    address: int
     mm: Expr
 
-    @property
-    def end(self) -> int:
-        return self.address + self.layout.end
 
-    @property
-    def slots(self) -> SlotArray:
-        return SlotArray(self.address, self.end, SLOT, self.layout.homes, FACTOR, SHIFT)
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """See lower_returns.CallSearch: slots up to the end of the table, of one address space. word: is changed."""
+
+    emit: Emitter
+    table: PlacedUserCallTable
+    key: str
+    mm: str
+    word: str
+
+    def begin(self, at: str, slot: str) -> None:
+        self.emit.copy(at, slot)
+
+    def next(self, at: str, again: Label) -> None:
+        _next(self.emit, self.table, at, self.word, again)
+
+    def previous(self, at: str) -> None:
+        self.emit.binary(Arithmetic.SUB, at, at, SLOT, 64, False)
+
+    def unless_key(self, at: str, label: Label) -> None:
+        self.emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), self.key, False, label)
+        self.emit.branch(Comparison.NE, MemoryValue(Address(at, SPACE)), self.mm, False, label)
+
+    def drop(self, at: str) -> None:
+        _drop(self.emit, at, self.word)
+
+    def move(self, to: str, at: str) -> None:
+        _copy(self.emit, to, at, self.word, SPACE)
+        self.emit.publish(Address(to, KEY), self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +199,11 @@ def _entered(
     emit.load(other, MemoryValue(Address(place), way.size))
     _trampoline(emit, word, way, traps)
     emit.branch(Comparison.EQ, other, word, False, search)
-    _drop_dead(emit, table, key, mm, slot, word, other)
+    calls = _Search(emit, table, key, mm, other)
+    lower_drop_dead(emit, calls, slot, word)
     emit.bind(search)
-    _claim(emit, table, key, mm, slot, word, other, crowded)
+    with emit.pool.scratch() as hole:
+        lower_claim(emit, calls, slot, word, hole, lambda: emit.jump(crowded))
     emit.jump(claimed)
     emit.bind(crowded)
     emit.atomic_add(way.count(ACTIVE), MASK)
@@ -206,55 +231,12 @@ def _frame(emit: Emitter, to: str, traps: UserTrapping) -> str:
     return to
 
 
-def _drop_dead(emit: Emitter, table: PlacedUserCallTable, key: str, mm: str, slot: str, at: str, word: str) -> None:
-    """Calls of the same key up to the first free slot: another one has their stack address now."""
-    again, on, end = Label(), Label(), Label()
-    emit.copy(at, slot)
-    emit.bind(again)
-    emit.branch(Comparison.EQ, MemoryValue(Address(at, KEY)), 0, False, end)
-    emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), key, False, on)
-    emit.branch(Comparison.NE, MemoryValue(Address(at, SPACE)), mm, False, on)
-    _drop(emit, at, word)
-    emit.bind(on)
-    _next(emit, table, at, word, again)
-    emit.bind(end)
-
-
 def _drop(emit: Emitter, at: str, word: str) -> None:
     """The call whose slot `at` is never returns."""
     emit.load(word, MemoryValue(Address(at, POINT)))
     emit.atomic_add(Address(word, DROPPED), 1)
     emit.atomic_add(Address(word, ACTIVE), MASK)
     emit.publish(Address(at, KEY), 0)
-
-
-def _claim(
-    emit: Emitter, table: PlacedUserCallTable, key: str, mm: str, slot: str, at: str, word: str, full: Label
-) -> None:
-    """`slot`, of the home, is the first of its key that is now the call's; to the label where none is free."""
-    again, busy, found = Label(), Label(), Label()
-    emit.copy(at, slot)
-    emit.bind(again)
-    emit.claim(Address(at, KEY), busy)
-    emit.jump(found)
-    emit.bind(busy)
-    _next(emit, table, at, word, again)
-    emit.jump(full)
-    emit.bind(found)
-    back, done = Label(), Label()
-    with emit.pool.scratch() as hole:
-        emit.copy(hole, at)
-        emit.bind(back)
-        emit.branch(Comparison.EQ, at, slot, False, done)
-        emit.binary(Arithmetic.SUB, at, at, SLOT, 64, False)
-        emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), key, False, back)
-        emit.branch(Comparison.NE, MemoryValue(Address(at, SPACE)), mm, False, back)
-        _copy(emit, hole, at, word, SPACE)
-        emit.publish(Address(hole, KEY), key)
-        emit.copy(hole, at)
-        emit.jump(back)
-        emit.bind(done)
-        emit.copy(slot, hole)
 
 
 def _copy(emit: Emitter, to: str, source: str, word: str, first: int) -> None:
@@ -355,7 +337,8 @@ def _copied(emit: UserReturnEmitter, table: PlacedUserCallTable, isa: UserReturn
     emit.load(key, MemoryValue(Address(source, KEY)))
     emit.branch(Comparison.LE, key, BEING_FILLED, False, on)
     _home(emit, table, key, new, slot, word)
-    _claim(emit, table, key, new, slot, at, word, full)
+    with emit.pool.scratch() as hole:
+        lower_claim(emit, _Search(emit, table, key, new, word), slot, at, hole, lambda: emit.jump(full))
     _copy(emit, slot, source, word, RETURN)
     emit.store(Address(slot, SPACE), new)
     emit.load(word, MemoryValue(Address(slot, POINT)))
@@ -371,7 +354,7 @@ def _copied(emit: UserReturnEmitter, table: PlacedUserCallTable, isa: UserReturn
     emit.bind(short)
     _give_up(emit, table, key, old, slot, at, word, WORD // 2)
     emit.bind(on)
-    emit.constant(word, table.address)
+    emit.constant(word, table.first)
     emit.branch(Comparison.NE, source, word, False, again)
 
 
@@ -383,7 +366,7 @@ def _give_up(
     They may be another thread's, which returns just now: so it is exchanged, and their slots stay.
     """
     find, on, found, follow, older, last, end = (Label() for _ in range(7))
-    emit.constant(first, table.address)
+    emit.constant(first, table.first)
     emit.bind(find)
     emit.branch(Comparison.NE, MemoryValue(Address(first, KEY)), key, False, on)
     emit.branch(Comparison.EQ, MemoryValue(Address(first, SPACE)), mm, False, found)
@@ -423,7 +406,7 @@ def lower_space_ended(table: PlacedUserCallTable, kernels: int, traps: UserTrapp
     emit.pool = RegisterPool([n for n in traps.order(before) if n in isa.scratch.registers and n not in isa.arguments])
     at, word = emit.pool.allocate(), emit.pool.allocate()
     again, on = Label(), Label()
-    emit.constant(at, table.address)
+    emit.constant(at, table.first)
     emit.bind(again)
     emit.branch(Comparison.LE, MemoryValue(Address(at, KEY)), BEING_FILLED, False, on)
     emit.branch(Comparison.NE, MemoryValue(Address(at, SPACE)), space, False, on)

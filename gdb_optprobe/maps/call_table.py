@@ -17,6 +17,7 @@ finds. Calls that never returned can only be behind it: they are recognised to f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -60,12 +61,52 @@ class CallTable:
         return self.returns + self.missed + self.dropped + len(self.active)
 
 
+class CallSlots(ABC):
+    """The slots of a table of calls, the kernel's or that of user programs, and the hash by which a call is found."""
+
+    @property
+    @abstractmethod
+    def first(self) -> int:
+        """Return the offset of the first slot."""
+
+    @property
+    @abstractmethod
+    def slot_size(self) -> int:
+        """Return the size of a slot: a power of two."""
+
+    @property
+    @abstractmethod
+    def homes(self) -> int:
+        """Return how many slots searches may begin at: a power of two."""
+
+    @property
+    @abstractmethod
+    def end(self) -> int:
+        """Return the offset behind the last slot."""
+
+    @property
+    def size(self) -> int:
+        return self.end + WORD
+
+    def initial(self) -> bytes:
+        """Encode a table without calls."""
+        return bytes(self.end) + encode((1,))
+
+    def home(self, key: int) -> int:
+        """Return the number of the slot where the search for a key begins."""
+        return (key * FACTOR & MASK) >> SHIFT & self.homes - 1
+
+
 @dataclass(frozen=True, slots=True)
-class CallTableLayout:
+class CallTableLayout(CallSlots):
     """slots: how many calls there is room for, at least 1. saved: words saved of each."""
 
     slots: int = 512
     saved: int = 0
+
+    @property
+    def first(self) -> int:
+        return SLOTS
 
     @property
     def slot_size(self) -> int:
@@ -73,24 +114,11 @@ class CallTableLayout:
 
     @property
     def homes(self) -> int:
-        """Return how many slots searches may begin at: a power of two."""
         return 1 << self.slots.bit_length() - 1
 
     @property
     def end(self) -> int:
-        """Return the offset behind the last slot."""
         return SLOTS + self.slots * self.slot_size
-
-    @property
-    def size(self) -> int:
-        return self.end + WORD
-
-    def initial(self) -> bytes:
-        return bytes(self.end) + encode((1,))
-
-    def home(self, key: int) -> int:
-        """Return the number of the slot where the search for a key begins."""
-        return (key * FACTOR & MASK) >> SHIFT & self.homes - 1
 
     def search(self, key: int) -> Iterator[int]:
         """Yield the offsets of all slots, in the order of the search for a key."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.maps.aggregate import decode, encode
-from gdb_optprobe.maps.call_table import FACTOR, MASK, SHIFT
+from gdb_optprobe.maps.call_table import CallSlots
 
 WORD = 8
 KEY, SPACE, RETURN, CODE, POINT, TRAMPOLINE, SAVED = 0, 8, 16, 24, 32, 40, 48
@@ -68,31 +68,26 @@ def initial_counters(size: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class UserCallTableLayout:
+class UserCallTableLayout(CallSlots):
     """slots: how many calls there is room for, a power of two, at least 2."""
 
     slots: int
 
     @property
+    def first(self) -> int:
+        return 0
+
+    @property
+    def slot_size(self) -> int:
+        return SLOT
+
+    @property
     def homes(self) -> int:
-        """Return how many slots searches may begin at: the first half, so that each can search the other half."""
-        return self.slots // 2
+        return self.slots // 2  # so that each search, which ends with the table, has the other half
 
     @property
     def end(self) -> int:
-        """Return the offset behind the last slot."""
         return self.slots * SLOT
-
-    @property
-    def size(self) -> int:
-        return self.end + WORD
-
-    def initial(self) -> bytes:
-        return bytes(self.end) + encode((1,))
-
-    def home(self, key: int, mm: int) -> int:
-        """Return the number of the slot where the search for a key begins."""
-        return ((key + mm) * FACTOR & MASK) >> SHIFT & self.homes - 1
 
     def calls(self, data: bytes) -> Iterator[UserCallSlot]:
         """Yield the active calls, in the order of their slots."""

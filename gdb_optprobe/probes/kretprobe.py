@@ -14,7 +14,8 @@ from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.text import Function, Text
 from gdb_optprobe.handlers.compile import ProgramLimits
 from gdb_optprobe.handlers.ir import Constant, Program, Put
-from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, EntryPart, PlacedCallTable, lower_entry
+from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, PlacedCallTable, lower_entry
+from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines

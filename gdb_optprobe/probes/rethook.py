@@ -32,7 +32,8 @@ from gdb_optprobe.handlers.ir import (
     Put,
     nodes,
 )
-from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, EntryPart, PlacedCallTable, Trampoline
+from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, PlacedCallTable, Trampoline
+from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.isa.base import Code, Dead, Insn, joined
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest

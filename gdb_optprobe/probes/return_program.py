@@ -15,7 +15,7 @@ from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import MASK, Expr, Load, Op, Program, Register
-from gdb_optprobe.handlers.lower_kernel_returns import EntryPart
+from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.return_scope import EntryProgram, ReturnScope, compile_entry
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.trap_frame import replace_register

@@ -14,7 +14,6 @@ from unicorn import ppc_const, x86_const
 from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.lower_kernel_returns import (
     EntryContext,
-    EntryPart,
     PadExit,
     PlacedCallTable,
     Trampoline,
@@ -23,6 +22,7 @@ from gdb_optprobe.handlers.lower_kernel_returns import (
     lower_trampoline,
 )
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
+from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.ppc64le import PPC64LE

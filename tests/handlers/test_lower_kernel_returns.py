@@ -12,8 +12,8 @@ import pytest
 
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import Cell, Constant, Expr, Load, Op, Program, Put, Register, Update
-from gdb_optprobe.handlers.lower_kernel_returns import EntryPart
 from gdb_optprobe.handlers.lower_program import RING_COUNT, LoweringContext
+from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps.aggregate import Sum

@@ -14,7 +14,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.user_returns import RETURNING
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.handlers import fold, lower_user_returns
 from gdb_optprobe.handlers.ir import Load
-from gdb_optprobe.handlers.lower_kernel_returns import EntryPart
+from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.base import Code

@@ -16,7 +16,7 @@ from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import ir, lower_user_returns
 from gdb_optprobe.handlers.compile import ProgramLimits
 from gdb_optprobe.handlers.ir import WORD, And
-from gdb_optprobe.handlers.lower_kernel_returns import EntryPart
+from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
