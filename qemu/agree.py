@@ -1,4 +1,4 @@
-"""Sourced in GDB behind scripts/optprobe.py: random `optprobe explain`s, each beside the `add` that it speaks of.
+"""Compare random `optprobe explain`s with the same `add`s. It is sourced in GDB after scripts/optprobe.py.
 
     (gdb) python agree_seed, agree_count = 7, 50        # these where nothing is said
     (gdb) source qemu/agree.py
@@ -21,7 +21,7 @@ from gdb_optprobe.errors import OptprobeError
 
 PROGRAM = "/bin/busybox"
 OF_PROGRAMS = 5
-"""One question in so many is about a program: an `add` there has the guest run."""
+"""One question in so many is about a program: an `add` there runs the guest."""
 FEWEST = 1 << 16
 """Bytes that the program has at least."""
 NEAR = 16
@@ -51,7 +51,7 @@ OF_PROGRAM = ("", "", "do count by $comm", "if $arg1 > 1", "-return", "-return d
 
 @dataclass(frozen=True)
 class Answer:
-    """What an address got: tier "" where none. words: of the error where all was refused."""
+    """The outcome at an address: tier "" where there is none. words: of the error where all was refused."""
 
     probes: tuple[tuple[str, str, str], ...] = ()
     words: str = ""
@@ -89,7 +89,7 @@ def run(seed: int, count: int) -> Found:
 
 
 def agree(told: Answer, done: Answer) -> bool:
-    """Return whether they say the same: of a refusal, its reason in words."""
+    """Return whether the two answers agree: for a refusal, on the code's words."""
     if not done.words:
         return told == done
     if told.words:
@@ -113,7 +113,7 @@ def explained(line: str) -> Answer:
 
 
 def added(line: str, kept: list[int] | None) -> Answer:
-    """kept: takes the addresses of what stays; None where nothing does, as a probe on a program never does."""
+    """Return the answer of `add`. kept: gets the addresses of probes that stay; None keeps none, as on a program."""
     try:
         views = json.loads(gdb.execute(f"optprobe add -json {line}", to_string=True).splitlines()[-1])
     except gdb.error as error:
@@ -127,7 +127,7 @@ def added(line: str, kept: list[int] | None) -> Answer:
 
 
 def one(view: dict[str, object]) -> tuple[str, str, str]:
-    """Return what waits until a branch can be written is what `explain` says it will be."""
+    """Return tier, code and words of a view; a probe that waits for its branch has the tier that `explain` predicts."""
     reason = view["reason"]
     if view["state"] == "optimizing":
         return str(view["address"]), "optimized", ""
@@ -139,7 +139,7 @@ def first(error: Exception) -> str:
 
 
 def questions(rng: random.Random, count: int, kept: Sequence[int]) -> Iterator[str]:
-    """Locations with options, half of them in the middle of functions. kept: addresses of probes."""
+    """Yield locations with options, half of them in the middle of functions. kept: addresses of probes."""
     linux = attachments.seen().linux
     assert linux is not None, "a Linux guest"
     functions = [symbol for symbol in linux.recovered.symbols.functions() if symbol.name.isidentifier()]
@@ -165,7 +165,7 @@ def questions(rng: random.Random, count: int, kept: Sequence[int]) -> Iterator[s
 
 
 def program_offset(rng: random.Random) -> int:
-    """Return an offset in the code of PROGRAM, most often where a function begins."""
+    """Return an offset in the code of PROGRAM, most often of a function's start."""
     try:
         program = attachments.seen().session.target.user().texts.program(PROGRAM, None)
     except OptprobeError:

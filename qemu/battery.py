@@ -1,9 +1,9 @@
-"""What a user does, tried in one guest with one GDB: for each facility whether it works, is refused, or is broken.
+"""Try each facility in one guest with one GDB, and report whether it works, is refused, or is broken.
 
     works     the count, the value, the frame came out as the guest itself, or a workload of known size, says
     refused   the tool said that it cannot, and why, before anything was changed
     broken    anything else: a wrong count, an error in the middle, a guest that is ill, text that has changed
-    untried   this guest has not what it takes
+    untried   this guest lacks something that is needed to try it
 
 Counts need no oracle of the guest's: `dd` of so many bytes from /dev/zero calls `read_zero` just as often, and nothing
 else does. Where the guest has kprobe and uprobe events, one is at each probe and must have counted the same.
@@ -46,7 +46,7 @@ LEAVES = re.compile(r"^(j|call|ret|b(?!r[hwd]\b|permd)|syscall|ud2)")
 
 
 class Broken(Exception):
-    """Something came out wrong; the text says what, beside what it should be."""
+    """A result is wrong; the text has it and the expected one."""
 
 
 class Refused(Exception):
@@ -58,7 +58,7 @@ class Refused(Exception):
 
 
 class Untried(Exception):
-    """The guest has not what it takes to try it."""
+    """The guest lacks something that is needed to try it."""
 
 
 State = str
@@ -67,9 +67,8 @@ WORKS, REFUSED, BROKEN, UNTRIED = "works", "refused", "broken", "untried"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one facility in one guest.
-
-    text: why, of what is refused or broken; a figure, of what works.
+    """The outcome of one facility in one guest.
+    text: why it is refused or broken; a figure, if it works.
     """
 
     facility: str
@@ -82,7 +81,7 @@ class Battery:
     """One guest and the GDB that is connected to it. A GDB that fails is replaced; a guest that fails ends the run."""
 
     def __init__(self, guest: Guest, program: str = "", symbols: Path | None = None) -> None:
-        """program: the GDB; "" for this machine's own. symbols: a vmlinux that it has."""
+        """Take a guest. program: the GDB; "" for this machine's own. symbols: a vmlinux for it."""
         self.guest = guest
         self._program = program
         self._symbols = symbols
@@ -97,7 +96,7 @@ class Battery:
         self.end()
 
     def _refused(self) -> Outcome | None:
-        """Return what the tool says where it refuses the guest as a whole: a kernel without symbols, say."""
+        """Return the tool's words where it refuses the guest as a whole: a kernel without symbols, say."""
         try:
             self.ask("optprobe list")
         except Refused as error:
@@ -117,7 +116,7 @@ class Battery:
         return Outcome(name, BROKEN, text=trouble) if trouble and outcome.state != BROKEN else outcome
 
     def _tidy(self, broken: bool) -> str:
-        """Take every probe out; what that, or the guest's log, says against the facility, "" where nothing does."""
+        """Remove every probe. Return what the removal, or the guest's log, has against the facility; "" for nothing."""
         try:
             if broken:
                 self.kill()
@@ -154,7 +153,7 @@ class Battery:
             self._gdb = None
 
     def run_in_guest(self, command: str, timeout: float = 60.0) -> str:
-        """Let the guest run a command; what it printed."""
+        """Let the guest run a command and return its output."""
         return self.gdb.running(lambda: self.guest.run(command, timeout)[1], timeout + 60)
 
     def ask(self, line: str) -> str:
@@ -168,7 +167,7 @@ class Battery:
             raise Refused(text) from None
 
     def probe(self, clause: str) -> int:
-        """Add a probe; its number. Refused too where it got no tier that needs no stop."""
+        """Add a probe and return its number. Raises Refused also where each hit would stop the guest."""
         self.ask(f"optprobe add {clause}")
         view = self.views()[-1]
         if view["state"] == "optimizing":
@@ -180,7 +179,7 @@ class Battery:
         return int(view["number"])
 
     def parameter(self, name: str, number: int) -> str:
-        """Return how a parameter is asked for at an entry: by its name, by its number where the kernel has no types."""
+        """Return a parameter's name at an entry: $argN where the kernel has no types."""
         facilities = json.loads(self.gdb("optprobe doctor -json"))["facilities"]
         typed = next(row["state"] == WORKS for row in facilities if row["name"] == "types")
         return name if typed else f"$arg{number}"
@@ -217,7 +216,8 @@ class Battery:
 
 @contextlib.contextmanager
 def _event(battery: Battery, kind: str, place: str) -> Iterator[Callable[[], int | None]]:
-    """Have an event of the guest's own; what is yielded tells its hits, None where this guest has no such events."""
+    """Yield a function that returns the hits of an event of the guest's own; None where this guest has no such events.
+    """
     file, group = f"{TRACING}/{kind}_events", f"{kind}s"
     armed = battery.run_in_guest(
         f"[ -e {file} ] && echo 'p:matrix {place}' > {file} && echo 1 > {TRACING}/events/{group}/enable && echo armed"
@@ -229,7 +229,7 @@ def _event(battery: Battery, kind: str, place: str) -> Iterator[Callable[[], int
         yield lambda: int(battery.run_in_guest(f"cat {TRACING}/{kind}_profile").split()[-2 if kind == "kprobe" else -1])
     finally:
         battery.run_in_guest(f"echo 0 > {TRACING}/events/{group}/enable; echo > {file}; echo > {TRACING}/trace")
-        # The guest's optimizer takes its jump away a little later.
+        # The guest's optimizer removes its jump a little later.
         battery.run_in_guest("sleep 1")
 
 
@@ -242,7 +242,7 @@ def same(what: str, found: object, wanted: object) -> None:
 
 
 def doctor(battery: Battery) -> str:
-    """It answers for each facility, and none by an internal error."""
+    """Check that doctor answers for each facility, and for none with an internal error."""
     told = json.loads(battery.gdb("optprobe doctor -json"))
     refused = [row for row in told["facilities"] if row["state"] != WORKS]
     for row in refused:
@@ -268,7 +268,7 @@ def entry(battery: Battery) -> str:
 
 
 def middle(battery: Battery) -> str:
-    """Behind the entry, instruction by instruction; one of them beyond an event of the guest's own."""
+    """Probe behind the entry, instruction by instruction; one of them beyond an event of the guest's own."""
     places = battery.boundaries(ENTRY, 12)
     inside = places[1:6]
     if not inside:
@@ -389,7 +389,7 @@ def user(battery: Battery) -> str:
 
 
 def module(battery: Battery) -> str:
-    """Return a probe that waits for its module, and counts from the first call."""
+    """Check a probe that waits for its module, and counts from the first call."""
     if "dummy" not in battery.guest.options.modules:
         raise Untried("no module dummy is kept of this kernel")
     battery.ask("optprobe add dummy_xmit -pending")
@@ -416,7 +416,7 @@ def module(battery: Battery) -> str:
 
 
 def agreement(battery: Battery) -> str:
-    """Return what `explain` says of random places is what `add` does."""
+    """Compare `explain` of random places with `add`."""
     # The questions about programs are about busybox: its pages must be in the guest's memory.
     battery.run_in_guest("busybox true")
     battery.gdb(f"python agree_seed, agree_count = {battery.guest.options.processors}, {QUESTIONS}")
@@ -427,7 +427,7 @@ def agreement(battery: Battery) -> str:
 
 
 def recovery(battery: Battery) -> str:
-    """GDB is killed; the guest runs on and counts; the next GDB takes over."""
+    """Kill GDB; check that the guest runs and counts, and that the next GDB adopts the probes."""
     battery.probe(ENTRY)
     battery.probe(f"{CALLER} if $arg3 == {SIZE} do count by $pid")
     battery.reads()
@@ -443,7 +443,7 @@ def recovery(battery: Battery) -> str:
 
 
 def removal(battery: Battery) -> str:
-    """Return when GDB has left, text is what it was before: branches, traps, and the filler that detours were in."""
+    """Check that text is as before when GDB has left: branches, traps, and the padding that detours were in."""
     with tempfile.TemporaryDirectory() as folder:
         before = _text(battery, Path(folder, "before"))
         for location in (ENTRY, CALLER, "vfs_*", f"{CALLER} -return", f"{CALLER} -tier trapped"):
@@ -466,7 +466,7 @@ def removal(battery: Battery) -> str:
 
 
 def _text(battery: Battery, file: Path) -> bytes:
-    """Return the kernel's text, as a GDB finds it that comes after the last one has left."""
+    """Return the kernel's text as the next GDB finds it."""
     battery.end()
     battery.gdb(f"source {ROOT}/text_dump.py")
     battery.gdb("optprobe list")
@@ -494,4 +494,4 @@ FACILITIES: dict[str, Callable[[Battery], str]] = {
     "recover": recovery,
     "removal": removal,
 }
-"""By name, what tries it; the text it returns is worth knowing of what works."""
+"""The checks by facility. The text that one returns is printed if the facility works."""

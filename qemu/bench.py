@@ -1,4 +1,4 @@
-"""What a hit of a probe costs, tier by tier, and what Linux's own probes and GDB's breakpoints cost beside it.
+"""Measure the cost of a hit in each tier, and that of Linux's own probes and GDB's breakpoints.
 
 One function of the stock kernel, vfs_read, in one guest on one virtual CPU under -icount, where guest time is
 guest instructions. GDB is attached during every run, through a proxy that counts its packets.
@@ -114,7 +114,7 @@ def costs(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> li
 
 
 def verdict(target: BenchTarget, costs: list[Cost], read: float) -> list[str]:
-    """Return the targets of the project beside what Linux needs. read: seconds that one takes without a probe."""
+    """Return the project's targets beside the cost of Linux's probes. read: seconds of a read without a probe."""
     took = {cost.name: cost.instructions or 0.0 for cost in costs}
     targets = [("a count at a function's entry", took[OPTIMIZED], target.most, LINUX_OPTIMIZED)]
     if target.trapped is not None:
@@ -188,7 +188,7 @@ class Bench:
         ]
 
     def _returns(self) -> Iterator[Cost]:
-        """Yield a probe that stops the guest at the entry; the trampoline is in the guest in every tier."""
+        """Yield return probes. One that stops the guest at the entry has its trampoline in the guest in every tier."""
         for tier in ("breakpoint", "boosted"):
             yield self._row(f"a return, {tier}", self._ours(FUNCTION, tier, "-return"), self._stopping)
 
@@ -199,7 +199,7 @@ class Bench:
             yield self._row(name, probe, hits(clause, self._running), "optprobe report -clear")
 
     def _trapped(self) -> Iterator[Cost]:
-        """Yield where traps are handled in the guest."""
+        """Yield probes by traps, where the guest handles traps."""
         if self._target.trapped is not None:
             yield self._row(TRAPPED, self._ours(self._target.behind, "trapped"), self._running)
 
@@ -242,7 +242,7 @@ class Bench:
         return lambda: linux_event(self._reads.guest, FUNCTION, True, "FTRACE", fields)
 
     def _ftrace(self, file: str, text: str) -> Probed:
-        """Linux's event at the function's entry with the size in it, and something written to its filter or trigger."""
+        """Arm Linux's event at the function's entry with the size as a field, and write to its filter or trigger."""
         return lambda: linux_event(self._reads.guest, FUNCTION, True, "FTRACE", self._target.field, file, text)
 
 

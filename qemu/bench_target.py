@@ -1,4 +1,4 @@
-"""What costs are measured on, vfs_read, and what is particular to it on one architecture."""
+"""The function that costs are measured on, vfs_read, as it is on each architecture."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ PROGRAMS = {
     "a return": "-return do count",
     "a return, latency": "-return do latency",
 }
-"""What programs cost is measured of, at FUNCTION's entry: clauses of `optprobe add`."""
+"""The programs of which the cost is measured, at FUNCTION's entry: clauses of `optprobe add`."""
 RECORDS = 8192
-"""What the ring of a probe is given room for: a record that is dropped costs less."""
+"""Records that a probe's ring has room for: a record that is dropped costs less."""
 
 
 def hits(clause: str, most: int) -> int:
-    """Return how many hits are measured, of `most`: what else the guest reads meanwhile is recorded too."""
+    """Return the number of hits to measure, at most `most`: other reads of the guest are recorded too."""
     return min(most, RECORDS - 1500) if "record" in clause else most
 
 
 BREAK = 'if $comm == "dd" && $arg3 == 7777 do stop'
-"""Where no read of the bench stops."""
+"""A condition with which no read of the bench stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """What is particular to vfs_read on one architecture.
+    """vfs_read on one architecture.
 
-    entry:     what GDB's own breakpoint is set on: the address that every call comes by.
+    entry:     the location of GDB's own breakpoint: the address that every call passes.
     size:      the register that holds how many bytes a read asks for.
     behind:    the instruction behind the site of the function tracer; Linux optimizes a probe on it too.
     emulated:  an instruction that is emulated.
@@ -74,7 +74,7 @@ BENCH_TARGETS = {
         words="file=%di buffer=%si size=%dx",
         flags="flags=+0x40(%di):u32",
     ),
-    # A function of ppc64le begins with two instructions that set up r2; calls within the kernel pass them by.
+    # A function of ppc64le begins with two instructions that set up r2; calls within the kernel skip them.
     "ppc64le": BenchTarget(
         entry=f"{FUNCTION}+8",
         size="$r5",

@@ -33,7 +33,7 @@ CONFIGS = Path(__file__).with_name("configs")
 IMAGE = "arch/x86/boot/bzImage"
 CLANG = re.compile(r"clang-(\d+)")
 OLDEST_CLANG = 16
-"""The first that has -fsanitize=kcfi."""
+"""The first version that has -fsanitize=kcfi."""
 TAIL = 30
 
 
@@ -80,7 +80,7 @@ class Built:
 
 
 def recipe(name: str) -> Recipe:
-    """Return the recipe of that name. BuildError where there is none."""
+    """Return the recipe of that name. Raises BuildError where there is none."""
     found = next((each for each in RECIPES if each.name == name), None)
     if found is None:
         raise BuildError(f"no kernel {name} is built here; there are: {', '.join(each.name for each in RECIPES)}")
@@ -88,19 +88,19 @@ def recipe(name: str) -> Recipe:
 
 
 def built_kernels() -> Iterator[Built]:
-    """Yield what is in the cache, of the options as they are now."""
+    """Yield the kernels in the cache that were built with the present options."""
     for each in RECIPES:
         if (found := _in_cache(each)) is not None:
             yield found
 
 
 def build(name: str) -> Built:
-    """Return the kernel `name`, built now unless the cache has it. BuildError or FetchError where it cannot be had."""
+    """Return the kernel `name`, built now unless the cache has it. Raises BuildError or FetchError."""
     return build_all([name])[0]
 
 
 def build_all(names: Iterable[str]) -> list[Built]:
-    """Return the same for several: the source is unpacked once."""
+    """Return several kernels. The source is unpacked once."""
     wanted = [recipe(name) for name in names]
     top = _top()
     with locked(top / ".lock"):
@@ -165,7 +165,7 @@ CLANG_TOOLS = ("clang", "lld", "llvm")
 
 
 def _check_tools(clang: bool) -> None:
-    """BuildError, with the line that installs what is missing."""
+    """Raise BuildError, with the line that installs what is missing."""
     absent = [tool.package for tool in TOOLS if not tool.is_there()]
     if clang and clang_suffix() is None:
         absent += [f"{name}-{_clang_of_debian()}" for name in CLANG_TOOLS]
@@ -174,8 +174,8 @@ def _check_tools(clang: bool) -> None:
 
 
 def clang_suffix() -> str | None:
-    """Return what the kernel's makefiles want as LLVM=: "-19", or "1" for programs without a number; None without
-    clang.
+    """Return the value of LLVM= for the kernel's makefiles: "-19", or "1" for names without a number.
+    None without clang.
     """
     numbers = sorted((int(found[1]) for found in map(CLANG.fullmatch, _programs("clang-*")) if found), reverse=True)
     for number in numbers:
@@ -186,7 +186,7 @@ def clang_suffix() -> str | None:
 
 
 def _programs(glob: str) -> Iterator[str]:
-    """Names on the usual paths."""
+    """Yield names on the usual paths."""
     for folder in ("/usr/bin", "/usr/local/bin"):
         yield from (path.name for path in Path(folder).glob(glob))
 
@@ -198,7 +198,7 @@ def _version(clang: str) -> int:
 
 
 def _clang_of_debian() -> int:
-    """Return the newest that the host's package lists have."""
+    """Return the newest version in the host's package lists."""
     said = subprocess.run(["apt-cache", "pkgnames", "clang-"], capture_output=True, text=True).stdout.split()
     return max((int(found[1]) for found in map(CLANG.fullmatch, said) if found), default=OLDEST_CLANG)
 
@@ -241,7 +241,7 @@ def lost_options(wanted: str, config: str) -> list[str]:
 
 
 def _run(command: list[str], out: Path) -> None:
-    """BuildError with the end of what it printed."""
+    """Run a command. Raises BuildError with the end of its output."""
     with (out / "log").open("wb") as log:
         status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).returncode
     if status:

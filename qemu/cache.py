@@ -18,8 +18,7 @@ __all__ = ["cache_directory", "guests_directory", "locked", "say"]
 
 
 def cache_directory() -> Path:
-    """`$OPTPROBE_CACHE`, else `optprobe` under `$XDG_CACHE_HOME` or `~/.cache`; made if missing.
-
+    """Return `$OPTPROBE_CACHE`, else `optprobe` under `$XDG_CACHE_HOME` or `~/.cache`; made if missing.
     Programs and kernels in it are run. Raises OSError where another user may change them.
     """
     given = os.environ.get("OPTPROBE_CACHE")
@@ -29,7 +28,7 @@ def cache_directory() -> Path:
 
 
 def guests_directory() -> Path:
-    """Return where running guests have their sockets; short, because a unix socket's path has at most 107 bytes.
+    """Return the folder for sockets of running guests. Its path is short: a unix socket's has at most 107 bytes.
 
     A user that can connect to them can do anything to a guest, and through QEMU to this user's files. Raises OSError
     where another user made the folder first, or may look into it.
@@ -54,5 +53,5 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Tell the user, on stderr, what takes longer than a moment, or what went wrong: the end of a guest's log too."""
+    """Print to stderr a step that takes time, or an error with the end of the guest's log."""
     print(lines(f"optprobe: {text}"), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a probe on a program costs: one that calls its function `test` a million times, which begins with a push.
+"""Measure the cost of a probe on a program that calls its function `test`, which begins with a push, a million times.
 
 The experiment of the commit that had Linux's uprobes emulate `push` (x86/uprobes, 2024), for programs of both word
 sizes: a probe on the function and on its return, instructions emulated or not, and Linux's own events beside. On
@@ -32,7 +32,7 @@ BITS: Mapping[str, tuple[int, ...]] = {"x86_64": (64, 32), "ppc64le": (64,)}
 TRACING = "/sys/kernel/tracing"
 EVENT = "optprobe_own/event"
 TRAPS = 200
-"""Calls of which each trap is looked at."""
+"""Calls for which every trap is logged."""
 _SOURCE = """
 .globl _start
 _start: mov ARGUMENT, %{r}si
@@ -91,7 +91,7 @@ _TRAPS = {
     "x86_64": re.compile(r"^\s*\d+: v=0[13] .* cpl=3 ", re.M),
     "ppc64le": re.compile(r"^Raise exception at [0-7][0-9a-f]{15} => (?:PROGRAM|TRACE) ", re.M),
 }
-"""What QEMU's log of exceptions has of breakpoints and single steps of user mode."""
+"""Lines of QEMU's log of exceptions for breakpoints and single steps of user mode."""
 NOTES = """\
 Each figure is that of one call of test(), above a run without a probe but for µs, which is all that a call takes.
   traps         that the processor takes, of {traps} calls
@@ -127,7 +127,7 @@ class Calls:
         self._calls, self._times = calls, times
 
     def run(self, sizes: Sequence[int] = ()) -> list[Row]:
-        """Return all rows of programs of these word sizes, in their order; of all that there are."""
+        """Return all rows of programs of these word sizes, in their order; of all sizes by default."""
         return [row for bits in sizes or BITS[self._arch] for row in self._rows(bits)]
 
     def _rows(self, bits: int) -> Iterator[Row]:
@@ -187,11 +187,11 @@ class Calls:
         return probed
 
     def _all_calls(self) -> int:
-        """Of a probe's whole life."""
+        """Return the number of calls in a probe's whole life."""
         return self._times * (2 + self._calls) + TRAPS
 
     def _traps(self, reads: Reads, path: str) -> float:
-        """By QEMU's log of what its processor is interrupted by: breakpoints and single steps of user mode."""
+        """Count traps per call by QEMU's log of exceptions: breakpoints and single steps of user mode."""
         with tempfile.NamedTemporaryFile(prefix="optprobe-traps-") as log:
             self._debugger(f"monitor logfile {log.name}")
             self._debugger("monitor log int")
@@ -202,7 +202,7 @@ class Calls:
 
 
 def program(bits: int, arch: str) -> bytes:
-    """It calls test() as often as its argument says."""
+    """Return an ELF program that calls test() as often as its argument says."""
     if arch == "ppc64le":
         return _built(_POWER, ["powerpc64le-linux-gnu-as"], ["powerpc64le-linux-gnu-ld"])
     source = _SOURCE.replace("ARGUMENT", _ARGUMENTS[bits]).replace("EXIT", _EXITS[bits])
@@ -220,12 +220,12 @@ def _built(source: str, assembler: Sequence[str], linker: Sequence[str]) -> byte
 
 
 def offset_of(data: bytes, arch: str) -> int:
-    """Of test() in the file: its code is all there is of that kind."""
+    """Return the offset of test() in the file: its code occurs once."""
     return next(at for code in _TEST[arch] if (at := data.find(bytes.fromhex(code))) >= 0)
 
 
 def put(guest: Callable[[str], str], data: bytes, path: str) -> None:
-    """Have a program in the guest."""
+    """Write a program into the guest's file system."""
     text = base64.b64encode(data).decode()
     guest(f"rm -f {path} {path}.b64")
     for start in range(0, len(text), 2000):
@@ -234,7 +234,7 @@ def put(guest: Callable[[str], str], data: bytes, path: str) -> None:
 
 
 def report(rows: Sequence[Row], append: str) -> list[str]:
-    """Return a table, and what share of Linux's instructions ours take."""
+    """Return a table, and the share of Linux's instructions that our probes take."""
     cells = [["", "traps", "instructions", "µs"]]
     for row in rows:
         traps = "-" if row.traps is None else f"{row.traps:.1f}"
@@ -252,7 +252,7 @@ def _verdict(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def as_json(rows: Sequence[Row]) -> list[Mapping[str, object]]:
-    """Return the same for programs."""
+    """Return the rows as JSON values."""
     return [
         {
             "type": "program",

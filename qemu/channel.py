@@ -18,7 +18,7 @@ class ChannelError(Exception):
 
 
 class Command:
-    """A command under way in the guest; a second one waits until the first has ended."""
+    """A running command in the guest; a second one waits until the first has ended."""
 
     def __init__(self, socket_path: Path, command: str) -> None:
         """Send `command`, one line for the guest's `sh`. ValueError when it is more than one line."""

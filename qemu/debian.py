@@ -53,7 +53,7 @@ def has(package: str, arch: str, suite: str = "") -> bool:
 
 
 def depends(stanza: str) -> list[str]:
-    """Return the names a control stanza depends on, without versions; of alternatives the first."""
+    """Return the names that a control stanza depends on, without versions; of alternatives the first."""
     for line in stanza.splitlines():
         if line.startswith("Depends:"):
             return [item.split("|")[0].split("(")[0].strip() for item in line[8:].split(",")]
@@ -161,7 +161,7 @@ def _apt(
 
 @cache
 def _mirror() -> str:
-    """Return where the host's own configuration has a suite of Debian's from. FetchError."""
+    """Return the mirror of Debian in the host's own configuration. Raises FetchError."""
     line = ["apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(SITE)"]
     told = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
     for suite in SUITES:

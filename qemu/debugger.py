@@ -1,4 +1,4 @@
-"""A GDB that a program drives: lines in, what it printed out.
+"""A GDB that a program drives: lines in, output out.
 
     with Debugger(guest.gdb_socket) as gdb:
         gdb("optprobe add vfs_read")
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 120.0
 AGAIN = 3.0
 T = TypeVar("T")
-# What optprobe tells while it works and what it fails with look alike, so GDB itself says which is which.
+# Progress and errors of optprobe look alike in the output, so this command marks a failure.
 FAILED = "@@failed@@"
 TRY = f"""python
 def optprobe_try(line):
@@ -71,7 +71,7 @@ def knows(architecture: str) -> bool:
 
 
 def lines_to_start(socket: Path | str) -> tuple[str, ...]:
-    """Return the first commands of a GDB."""
+    """Return the first commands for GDB."""
     return f"target remote {socket}", f"source {ROOT}/scripts/optprobe.py"
 
 
@@ -79,7 +79,7 @@ class Debugger:
     """GDB without a terminal, connected to a guest, with the commands of optprobe. It ends with the `with` block."""
 
     def __init__(self, socket: Path | str, program: str = "", symbols: Path | None = None) -> None:
-        """program: the GDB to run; "" for the one of `gdb_program`. symbols: a vmlinux that it has."""
+        """Start GDB. program: the GDB to run; "" for the one of `gdb_program`. symbols: a vmlinux for it."""
         self._marks = itertools.count()
         self._printed = b""
         self._process = subprocess.Popen(
@@ -88,7 +88,7 @@ class Debugger:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
-            # A Ctrl-C at the terminal is for us; what GDB is to do then is for us to say.
+            # A Ctrl-C at the terminal must not reach GDB: this process handles it.
             start_new_session=True,
             preexec_fn=end_with_parent(),
         )
@@ -105,7 +105,7 @@ class Debugger:
         return self._process.pid
 
     def __call__(self, line: str, timeout: float = TIMEOUT) -> str:
-        """Return what GDB prints for one line. DebuggerError when the line fails."""
+        """Run one line and return its output. Raises DebuggerError when the line fails."""
         printed, failed, why = self._until(self._send(f"python optprobe_try({line!r})"), timeout).partition(FAILED)
         if failed:
             raise DebuggerError(f"{line}: {why.strip().removeprefix('optprobe: ')}")
@@ -116,7 +116,7 @@ class Debugger:
         self._send(f"python optprobe_try({line!r})")
 
     def running(self, work: Callable[[], T], timeout: float = TIMEOUT) -> T:
-        """Let the guest run until `work` returns, and what it returned."""
+        """Let the guest run until `work` returns, and return its result."""
         mark = self._send("continue")
         self._until("Continuing.", timeout)
         try:
@@ -125,7 +125,7 @@ class Debugger:
             self._interrupt(mark, timeout)
 
     def _interrupt(self, mark: str, timeout: float) -> None:
-        """Stop the guest; GDB drops a signal that comes just as it hands the terminal over, so it gets another."""
+        """Stop the guest. GDB drops a signal that comes just as it hands over the terminal, so it is sent again."""
         deadline = time.monotonic() + timeout
         while True:
             self._process.send_signal(signal.SIGINT)
@@ -142,7 +142,7 @@ class Debugger:
         self._process.wait()
 
     def quit(self, timeout: float = TIMEOUT) -> None:
-        """Let GDB leave as the user's `quit` does, and wait for it. DebuggerError where it does not."""
+        """Let GDB leave as the user's `quit` does, and wait for it. Raises DebuggerError where it does not."""
         self.begin("quit")
         try:
             self._process.wait(timeout)
@@ -150,7 +150,7 @@ class Debugger:
             raise DebuggerError(f"GDB does not quit; it printed:\n{self._said()}") from None
 
     def close(self) -> None:
-        """End GDB in the manner of `quit`, so that the guest is as it was; by force where it does not follow."""
+        """End GDB as `quit` does, so that the guest is as it was; by force where GDB does not react."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired, DebuggerError):
             if self._process.poll() is None and self._process.stdin is not None:
                 self._process.stdin.write(b"quit\n")
@@ -183,7 +183,7 @@ class Debugger:
         return mark
 
     def _until(self, mark: str, timeout: float) -> str:
-        """Return what is printed before `mark`, without GDB's prompts."""
+        """Return the output before `mark`, without GDB's prompts."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout
         while mark.encode() not in self._printed:

@@ -1,6 +1,6 @@
 """Boot a stock Linux guest, probe it from GDB, and show what a hit costs.
 
---gdb SOCKET probes a guest that runs already; then the workload is whatever it does.
+--gdb SOCKET probes a guest that runs already; then the workload is its own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def demo(arguments: argparse.Namespace, stack: ExitStack) -> int:
 
 
 def boot(arguments: argparse.Namespace) -> Guest:
-    """Return a guest; with an initramfs of the user's it may lack our init, and then there is no workload."""
+    """Boot a guest. With an initramfs of the user's it may lack our init: then there is no workload."""
     say("booting a guest, a few seconds")
     options = Options(arch=arguments.arch, kernel=arguments.kernel, initrd=arguments.initrd)
     if not arguments.initrd:
@@ -113,9 +113,9 @@ def attach(guest: Guest | None, socket: str, stack: ExitStack) -> Probing:
 
 
 def costs(debugger: Debugger, reads: Reads, arch: str) -> list[str]:
-    """One read of a byte in the guest, as the host's clock on the wall has it."""
+    """Return a table of the time of a read of one byte in the guest, by the host's wall clock."""
     own = BENCH_TARGETS[arch]
-    # The first run has QEMU translate what the others find translated.
+    # QEMU translates the code in the first run, which the others then find translated.
     reads.measure(MANY)
     rows = [
         ("no probe", MANY, (), ()),
@@ -143,7 +143,7 @@ def wall(debugger: Debugger, reads: Reads, count: int, before: Sequence[str], af
 
 
 def show(probing: Probing) -> None:
-    """Probes at an entry and in the middle of a function, and one that stops the guest where that is rare."""
+    """Show probes at an entry and in the middle of a function, and one that stops the guest rarely."""
     gdb = probing.debugger
     for line in (f"optprobe add {ENTRY}", f"optprobe add {middle(gdb)}", f"optprobe add {RARE} -tier boosted"):
         print(f"(gdb) {line}")
@@ -174,7 +174,7 @@ def middle(gdb: Debugger) -> str:
 
 
 def interactive(socket: str) -> int:
-    """GDB at the terminal, until the user leaves it."""
+    """Run GDB at the terminal until the user leaves it."""
     print(f"\nThis is GDB, the guest is up; try: optprobe add {ENTRY}, optprobe run -for 2, optprobe report")
     sys.stdout.flush()
     words = [word for line in lines_to_start(socket) for word in ("-ex", line)]

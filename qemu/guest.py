@@ -7,7 +7,7 @@
     ├── snapshots      disk image that snapshots of the whole machine are kept in
     ├── console.log    the kernel log, complete
     ├── qemu.log       what QEMU itself printed
-    └── guest.json     the process and the options, for whoever finds the guest later
+    └── guest.json     the process and the options, for `Guest.find`
 
 Nothing here stops the guest's processors but `pause`, so a debugger may stop and continue the guest
 meanwhile; a command then just takes longer.
@@ -147,7 +147,7 @@ class Guest:
 
     @classmethod
     def find(cls, directory: Path) -> Guest:
-        """Return the guest that another process left running in `directory`. GuestError when none runs there."""
+        """Return the guest that another process left running in `directory`. Raises GuestError when none runs there."""
         try:
             known = json.loads((directory / "guest.json").read_text())
         except FileNotFoundError:
@@ -163,7 +163,7 @@ class Guest:
 
     @property
     def gdb_socket(self) -> Path:
-        """What GDB connects to: `target remote` and this path."""
+        """The path for GDB's `target remote`."""
         return self.directory / "gdb.sock"
 
     @property
@@ -191,7 +191,7 @@ class Guest:
             time.sleep(0.02)
 
     def run(self, command: str, timeout: float = 60.0) -> tuple[int, str]:
-        """Run one line in the guest's shell: its exit status and what it printed, both streams as one.
+        """Run one line in the guest's shell. Return its exit status and output, both streams as one.
 
         Nothing runs concurrently but what the line itself sends to the background.
         ChannelError after `timeout` seconds; ValueError when `command` is more than one line.
@@ -218,16 +218,17 @@ class Guest:
             return ""
 
     def problems(self) -> list[str]:
-        """Return the lines of the log that tell of trouble; see `health.problems`."""
+        """Return the lines of the log that report trouble; see `health.problems`."""
         return health.problems(self.log())
 
     @property
     def healthy(self) -> bool:
-        """Whether QEMU runs and the log tells of no trouble."""
+        """Whether QEMU runs and the log reports no trouble."""
         return self.running and not self.problems()
 
     def qmp(self, timeout: float = 10.0) -> Qmp:
-        """Return a connection to QEMU itself, for use in a `with` block; timeout: seconds for each answer."""
+        """Return a connection to QEMU's control protocol, for use in a `with` block. timeout: seconds for each answer.
+        """
         return Qmp(self.directory / "qmp.sock", timeout)
 
     def reset(self, timeout: float = 120.0) -> None:
@@ -248,11 +249,11 @@ class Guest:
             control.execute("cont")
 
     def snapshot(self, name: str) -> None:
-        """Keep the whole machine as it is now, memory and all. GuestError when QEMU cannot."""
+        """Save the state of the whole machine with its memory. Raises GuestError when QEMU cannot."""
         self._monitor(f"savevm {name}")
 
     def restore(self, name: str) -> None:
-        """Put the machine back to a snapshot. What a debugger knows of it is stale then: let it stop anew."""
+        """Put the machine back to a snapshot. A debugger's knowledge of it is stale then: stop it anew."""
         self._monitor(f"loadvm {name}")
 
     def stop(self) -> None:
@@ -316,7 +317,7 @@ def _temporary_directory() -> Path:
 
 
 def _command(options: Options) -> list[str]:
-    """The emulator and what it boots."""
+    """Return the command line of the emulator."""
     machine = options.machine
     qemu = options.qemu or machine.qemu
     if shutil.which(qemu) is None:
@@ -355,7 +356,7 @@ def _our_initramfs(machine: Machine, package: str, suite: str, modules: Sequence
 
 
 def _wiring(options: Options, place: Path) -> list[str]:
-    """Return the guest's lines to the outside, all below its run directory."""
+    """Return the arguments for the guest's serial lines and sockets, all in its run directory."""
 
     def listening(name: str) -> list[str]:
         return ["-chardev", f"socket,id={name},path={place}/{name}.sock,server=on,wait=off"]

@@ -1,4 +1,4 @@
-"""What a kernel log says about the kernel's health."""
+"""Find signs of trouble in a kernel's log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIGNS = re.compile(
     r"|\b(soft|hard) lockup\b|\blockup\b|[Kk]ernel panic|unable to handle|[Uu]nable to handle"
     r"|double fault|stack (segment|guard|overflow)|invalid opcode|bad page|blocked for more than"
     r"|Modules linked in|Call Trace|cut here|use-after-free|scheduling while atomic|suspicious RCU"
-    r"|self-detected|hung task|unexpected machine check|Unrecoverable|softlockup|nobody cared"
+    r"|self-detected|hung task|unexpected machine check|Unrecoverable|softlockup|Disabling IRQ"
 )
 # Lines every healthy boot prints that hold one of the words above.
 HARMLESS = re.compile(
@@ -21,5 +21,5 @@ HARMLESS = re.compile(
 
 
 def problems(log: str) -> list[str]:
-    """Return the lines of a kernel log that tell of a WARNING, BUG, Oops, stall, lockup, ftrace failure …"""
+    """Return the lines of a kernel log that report a WARNING, BUG, Oops, stall, lockup, ftrace failure …"""
     return [line for line in log.splitlines() if SIGNS.search(line) and not HARMLESS.search(line)]

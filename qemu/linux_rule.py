@@ -1,4 +1,4 @@
-"""Where Linux itself would optimize a kprobe, told from the outside, to be compared with.
+"""The instructions at which Linux itself would optimize a kprobe, computed from outside, for comparison.
 
 As of arch/x86/kernel/kprobes/opt.c (can_optimize, copy_optimized_instructions) and core.c (can_boost), and of
 kernel/kprobes.c (check_kprobe_address_safe): no function with a recovered fault in it, nothing of what is on the
@@ -35,7 +35,7 @@ CS, ADDRESS_SIZE = 0x2E, 0x67
 
 @lru_cache(1 << 16)
 def boostable(data: bytes) -> bool:
-    """can_boost() and insn_masking_exception(), but for the exception table."""
+    """Return whether can_boost() and insn_masking_exception() accept it, without the exception table."""
     parts = shape(data)
     if parts.escape >= 0 or parts.map > 1:
         return False
@@ -49,7 +49,7 @@ def boostable(data: bytes) -> bool:
 
 
 def ranges(blacklist: str) -> list[tuple[int, int]]:
-    """Return what the guest's file of that name says: lines of 0x…-0x… and a name, the end outside."""
+    """Parse the guest's blacklist of kprobes: lines of 0x…-0x… and a name, the end excluded."""
     rows = (line.split()[0].split("-") for line in blacklist.splitlines() if line.startswith("0x"))
     return sorted((int(start, 16), int(end, 16)) for start, end in rows)
 
@@ -63,7 +63,7 @@ class LinuxRule:
         self._thunks = thunks
 
     def optimizable(self, function: Function) -> list[Insn]:
-        """Return the instructions of the function that Linux would optimize a probe on."""
+        """Return the instructions of the function at which Linux would optimize a probe."""
         text, start, end, insns = self._text, function.start, function.end, function.hot
         if text.exceptions.faulting(start, end) or any(map(self._is_indirect_jump, insns)):
             return []

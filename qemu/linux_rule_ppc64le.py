@@ -1,4 +1,4 @@
-"""Where Linux itself would optimize a kprobe on ppc64le, told from the outside, to be compared with.
+"""The instructions of ppc64le at which Linux itself would optimize a kprobe, computed from outside, for comparison.
 
 As of arch/powerpc/kernel/optprobes.c (can_optimize, is_conditional_branch), arch/powerpc/lib/sstep.c (analyse_instr,
 which must have computed the instruction: it leaves loads and stores, and what changes the machine's state, to others)
@@ -65,7 +65,7 @@ class PowerRule:
         self._blacklist = sorted(blacklist)
 
     def optimizable(self, function: Function) -> list[Insn]:
-        """Return the instructions of the function that Linux would optimize a probe on."""
+        """Return the instructions of the function at which Linux would optimize a probe."""
         text, start, end = self._text, function.start, function.end
         taken = {mark.address for mark in text.marks(start, end) if mark.fact in (Fact.JUMP_LABEL, Fact.BUG)}
         taken.update(site.address for site in text.ftrace_sites(start, end))

@@ -1,4 +1,4 @@
-"""How QEMU is called for one architecture, and what Debian calls its parts."""
+"""QEMU's command line for one architecture, and Debian's names for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What works where: kernels, machines, GDBs and QEMUs, each tried by one battery (qemu/battery.py).
+"""Try kernels, machines, GDBs and QEMUs with one battery (qemu/battery.py), and print a table of what works.
 
-A row boots one guest and connects one GDB. Not every product of them is a row: each value is in one at least, and the
-pairs that matter are. `works`, `refused` (the tool says why) or `broken` is what a cell says.
+A row boots one guest and connects one GDB. Not every combination is a row: each value is in one at least, and so are
+the pairs that matter. A cell is `works`, `refused` (the tool says why) or `broken`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a row came to. gone: the pinned version has left its suite. cost: instructions that a count takes."""
+    """The outcome of a row. gone: the pinned version has left its suite. cost: instructions that a count takes."""
 
     row: Row
     release: str
@@ -127,7 +127,7 @@ def built_rows() -> Iterator[Row]:
 
 
 def run(row: Row, names: Sequence[str] = (), cost: bool = False, extra: Sequence[str] = ()) -> Result:
-    """Boot the row's guest and try each facility, or those named. GuestError, FetchError where it cannot be had.
+    """Boot the row's guest and try each facility, or those named. Raises GuestError, FetchError.
 
     extra: further arguments for QEMU.
     """
@@ -145,7 +145,7 @@ def run(row: Row, names: Sequence[str] = (), cost: bool = False, extra: Sequence
 
 @dataclass(frozen=True, slots=True)
 class _Boots:
-    """What a row boots. vmlinux: what GDB is given of it. gone: the pinned version is not had any more."""
+    """The kernel that a row boots. vmlinux: given to GDB. gone: the pinned version is not available any more."""
 
     options: Options
     vmlinux: Path | None
@@ -153,7 +153,7 @@ class _Boots:
 
 
 def _boots(row: Row) -> _Boots:
-    """FetchError where it cannot be had, BuildError where it is not built."""
+    """Return the kernel. Raises FetchError where it cannot be fetched, BuildError where it is not built."""
     machine = Options(cpu=row.cpu, smp=row.smp, mem=row.mem, append=row.append, extra=row.extra)
     name = row.kernel.removeprefix(BUILT)
     if name != row.kernel:
@@ -173,7 +173,7 @@ def _boots(row: Row) -> _Boots:
 
 
 def _cost(boots: _Boots, program: str) -> float:
-    """Guest instructions that a count at the entry of vfs_read takes, by a clock that counts them."""
+    """Return the guest instructions of a count at the entry of vfs_read, by a clock that counts them."""
     options = replace(boots.options, smp=1, mem=512, icount="shift=0,sleep=off")
     with (
         Guest.start(options, timeout=BOOT) as guest,
@@ -194,7 +194,7 @@ def _cost(boots: _Boots, program: str) -> float:
 
 
 def table(results: Sequence[Result]) -> list[str]:
-    """Kernel × facility, and below it why each cell that does not work does not."""
+    """Return a table, kernel × facility, and below it the reason for each cell that does not work."""
     facilities = _facilities(results)
     cells = [["", *facilities, "cost"]]
     for result in results:
@@ -207,7 +207,7 @@ def table(results: Sequence[Result]) -> list[str]:
 
 
 def markdown(results: Sequence[Result]) -> list[str]:
-    """Return the same for the docs."""
+    """Return the table for the docs."""
     facilities = _facilities(results)
     lines = [f"| | {' | '.join(facilities)} | cost |", "|---" * (len(facilities) + 2) + "|"]
     for result in results:
@@ -265,7 +265,7 @@ def as_json(result: Result) -> dict[str, object]:
 
 
 def _read(file: Path, rows: Sequence[Row]) -> dict[str, Result]:
-    """Return what an earlier run kept, by row."""
+    """Return the results of an earlier run, by row."""
     named, found = {row.name: row for row in rows}, {}
     for line in map(json.loads, file.read_text().splitlines() if file.exists() else ()):
         if line["row"] in named:
@@ -285,7 +285,7 @@ def main() -> int:
 
 
 def matrix(arguments: argparse.Namespace) -> int:
-    """Try the rows that are asked for and print what came of them."""
+    """Try the rows that are asked for and print the results."""
     if arguments.build:
         build_all(recipe.name for recipe in RECIPES)
     there = {BUILT + each.recipe.name for each in built_kernels()}

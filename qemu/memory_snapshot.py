@@ -1,9 +1,9 @@
-"""A guest as it stood at one moment: its physical memory in a file of the host, and the control registers of a vCPU.
+"""A copy of a guest at one moment: its physical memory in a file of the host, and the control registers of a vCPU.
 
     QEMU ── pmemsave ──► file without a name ── mmap ──► read_physical, in as many processes as there are CPUs
 
-What reads a running kernel through a debugger reads this one too (`guest.machine.Machine`), only faster and without
-keeping the guest. Nothing can be written, and nothing runs.
+Code that reads a running kernel through a debugger reads the copy too (`guest.machine.Machine`), but faster, and the
+guest is not needed. Nothing can be written, and nothing runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONTROL = re.compile(r"\b(CR[0-8]|EFER|MSR)[= ]([0-9a-f]+)")
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """Fills `guest.machine.Machine` and `guest.memory.VirtualMemory`; all memory is read by its physical address."""
+    """Implements `guest.machine.Machine` and `guest.memory.VirtualMemory`, by physical addresses alone."""
 
     memory: mmap.mmap
     control: Mapping[str, int]
@@ -40,7 +40,7 @@ class MemorySnapshot:
         return self.memory[address : address + size]
 
     def read_virtual(self, address: int, size: int) -> bytes:
-        """Never: whoever wants a virtual address walks the page tables."""
+        """Raise Unreadable: virtual addresses are read by a walk of the page tables."""
         raise Unreadable(address, size)
 
     read = read_virtual

@@ -1,7 +1,7 @@
 """Build the bare-metal guests beside this file, with binutils, into the cache.
 
-The result is one ELF file: what QEMU boots and what a debugger takes symbols from. What it holds in memory is
-drawn at the head of each `runner.s`.
+The result is one ELF file: QEMU boots it and a debugger reads its symbols. The head of each `runner.s` has a drawing of
+its memory.
 """
 
 from __future__ import annotations

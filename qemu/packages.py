@@ -1,4 +1,4 @@
-"""What the host needs from Debian, and getting it.
+"""The Debian packages that the host needs, and how they are installed.
 
 Run as a program (`python3 -m qemu.packages`) it installs what is missing, or without root prints the line
 that does. The guests' own parts (kernels, busybox-static) are no part of this: they come without root, see
@@ -22,8 +22,7 @@ __all__ = ["NEEDS", "Need", "install", "install_line", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A Debian package, and how to see that what it gives is there, from wherever it came.
-
+    """A Debian package, and how to see that it is installed, from any source.
     programs: on the PATH; modules: of this Python.
     """
 
@@ -58,7 +57,7 @@ def install_line(packages: Iterable[str]) -> str:
 
 
 def install(packages: list[str]) -> str | None:
-    """Install packages as root; None when all that was needed is there afterwards, else what is wrong.
+    """Install packages as root. Return None if all are there afterwards, else the error.
 
     `apt-get update` may fail for a source that has nothing to do with us, so only the outcome counts.
     """

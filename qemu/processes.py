@@ -1,4 +1,4 @@
-"""Child processes: none outlives the one that started it; and what they cost."""
+"""Child processes: none outlives the process that started it; and their processor time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> Callable[[], None] | None:
-    """Return a `preexec_fn` for a process that is to end with this one, whatever ends us.
+    """Return a `preexec_fn` for a process that must end with this one, however this one ends.
 
     The signal follows the thread that started the process, so None outside the main thread.
     """
@@ -42,7 +42,7 @@ def ending_on_signals() -> None:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Processor time that processes have used so far, all their threads together, to the nanosecond."""
+    """Return the processor time that processes have used so far, with all their threads, to the nanosecond."""
     total = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():

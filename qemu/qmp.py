@@ -32,13 +32,13 @@ class Qmp:
             raise
 
     def execute(self, command: str, **arguments: Any) -> Any:
-        """Run one command and give its result. QmpError when QEMU refuses."""
+        """Run one command and return its result. Raises QmpError when QEMU refuses."""
         message = {"execute": command, "arguments": arguments}
         self._socket.sendall(json.dumps(message).encode() + b"\n")
         return self._answer("return")
 
     def monitor(self, line: str) -> str:
-        """Run one line of the human monitor and give what it prints."""
+        """Run one line of the human monitor and return its output."""
         return str(self.execute("human-monitor-command", **{"command-line": line}))
 
     def __enter__(self) -> Qmp:

@@ -1,4 +1,4 @@
-"""A workload of known size: a program in the guest that reads one byte so many times, and what that took."""
+"""A workload of known size: a program in the guest that reads one byte so many times, and its measured cost."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Reads:
         self.guest(f"printf '%s\\n' {lines} > {SCRIPT}")
 
     def guest(self, command: str) -> str:
-        """Run a command in the guest while GDB lets it run; what it printed."""
+        """Run a command in the guest while GDB lets it run, and return its output."""
         return self._debugger.running(lambda: self._guest.check(command, TIMEOUT))
 
     def measure(self, reads: int) -> Reading:
-        """One read of `reads`: vfs_read is called once for each."""
+        """Return the cost of one read of `reads`: vfs_read is called once for each."""
         return each(self._run(1), self._run(1 + reads), reads)
 
     def repeat(self, reads: int, times: int, first: str = "") -> list[Reading]:
-        """Several times the same. first: what the debugger does each time before it."""
+        """Measure several times. first: a command for the debugger before each."""
         found = []
         for _ in range(times):
             if first:
@@ -54,7 +54,7 @@ class Reads:
         return found
 
     def best(self, reads: int, times: int) -> Reading:
-        """Return the same, of the least disturbed runs: for host times on a machine that does other things too."""
+        """Return the measurement of the least disturbed runs: for host times on a busy machine."""
         short, long = ([self._run(count) for _ in range(times)] for count in (1, 1 + reads))
         return each(least(short), least(long), reads)
 

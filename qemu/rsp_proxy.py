@@ -3,7 +3,7 @@
     GDB ──── proxy.path ──── proxy ──── gdb.sock ──── QEMU
                packets sent ───►  ◄─── packets received, stops among them
 
-What passes is not changed; a piece is counted and handed on as it comes.
+The stream is not changed: each piece is counted and forwarded as it comes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Count", "RspProxy", "Tally"]
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How much went through: packets both ways, and those that told of a stop of the guest."""
+    """Packets so far: both ways, and those that report a stop of the guest."""
 
     packets: int = 0
     stops: int = 0
@@ -37,7 +37,7 @@ class Tally:
     """Counts the packets of one direction in a stream that arrives in pieces.
 
     `$` begins a packet and occurs nowhere else: GDB and stubs escape it in binary data ("Overview" of the protocol
-    in GDB's manual). A packet from the stub that begins with T or S tells of a stop.
+    in GDB's manual). A packet from the stub that begins with T or S reports a stop.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class RspProxy:
     """Listens on `path` for one GDB at a time, for the length of a `with` block."""
 
     def __init__(self, stub: Path) -> None:
-        """stub: QEMU's socket for GDB."""
+        """Listen. stub: QEMU's socket for GDB."""
         self._stub = stub
         self._folder = tempfile.TemporaryDirectory(dir=guests_directory(), prefix="proxy-")
         self.path = Path(self._folder.name) / "gdb.sock"
@@ -74,7 +74,7 @@ class RspProxy:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def count(self) -> Count:
-        """Return all that went through since the start."""
+        """Return the counts since the start."""
         return Count(self._sent.packets + self._received.packets, self._received.stops)
 
     def sent(self) -> list[bytes]:

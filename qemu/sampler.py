@@ -1,4 +1,4 @@
-"""Sourced into GDB: what some registers hold whenever the guest comes to an address, and the host's clock.
+"""Record some registers and the host's clock whenever the guest passes an address. It is sourced in GDB.
 
 python sampler = Sampler(0xc000000000135bf0, ["r0"])
 continue, Ctrl-C
@@ -18,7 +18,7 @@ WORD = (1 << 64) - 1
 
 
 class Sampler(gdb.Breakpoint):
-    """A breakpoint that the guest is let past at once, and what was seen at each pass."""
+    """A breakpoint at which the guest continues at once, and a record of each pass."""
 
     def __init__(self, address: int, registers: Sequence[str]) -> None:
         super().__init__(f"*{address:#x}", internal=True)
@@ -33,5 +33,7 @@ class Sampler(gdb.Breakpoint):
         return False
 
     def report(self) -> str:
-        """JSON: a row for each pass, the registers by name; `arrived` and `left` are seconds of the host's clock."""
+        """Return JSON: a row for each pass, the registers by name; `arrived` and `left` are seconds of the host's
+        clock.
+        """
         return json.dumps(self.seen)

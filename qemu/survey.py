@@ -1,8 +1,8 @@
-"""How much of a stock kernel's code could carry an optimized probe, and why the rest could not.
+"""Count the instructions of a stock kernel that could have an optimized probe, and why the others could not.
 
-Every instruction is asked about as if it were probed alone: of the functions behind every Nth text symbol, in the
-order of kallsyms, or of all core text (--all). Core text is what lies between _stext and _etext; padding is no
-instruction, and text that only runs at boot is none of it.
+Each instruction is planned as if it were probed alone: of the functions behind every Nth text symbol, in the order of
+kallsyms, or of all core text (--all). Core text is the code from _stext to _etext, without padding and without text
+that only runs at boot.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = ["EVERY", "Subject", "Tally", "codes_of", "functions", "returns", "sub
 EVERY = {"x86_64": 401, "ppc64le": 101}
 ISAS: dict[str, Isa] = {"x86_64": X86_64, "ppc64le": PPC64LE}
 CHUNK = 64
-"""Functions that are looked at one after another: neighbours share what is decoded."""
+"""Functions that one process plans in a row: neighbours share decoded code."""
 
 
 def main() -> int:
@@ -177,7 +177,7 @@ def _rule(kernel: Kernel, text: LinuxText, blacklist: Sequence[tuple[int, int]])
     if isinstance(text, PowerText):
         return PowerRule(text, blacklist)
     assert isinstance(text, KernelText)
-    # What all processes need is found out before there are several.
+    # Find what all processes need before there are several.
     text.all_landings()
     return LinuxRule(text, blacklist, kernel.range("__indirect_thunk_start", "__indirect_thunk_end"))
 
@@ -196,7 +196,7 @@ def functions(subject: Subject, every: int = 1) -> list[int]:
 
 @dataclass
 class Tally:
-    """What was found: instructions by the code of why not ("" where optimizable), the first address of each code.
+    """Counts: instructions by the code of the refusal ("" where optimizable), and the first address of each code.
 
     by_function: for each function's start, how many instructions it has and how many are optimizable.
     by_linux:    instructions that Linux would optimize a probe on.
@@ -222,7 +222,7 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """Of instructions that are optimizable."""
+        """The share of instructions that are optimizable."""
         return self.codes[""] / self.instructions
 
     @property
@@ -246,7 +246,7 @@ class Tally:
 
 
 def survey(subject: Subject, chosen: Sequence[int]) -> Tally:
-    """Return every instruction of the functions that start at the addresses `chosen`, with a process for each CPU."""
+    """Plan every instruction of the functions that start at the addresses `chosen`, with a process for each CPU."""
     chunks = [chosen[at : at + CHUNK] for at in range(0, len(chosen), CHUNK)]
     count = max(1, min(len(os.sched_getaffinity(0)), len(chunks)))
     found = Tally()
@@ -257,7 +257,7 @@ def survey(subject: Subject, chosen: Sequence[int]) -> Tally:
 
 
 def _start(subject: Subject, chunks: Sequence[Sequence[int]]) -> Connection:
-    """Return what a process of its own, with the same memory as ours, sends; EOFError where it ends before."""
+    """Start a process with the same memory, and return the connection on which it sends its Tally."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
 
     def run() -> None:
@@ -293,9 +293,9 @@ def _sweep(subject: Subject, chunks: Sequence[Sequence[int]]) -> Tally:
 
 
 def codes_of(start: int, cfgs: CfgCache) -> dict[int, str]:
-    """Return every instruction of the function that starts there, with the code of why it is refused."""
+    """Return every instruction of the function that starts there, with the code of its refusal."""
     asked = list(sweep(start, cfgs))
-    # Where not all that lands in a function is known, the planner cannot know what fills the gap behind it.
+    # Where the entries of a function are not known, the planner cannot recognise padding at its end.
     while asked and cfgs.isa.fills(asked[-1][0]):
         asked.pop()
     function = cfgs.text.function(start)
@@ -305,7 +305,7 @@ def codes_of(start: int, cfgs: CfgCache) -> dict[int, str]:
 
 
 def no_return(subject: Subject, function: int, cfgs: CfgCache) -> str:
-    """Return the code of why the return of the function that starts there cannot be probed; "" where it can."""
+    """Return the code with which a probe of the function's returns is refused; "" where it is possible."""
     address = subject.entry(function)
     try:
         if not subject.is_traced(function):  # there a breakpoint is possible at least

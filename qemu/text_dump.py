@@ -1,4 +1,4 @@
-"""Sourced into GDB: `optprobe-text FILE` writes the kernel's text to a file, as the guest's memory has it.
+"""A GDB command `optprobe-text FILE`: write the kernel's text to a file, as the guest's memory has it.
 
 Read as optprobe reads it, through the kernel's own page tables: a vCPU in user mode may not map the kernel.
 """

@@ -5,8 +5,8 @@
     kernel_clone+0x54   b ──► mftb r12; (GDB looks at r0 and r12 here) the instruction moved here; b back
 
 That series had two mftb compiled into its kernel. Here they are written into a stock one, for the length of a run: a
-stop of GDB's on the way from one to the other would move the guest's clock, and one behind both does not. The moved
-code is in a function that none of our guests calls; r0 and r12 are dead in kernel_clone there.
+stop of GDB between the two would move the guest's clock, and one behind both does not. The moved code is in a function
+that none of our guests calls; r0 and r12 are dead in kernel_clone there.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ Seen = dict[str, list[Mapping[str, float]]]
 class Pair:
     """One kind of probe: ticks of the timebase at each fork, from before the probed instruction to behind it.
 
-    optimized: None where whoever placed it does not optimize it.
-    host:      the guest stood when it was not optimized, and its timebase with it: those are ticks of the host's clock.
+    optimized: None where the kind of probe is not optimized there.
+    host:      if not optimized, the guest and its timebase were stopped: those are ticks of the host's clock.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the experiment found.
+    """The results.
 
     frequency: of the timebase, in Hz.
     unprobed:  ticks without a probe, the median.
@@ -116,7 +116,7 @@ class TimeDifference:
         return linux_event(self._reads.guest, place, optimization, tag)
 
     def _optimizes(self, place: str) -> bool:
-        """Return whether Linux does, given the time of many jiffies."""
+        """Return whether Linux optimizes a kprobe there, after many jiffies."""
         with self._event(place, True, ""):
             return any(
                 place in line and "OPTIMIZED" in line for line in self._reads.guest(f"sleep 1; {LIST}").splitlines()
@@ -142,7 +142,7 @@ class TimeDifference:
         return tuple(row["r12"] - row["r0"] for row in seen["behind"])
 
     def _stopped(self, name: str, frequency: int, probe: Probed) -> tuple[float, ...]:
-        """By the host's clock, from GDB's leaving the place before to its coming to the one behind."""
+        """Return ticks of the host's clock between GDB's stops before and behind the probe."""
         say(f"{name}: {self._forks} forks")
         with probe():
             seen = self._fork(OFFSET, (), ("before", "behind"))
@@ -150,7 +150,7 @@ class TimeDifference:
         return tuple((behind["arrived"] - before["left"]) * frequency for before, behind in pairs)
 
     def _fork(self, offset: int, registers: Sequence[str], places: Sequence[str]) -> Seen:
-        """Return what was seen at each place at the last forks."""
+        """Return the registers that were seen at each place at the last forks."""
         moved = self._symbols[UNUSED]
         address = {"before": moved, "behind": moved + 4 * WORD}
         with self._instrumented(self._symbols[FUNCTION] + offset, moved):
@@ -166,7 +166,7 @@ class TimeDifference:
 
     @contextmanager
     def _instrumented(self, probed: int, moved: int) -> Iterator[None]:
-        """mftb before and behind the instruction at `probed`; `moved` holds the two words that make room."""
+        """Write mftb before and behind the instruction at `probed`; `moved` holds the two words that make room."""
         first, last = probed - WORD, probed + WORD
         with self._physical():
             code = [self._read(first), MFTB_R0, branch(moved + 2 * WORD, probed)]
@@ -184,7 +184,7 @@ class TimeDifference:
 
     @contextmanager
     def _physical(self) -> Iterator[None]:
-        """GDB's addresses are physical: a program that was interrupted cannot reach the kernel by its virtual ones."""
+        """Switch GDB to physical addresses: an interrupted program does not map the kernel at its virtual ones."""
         self._debugger("maintenance packet Qqemu.PhyMemMode:1")
         yield
         self._debugger("maintenance packet Qqemu.PhyMemMode:0")
@@ -236,7 +236,7 @@ def _ratio(pair: Pair) -> str:
 
 
 def as_json(found: Report) -> list[Mapping[str, object]]:
-    """Return the same for programs."""
+    """Return the results as JSON values."""
     return [
         {
             "type": "time_difference",

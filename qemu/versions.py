@@ -1,4 +1,4 @@
-"""What scripts/matrix tries, pinned to versions: Debian's kernels, and GDBs and QEMUs of other suites than the host's.
+"""The pinned versions that scripts/matrix tries: Debian's kernels, and GDBs and QEMUs of other suites than the host's.
 
     versions.toml ──► Pinned ──► kernel(name)        an image in the cache
                                  gdb(name)           a program that runs on this machine
@@ -63,7 +63,7 @@ def arch(name: str) -> str:
 
 @cache
 def kernel(name: str) -> Pinned:
-    """Return the package of a kernel, the suite's current one where the pinned one is gone. FetchError."""
+    """Return the package of a kernel, the suite's current one where the pinned one is gone. Raises FetchError."""
     row = _file()["kernels"][name]
     arch = MACHINES[row["arch"]].debian
     package = f"{row['package']}={row['version']}"
@@ -73,14 +73,14 @@ def kernel(name: str) -> Pinned:
 
 
 def gdb(name: str) -> Path:
-    """Return the program of a GDB, fetched when the cache does not hold it. FetchError."""
+    """Return the program of a GDB, fetched when the cache does not hold it. Raises FetchError."""
     row = _file()["gdb"][name]
     program = "gdb-multiarch" if "gdb-multiarch" in row["packages"] else "gdb"
     return _program(f"gdb-{name}", row, program, ())
 
 
 def qemu(name: str, arch: str) -> Path:
-    """Return the emulator of an architecture, fetched when the cache does not hold it. FetchError."""
+    """Return the emulator of an architecture, fetched when the cache does not hold it. Raises FetchError."""
     return _program(f"qemu-{name}", _file()["qemu"][name], MACHINES[arch].qemu, ("usr/share/qemu", "usr/share/seabios"))
 
 

@@ -10,7 +10,7 @@ from gdb_optprobe.commands.parse import ADD_OPTIONS, Add, parse_add
 
 
 class AddCommand(Subcommand[Add]):
-    """Put a probe at LOCATION: count its hits, or do what ACTIONs say.
+    """Put a probe at LOCATION: count its hits, or carry out ACTIONs.
 
     optprobe add LOCATION[,LOCATION...] [OPTIONS] [if EXPR] [do ACTION, ...]
     optprobe add LOCATION[,LOCATION...] -return [entry [if EXPR] [do ACTION, ...]] [if EXPR] [do ACTION, ...]

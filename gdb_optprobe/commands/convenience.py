@@ -39,7 +39,7 @@ class Missed(gdb.Function):
 
 
 def _of_one(name: str, numbers: Sequence[gdb.Value], get: Callable[[int], int]) -> int:
-    """Return every failure ends as one clear line."""
+    """Call `value` with the probe's number. Any failure ends as a gdb.GdbError of one clear line."""
     try:
         if len(numbers) != 1:
             raise OptprobeError(f"$optprobe_{name} takes the number of one probe", f"$optprobe_{name}(1)")

@@ -130,7 +130,7 @@ def take_option(line: Line, word: Fragment, known: Mapping[str, str], options: d
 
 
 def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
-    """`1 3-5 name $variable`, with options anywhere."""
+    """Parse `1 3-5 name $variable`, with options anywhere."""
     line = Line(text)
     wanted: dict[int | str, None] = {}
     options: dict[str, Option] = {}

@@ -68,4 +68,5 @@ class _Original(gdb.disassembler.DisassembleInfo):
 
 
 def install(session: Callable[[], Session | None]) -> None:
+    """Register the disassembler with GDB."""
     gdb.disassembler.register_disassembler(OriginalDisassembler(session), None)

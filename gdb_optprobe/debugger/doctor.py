@@ -1,4 +1,4 @@
-"""What works here: the guest's facilities, the guardian, this GDB and this QEMU. The guest is not changed."""
+"""The facilities of the guest, the guardian, this GDB and this QEMU, and why some do not work. It changes nothing."""
 
 from __future__ import annotations
 

@@ -15,29 +15,25 @@ from gdb_optprobe.guest.symbolfile import ASIDE, load_command, outermost_file, q
 from gdb_optprobe.host_files import until_exit
 from gdb_optprobe.isa.abi import ElfMachine
 
-# One that every kernel has, at the start of its code; one that no other program has.
+# A symbol that every kernel has, at the start of its code, and no other program.
 WITNESS = "_text"
 LINUX = "linux_banner"
 ENTRY = "__entry_text_start", "__entry_text_end"
 
 
 def of_another_program() -> bool:
-    """Return whether GDB's symbol file is of something that is no Linux kernel: a guest without an operating system.
-
-    Not what the user has added to it: a Linux guest's program, say.
+    """Return whether GDB's symbol file is not a Linux kernel's: a guest without an operating system.
+    Files that the user has added to it do not count: a Linux guest's program, say.
     """
     return gdb.current_progspace().filename is not None and _gdb_address(LINUX) is None
-# What is kept of the kernel's file: for what it was made, its hash, where the code in it begins and ends. Renamed when
-# the file's making changes.
+# The cached fact of the kernel's file: its purpose, hash, and the bounds of its code. Renamed when the file changes.
 MADE = "elf_1"
 
 
 def provide(recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine, unwound: bool) -> int | None:
-    """Load a symbol-only file of this kernel: an address in it, for `withdraw`; None where GDB needs none.
-
-    unwound: whether we unwind its stack (debugger/unwinder.py). Then GDB is not to guess on where a stack ends: in
-    entry text, of which a vmlinux tells no frames.
-
+    """Load a symbol-only file of this kernel. Return an address in it, for `withdraw`; None where GDB needs none.
+    unwound: whether we unwind its stack (debugger/unwinder.py). Then GDB must not guess where a stack ends: in entry
+    text, of which a vmlinux has no frames.
     Raises OptprobeError where GDB has a vmlinux at another address.
     """
     truth = recovered.symbols.address(WITNESS)
@@ -56,7 +52,7 @@ def provide(recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine, unwo
 
 
 def withdraw(text: int) -> None:
-    """Unload what `provide` loaded: the kernel is gone, and the next one may lie elsewhere."""
+    """Unload the file of `provide`: the kernel is gone, and the next one may be elsewhere."""
     confirm = gdb.parameter("confirm")
     gdb.execute("set confirm off")
     try:
@@ -72,7 +68,7 @@ def _end_stacks(recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine) 
     if start is None or end is None or not start < end:
         return None
     content = outermost_file((start, end), machine)
-    # GDB reads it when it first needs it: what has its name is always the same.
+    # GDB reads the file when it first needs it, so its content must never change: the name has its hash.
     path = cache.store_file(content) or until_exit(content, ".elf")
     gdb.execute(f"add-symbol-file {quoted(str(path))} -s .text {ASIDE:#x}", to_string=True)
     return ASIDE
@@ -81,7 +77,7 @@ def _end_stacks(recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine) 
 def _known(
     recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine, unwound: bool
 ) -> tuple[Path, tuple[int, int]] | None:
-    """Return the file that an earlier session made of the same symbols, and where the code in it begins and ends."""
+    """Return the file that an earlier session made of the same symbols, and the bounds of its code."""
     made = recovered.shelf.facts().get(MADE) if recovered.shelf is not None else None
     match made:
         case [str(of), str(hash_), int(start), int(end)] if of == _purpose(recovered, machine, unwound):

@@ -1,4 +1,4 @@
-"""What happens to probes when the guest stops, when the user's breakpoints change, and when GDB leaves.
+"""Probes when the guest stops, when the user's breakpoints change, and when GDB leaves.
 
     stop               waiting probes are tried again; cached reads of the guest are dropped
     breakpoint …       probes below it move down a tier, and up again afterwards

@@ -1,4 +1,4 @@
-"""The kernel's vmlinux, if GDB has loaded it: its file, for symbols, and the layouts that its debug information tells.
+"""The kernel's vmlinux, if GDB has loaded it: its file, for symbols, and the layouts in its debug information.
 
 A file is the running kernel's if it has its build-id; another one's names and types are never taken.
 """
@@ -19,12 +19,12 @@ BYTE = 8
 
 
 def files() -> Mapping[str, Path]:
-    """Return what GDB has symbols of, by build-id."""
+    """Return the files that GDB has loaded symbols from, by build-id."""
     return {each.build_id: Path(each.filename) for each in _objfiles() if each.build_id and each.filename}
 
 
 def layouts(build: str) -> Layouts | None:
-    """By the debug information of the kernel `build`; None where GDB has none."""
+    """Return the layouts in the debug information of the kernel `build`; None where GDB has none."""
     found = (Structures(each) for each in _objfiles() if each.build_id == build)
     return next((each for each in found if each.type(WITNESS) is not None), None)
 
@@ -35,7 +35,7 @@ def _objfiles() -> Iterator[gdb.Objfile]:
 
 @dataclass(frozen=True, slots=True)
 class Structures:
-    """Fills guest.linux.structures.Layouts."""
+    """Implements guest.linux.structures.Layouts."""
 
     objfile: gdb.Objfile
 

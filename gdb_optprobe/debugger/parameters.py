@@ -1,7 +1,7 @@
 """`set optprobe …` and `show optprobe …`. GDB holds the values; `current_settings` reads them.
 
-In batch mode GDB reports only the last command's failure, so there the first failure ends GDB; and there is no user to
-ask what happens to the probes, so they are removed.
+In batch mode GDB reports only the last command's failure, so there the first failure ends GDB. No user can be asked
+about the probes at its end, so they are removed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def on_change(observer: Observer) -> None:
 
 
 def forget_change(observer: Observer) -> None:
+    """Stop calling `observer`."""
     if observer in _observers:
         _observers.remove(observer)
 

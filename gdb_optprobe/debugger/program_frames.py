@@ -41,7 +41,7 @@ class StoppedPrograms:
         return _number() in self._pads
 
     def select(self) -> bool:
-        """Select the program's frame, if the selected thread is one of these and GDB finds it. Return whether it is."""
+        """Select the program's frame, if the selected thread is one of these. Return whether GDB found the frame."""
         pad = self._pads.get(_number())
         frame = gdb.newest_frame() if pad is not None else None
         if frame is None or frame.pc() != pad:

@@ -149,7 +149,7 @@ def _adopt_probe(session: Session, one: ProbeRecord, left: ArenaContents) -> Pro
 def _adopt_absent(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
     """Create a probe that is gone with its module, or pending. Raises OptprobeError."""
     if one.program:
-        raise OptprobeError("its module was unloaded, and without it what was gathered cannot be told")
+        raise OptprobeError("its module was unloaded, and without the module its results cannot be read")
     data = left.data_at(one.data) if one.data is not None else None
     probe = Probe(one.number, one.spec, one.address, Handler(), one.sizes, one.enabled, data, home=one.home)
     if len(one.seen) == len(probe.handler.head()):

@@ -42,7 +42,7 @@ def _describe_busy(session: Session, arena: Arena) -> str:
     except OptprobeError as error:
         return error.message
     if not inside:
-        return "programs may yet come to it"
+        return "programs may still enter it"
     first, *others = sorted(inside)
     who = f"{first} and {len(others)} more are" if others else f"{first} is"
     return f"{who} in a detour, or will return to one, and will go on from there"

@@ -1,4 +1,4 @@
-"""The cost of a hit: (with the probe − without) / hits, and what cannot be seen on a clock, from what can."""
+"""The cost of a hit: (with the probe − without) / hits. A time below the clock's noise is estimated by instructions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from qemu.costs.measure import Reading, middle, spread
 
-# A difference of host times counts as measured when it is so many times what repeated readings differ by.
+# A difference of host times counts as measured if it is so many times the spread of repeated readings.
 CLEAR = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one hit costs.
+    """The cost of one hit.
 
     instructions: of the guest; None where the guest was stopped, see `cost`.
     seconds:      on the host.
@@ -29,7 +29,7 @@ class Cost:
 
 
 def cost(name: str, probed: Sequence[Reading], unprobed: Sequence[Reading]) -> Cost:
-    """One hit, where each event of the workload is one.
+    """Return the cost of one hit, where each event of the workload is one.
 
     A stop makes QEMU's virtual clock jump to the guest's next timer, so guest time says nothing about instructions
     then; a probe that stops the guest has it run none of its own, or one.

@@ -1,4 +1,4 @@
-"""What one event cost, from two runs of a workload that differ only in how many events they hold.
+"""The cost of one event, from two runs of a workload that differ only in their number of events.
 
     long run    ├─ start ─┼─ event ─ event ─ event ─ … ─ event ─┼─ end ─┤
     short run   ├─ start ─┼─ event ─┼─ end ─┤
@@ -15,7 +15,7 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a whole run took, or one event of it.
+    """The measured cost of a whole run, or of one event of it.
 
     instructions: of the guest.
     seconds:      of processor time on the host.
@@ -33,7 +33,7 @@ class Reading:
 
 
 def each(short: Reading, long: Reading, events: int) -> Reading:
-    """One event, where `long` holds so many more of them than `short`."""
+    """Return the cost of one event, where `long` has so many more events than `short`."""
     if events <= 0:
         raise ValueError("the long run must hold more events than the short one")
     return Reading(*((many - few) / events for few, many in zip(short.values(), long.values(), strict=True)))
@@ -51,5 +51,5 @@ def least(readings: Sequence[Reading]) -> Reading:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return how far apart repeated readings lie."""
+    """Return the distance between the smallest and the largest value."""
     return max(values) - min(values)

@@ -10,21 +10,19 @@ COLUMNS = ("", "instructions", "stops", "packets", "µs", "ratio")
 
 
 def table(costs: Sequence[Cost], unit: Cost) -> list[str]:
-    """Return a line for each cost, what a hit costs in each column; `ratio` is that of the host times to that of
-    `unit`.
-    """
+    """Return a line for each cost, with a hit's cost in each column; `ratio`: its host time to that of `unit`."""
     rows = [COLUMNS, *(_row(cost, unit) for cost in costs)]
     return aligned(rows)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns, the first to the left, the others to the right."""
+    """Return the rows as columns, the first aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(_cells(row, widths)).rstrip() for row in rows]
 
 
 def as_json(costs: Sequence[Cost], unit: Cost) -> list[Mapping[str, object]]:
-    """Return the same for programs."""
+    """Return the costs as JSON values."""
     return [
         {
             "type": "cost",
@@ -41,7 +39,7 @@ def as_json(costs: Sequence[Cost], unit: Cost) -> list[Mapping[str, object]]:
 
 
 def number(value: float) -> str:
-    """Three digits of a figure, or all of those before its point."""
+    """Return a number with three digits, or with all digits before its point."""
     if value == 0:
         return "0"
     if abs(value) >= 100:
@@ -64,7 +62,7 @@ def _row(cost: Cost, unit: Cost) -> tuple[str, ...]:
 
 
 def _tenths(value: float) -> str:
-    # No "-0.0" for what was there by chance in the run without a probe.
+    # Adding 0.0 avoids "-0.0", where the run without a probe took longer by chance.
     return f"{round(value, 1) + 0.0:,.1f}"
 
 

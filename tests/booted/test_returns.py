@@ -258,7 +258,7 @@ def nobody_is_dropped(guest: Guest, functions: str) -> None:
     assert not guest.problems()
 
 
-def test_nobody_is_dropped_who_returns(boot: Boot) -> None:
+def test_a_returning_thread_is_not_dropped(boot: Boot) -> None:
     """In a guest of its own: a thread of the kernel's that sleeps for long is still in a call when GDB leaves."""
     nobody_is_dropped(boot(), EVERYWHERE)
 

@@ -65,5 +65,5 @@ def test_probes_are_removed_while_calls_are_under_way(ppc_guest: Guest) -> None:
     assert finished.json("gone") == [0, 0, 0, 0, 0]
 
 
-def test_nobody_is_dropped_who_returns(boot: Boot) -> None:
+def test_a_returning_thread_is_not_dropped(boot: Boot) -> None:
     nobody_is_dropped(boot(arch="ppc64le"), EVERYWHERE.replace("__x64_sys_read", "do_nanosleep"))

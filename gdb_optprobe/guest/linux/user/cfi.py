@@ -129,9 +129,8 @@ class _Bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """A CIE. code, data: what distances are counted in. encoding: of addresses. augmented: FDEs have a size there.
-
-    first: where in the section its instructions begin and end.
+    """A CIE. code, data: units of distances. encoding: of addresses. augmented: its FDEs have a size there.
+    first: start and end of its instructions, in the section.
     """
 
     code: int

@@ -66,7 +66,7 @@ def find(kernel: Kernel, path: str) -> File:
 
 
 def named(kernel: Kernel, dentry: int) -> File:
-    """Return what an entry of a directory leads to, by its name there alone. Raises OptprobeError."""
+    """Return the file of a directory's entry, by its name there alone. Raises OptprobeError."""
     return _Names(kernel).named(dentry)
 
 

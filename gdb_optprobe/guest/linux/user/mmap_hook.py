@@ -23,9 +23,8 @@ CALLERS = ("vm_mmap", "ksys_mmap_pgoff")
 
 @dataclass(frozen=True, slots=True)
 class MmapHook:
-    """calls: what leads to the kernel's function that maps, at `to`; each of the size of a branch.
-
-    code: of what comes in its place, by where the table of rows is and what has WRITES make private copies.
+    """calls: the instructions that lead to the kernel's function that maps, at `to`; each of the size of a branch.
+    code: returns the hook's code, for the address of the table of rows and the flags that make WRITES copy pages.
     """
 
     calls: tuple[Insn, ...]

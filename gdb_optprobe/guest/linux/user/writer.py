@@ -7,12 +7,13 @@
     │               │ ◄────── │   mmput(mm); restore, it too; ret    │──►│ …                      result │
     └───────────────┘         └──────────────────────────────────────┘   │ the rows' data                │
           of the table: see program_writer.py                            └───────────────────────────────┘
-access_remote_vm is what ptrace writes with: it breaks copy-on-write of a private mapping, whatever its protection, so
-that neither the file nor another process sees it (mm/memory.c). It may sleep, so the vCPU must be where its thread
-holds no lock. The reference to each mm is taken from outside, while the guest is stopped, and dropped by the thunk.
+ptrace writes by access_remote_vm: it breaks copy-on-write of a private mapping, whatever its protection, so neither the
+file nor another process sees the write (mm/memory.c). It may sleep, so the vCPU must be at a safe point. The reference
+to each mm is taken from outside, while the guest is stopped, and dropped by the thunk.
 
-Once a vCPU has the PC and the table, the guest does all the rest whatever becomes of the debugger. Several vCPUs may be
-in the thunk at once, with a table each: all it needs of a table for its last two instructions is on the stack.
+Once a vCPU has the PC and the table, the guest does the rest even if the debugger is killed. Several vCPUs may be in
+the thunk at once, with a table each: before its last two instructions the thunk has copied what it needs of the table
+to the stack.
 """
 
 from __future__ import annotations
