@@ -47,7 +47,7 @@ from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
-from gdb_optprobe.probes.stops import Hit, Landing, OnHit
+from gdb_optprobe.probes.stops import Hit, OnHit, ProbeStop
 from gdb_optprobe.probes.target import NoModules, Target
 from tests.detours.fakes import code
 from tests.guest.linux import fake_kernel
@@ -260,7 +260,7 @@ class FakeStops:
         self.points.setdefault(address, []).append(point)
         return point
 
-    def land(self, landing: Landing) -> FakeStop:
+    def stop_at_probe(self, stop: ProbeStop) -> FakeStop:
         raise AssertionError("no program stops")
 
     def arrived(self, address: int) -> None:

@@ -26,24 +26,24 @@ from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.interrupter import Interrupter, mark_running, mark_stopped
 from gdb_optprobe.debugger.machine import HANDED_OVER, GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.messages import warn
+from gdb_optprobe.debugger.pad_breakpoints import PadBreakpoints, ProgramPadBreakpoint, announcement, returned
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.program_frames import ProgramFrames
 from gdb_optprobe.debugger.running import never
-from gdb_optprobe.debugger.stop_breakpoints import ProgramPad, StopBreakpoints, announcement, returned
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest_text import lines
 from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.stops import (
-    Arrival,
     Hit,
-    Landing,
     Move,
     OnHit,
-    ProgramArrival,
-    ProgramLanding,
-    ReturnLanding,
+    ProbeStop,
+    ProgramStop,
+    ReturnStop,
+    StoppedProgram,
+    StoppedReturn,
     StopPoint,
 )
 
@@ -73,7 +73,7 @@ class GdbStops:
         self._interrupter: Interrupter | None = None
         self.asked: Callable[[], bool] = never
         self._handed_over = False
-        self._stop_breakpoints = StopBreakpoints(machine, isa, self._arrived_at_gate, self._returned)
+        self._pads = PadBreakpoints(machine, isa, self._arrived_at_gate, self._returned)
         self._frames = ProgramFrames()
         # The vCPUs that are stopped at a probed address for the user, and the addresses.
         self._shown: dict[Vcpu, int] = {}
@@ -107,16 +107,16 @@ class GdbStops:
         self._points[address].restarts |= restarts
         return point
 
-    def land(self, landing: Landing) -> StopPoint:
-        return self._stop_breakpoints.add(landing)
+    def stop_at_probe(self, stop: ProbeStop) -> StopPoint:
+        return self._pads.add(stop)
 
-    def land_return(self, landing: ReturnLanding) -> StopPoint:
-        return self._stop_breakpoints.add_return(landing)
+    def stop_at_return(self, stop: ReturnStop) -> StopPoint:
+        return self._pads.add_return(stop)
 
-    def land_program(self, landing: ProgramLanding) -> StopPoint:
-        self._frames.load(landing.saved)
-        pad = ProgramPad(landing, self._stop_breakpoints, self._program_arrived)
-        self._stop_breakpoints.register(pad, landing)
+    def stop_in_program(self, stop: ProgramStop) -> StopPoint:
+        self._frames.load(stop.saved)
+        pad = ProgramPadBreakpoint(stop, self._pads, self._program_arrived)
+        self._pads.register(pad, stop)
         return pad
 
     def shows_program(self) -> bool:
@@ -184,10 +184,10 @@ class GdbStops:
 
     def _is_handled_at_gate(self, address: int) -> bool:
         """Return whether the selected vCPU has come by a stop pad: its hit has run in the detour, the gate stops it."""
-        return self._shown.get(self.machine.selected()) == address or self._stop_breakpoints.is_coming(address)
+        return self._shown.get(self.machine.selected()) == address or self._pads.is_coming(address)
 
     def _run(self, breakpoint: _Breakpoint) -> bool:
-        self._stop_breakpoints.update()
+        self._pads.update()
         vcpu = self.machine.selected().number
         state = self._state(vcpu)
         again = self._reported_again(breakpoint, state)
@@ -233,22 +233,22 @@ class GdbStops:
         """Return the number of the selected vCPU and all its registers. vcpu: the number."""
         return (vcpu, *(read_register(name) for name in self._isa.registers))
 
-    def _arrived_at_gate(self, landing: Landing) -> None:
+    def _arrived_at_gate(self, stop: ProbeStop) -> None:
         """Report the selected vCPU, which came by a stop pad and is at the probed address."""
         vcpu = self.machine.selected().number
-        hit = Hit(landing.address, vcpu, _Registers(), self.machine.read, self._writer(vcpu))
-        self._standing = (_selected_thread(), landing.address)
+        hit = Hit(stop.address, vcpu, _Registers(), self.machine.read, self._writer(vcpu))
+        self._standing = (_selected_thread(), stop.address)
         self._stepping = self._state(vcpu)
-        landing.arrives(hit)
+        stop.arrives(hit)
         self._show(hit)
 
-    def _returned(self, arrival: Arrival) -> None:
+    def _returned(self, arrival: StoppedReturn) -> None:
         """Keep what to announce of the selected vCPU, which came by the pad of a function's returns."""
         self._stopped_by += arrival.probes
         if arrival.value is not None:
             self._values.append((arrival.function, arrival.value))
 
-    def _program_arrived(self, arrival: ProgramArrival) -> None:
+    def _program_arrived(self, arrival: StoppedProgram) -> None:
         """Keep what to announce of the selected vCPU, which is stopped in code at a user program's trap."""
         self._stopped_by += arrival.probes
         self._values += [arrival.returned] if arrival.returned is not None else []
@@ -307,11 +307,11 @@ class GdbStops:
             if breakpoint.is_valid():
                 breakpoint.delete()
         self._retired.clear()
-        self._stop_breakpoints.delete_dropped()
+        self._pads.delete_dropped()
 
     def _may_stop(self, address: int) -> bool:
         same_vcpu = _selected_thread() == self._last_thread
-        theirs = address in addresses_of_users() or self._stop_breakpoints.has_returned(address)
+        theirs = address in addresses_of_users() or self._pads.has_returned(address)
         return self._continuing and same_vcpu and not theirs
 
     # called by GDB -----------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class GdbStops:
         again, self._again = self._again, None
         if again is not None and again == (self.machine.selected(), _pc()):
             self._shown[again[0]] = again[1]
-        self._stop_breakpoints.update()
+        self._pads.update()
         self.told = ""
         if self._stopped_by:
             self._announce(event)
@@ -389,7 +389,7 @@ class GdbStops:
 
     def _note_resume(self, _: gdb.ContinueEvent) -> None:
         self._standing = None
-        self._stop_breakpoints.mark_running()
+        self._pads.mark_running()
         with held():
             self.go_on()
         if not is_held():

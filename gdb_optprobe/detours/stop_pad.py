@@ -24,7 +24,7 @@ HALF = SIZE // 2
 
 
 @dataclass(slots=True)
-class Pad:
+class StopPad:
     """slot: its `SIZE` bytes of memory. data: its code. doorbell: address of the doorbell of its arena."""
 
     slot: Slot

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Protocol
 
-from gdb_optprobe.detours.stop_pad import Pad
+from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.guest.linux.arch.base import Reads
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.interpreter import Outcome
@@ -235,7 +235,7 @@ class Handler:
         dead: Dead,
         memory: int,
         readers: ProbeReadRoutines | None,
-        pad: Pad | None = None,
+        pad: StopPad | None = None,
         passed: Dead = _NOTHING_DEAD,
         kept: OuterSaves = _NOTHING_KEPT,
     ) -> Code:

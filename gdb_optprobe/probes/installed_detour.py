@@ -12,7 +12,7 @@ from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.detours.stop_pad import Pad
+from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
@@ -21,7 +21,7 @@ LayOut = Callable[[int], Detour]
 """The detour at an address; as long wherever it stands."""
 
 
-def install_pad(address: int, data: bytes, guest: Guest, arena: Arena) -> Pad:
+def install_pad(address: int, data: bytes, guest: Guest, arena: Arena) -> StopPad:
     """A pad for a probe at `address`, that holds `data`. Raises Refused."""
     bell = arena.doorbell_page(address, guest.isa.data_reach)
     while True:
@@ -31,7 +31,7 @@ def install_pad(address: int, data: bytes, guest: Guest, arena: Arena) -> Pad:
         except TextChanged:
             continue
         patch.apply([change], guest.machine)
-        return Pad(slot, change.new, bell.address)
+        return StopPad(slot, change.new, bell.address)
 
 
 @dataclass(frozen=True, slots=True)

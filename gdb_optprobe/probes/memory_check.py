@@ -18,7 +18,7 @@ def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
     """Where memory is not what it should be. Raises OptprobeError."""
     target, registry = optimizer.target, optimizer.registry
     for branch in registry.branches():
-        changes = () if optimizer.stop_pads.is_lifted(branch) else (branch.patch,)
+        changes = () if optimizer.kernel_stops.is_lifted(branch) else (branch.patch,)
         yield from (str(change.message) for change in patch.check(changes, target.guest.machine))
         yield from _check_detour(branch.detour, optimizer.links.detour_bytes(branch), target.guest)
     yield from (str(change.message) for change in patch.check(optimizer.traps.dispatcher.patches, target.guest.machine))

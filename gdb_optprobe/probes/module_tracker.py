@@ -142,7 +142,7 @@ class ModuleTracker:
     def _branch_in_text(self, address: int) -> Branch | None:
         site = self.registry.site(address)
         branch = site.branch if site is not None else None
-        return branch if branch is not None and not self.optimizer.stop_pads.is_lifted(branch) else None
+        return branch if branch is not None and not self.optimizer.kernel_stops.is_lifted(branch) else None
 
     def _remove_sites(self, sites: Sequence[Site]) -> None:
         arena = self.optimizer.arena
@@ -168,7 +168,7 @@ class ModuleTracker:
         arena = self.optimizer.arena
         assert arena is not None, "a branch leads there"
         self.registry.remove_branch(branch)
-        self.optimizer.stop_pads.forget_branch(branch)
+        self.optimizer.kernel_stops.forget_branch(branch)
         self.optimizer.links.remove(branch)
         arena.journal.drop(Item.TEXT, branch.plan.head)
         branch.installed.release(self.target.guest, arena, reached=True)

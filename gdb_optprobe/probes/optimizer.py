@@ -35,6 +35,7 @@ from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.collector import Collector, Trigger
 from gdb_optprobe.probes.journal_records import write_probe
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall, KernelRethooks
+from gdb_optprobe.probes.kernel_stops import KernelStops
 from gdb_optprobe.probes.kernel_traps import KernelTraps
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.lost_branches import LostBranches
@@ -45,7 +46,6 @@ from gdb_optprobe.probes.rethook_records import read_rethooks
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site, SiteState
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.stop_pads import StopPads
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.throttle import Throttle
 
@@ -88,7 +88,7 @@ class Optimizer:
     check_alive: Callable[[], None]
     links: Links = field(init=False)
     read_registers: ReadRegisters = field(init=False)
-    stop_pads: StopPads = field(init=False)
+    kernel_stops: KernelStops = field(init=False)
     rethooks: KernelRethooks = field(default_factory=KernelRethooks)
     collector: Collector = field(init=False)
     memory: ArenaMemory = field(init=False)
@@ -103,7 +103,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         self.links = Links(self.target.guest, self.registry)
-        self.stop_pads = StopPads(self.target, self.registry, self.links)
+        self.kernel_stops = KernelStops(self.target, self.registry, self.links)
         self.collector = Collector(self.target.guest, self.rethooks, self.check_alive)
         self.traps = KernelTraps(self.target.guest)
         self.memory = ArenaMemory(self.target)
@@ -456,7 +456,7 @@ class Optimizer:
         wanted = group[0].plan
         if (old.plan.head, old.plan.tier, old.plan.ftrace) != (wanted.head, wanted.tier, wanted.ftrace):
             return False
-        if old.patch.old != wanted.original or self.stop_pads.is_lifted(old) or any(site.pinned for site in group):
+        if old.patch.old != wanted.original or self.kernel_stops.is_lifted(old) or any(site.pinned for site in group):
             return False
         if any(site.branch not in (old, None) for site in group):
             return False
@@ -475,7 +475,7 @@ class Optimizer:
             self.registry.remove_branch(branch)
             try:
                 self.links.remove(branch)
-                lifted = self.stop_pads.forget_branch(branch)
+                lifted = self.kernel_stops.forget_branch(branch)
                 branch_patch.remove(branch, served, self.target.guest, self.arena, lifted)
                 self.traps.clear(branch.plan.head)
             except OptprobeError as error:
@@ -526,7 +526,7 @@ class Optimizer:
         self.registry.add_branch(branch)
         self.links.add(branch)
         for site in group:
-            self.stop_pads.install(site)
+            self.kernel_stops.install(site)
 
     def _release_tracer(self, wanted: Plan) -> None:
         if wanted.ftrace is not None:

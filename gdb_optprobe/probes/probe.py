@@ -8,7 +8,7 @@ from enum import Enum
 
 from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.detours.stop_pad import Pad
+from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.handlers.interpreter import Outcome
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.maps.ring import START, RingPosition
@@ -52,7 +52,7 @@ class Probe:
     home: str = ""
     presence: Presence = Presence.HERE
     absence: Reason | None = None
-    pad: Pad | None = None
+    pad: StopPad | None = None
     pad_breakpoint: StopPoint | None = None
     return_breakpoints: dict[int, StopPoint] = field(default_factory=dict)
     seen: Results = field(init=False)

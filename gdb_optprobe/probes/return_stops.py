@@ -13,7 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.stop_pad import Pad
+from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.arithmetic import number
@@ -25,7 +25,7 @@ from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.maps.call_table import WORD, CallTable, CallTableLayout
 from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.stops import Arrival, Hit, Move, ReturnLanding, StopPoint
+from gdb_optprobe.probes.stops import Hit, Move, ReturnStop, StoppedReturn, StopPoint
 from gdb_optprobe.probes.target import Target
 
 MOST_FLAGS = 63
@@ -93,7 +93,7 @@ class ReturnStops:
     layout: CallTableLayout
     find_return: FindReturn
     probes: dict[int, Probe] = field(default_factory=dict)
-    pad: Pad | None = None
+    pad: StopPad | None = None
     _breakpoint: StopPoint | None = None
     _flags: dict[int, int] = field(default_factory=dict)
     _data: dict[int, tuple[Probe, SimpleNamespace]] = field(default_factory=dict)
@@ -119,8 +119,8 @@ class ReturnStops:
             assert isa is not None, "it has return probes"
             self.pad = install_pad(self.address, isa.end, target.guest, arena)
             bell = self.pad.doorbell
-            landing = ReturnLanding(self.pad.address, bell, bell + RING_COUNT, partial(self._on_pad, target.guest))
-            self._breakpoint = target.stops.land_return(landing)
+            stop = ReturnStop(self.pad.address, bell, bell + RING_COUNT, partial(self._on_pad, target.guest))
+            self._breakpoint = target.stops.stop_at_return(stop)
         return PadExit(flags, self.pad.address, self.pad.doorbell)
 
     def release_pad(self, arena: Arena) -> None:
@@ -205,7 +205,7 @@ class ReturnStops:
 
     # the user --------------------------------------------------------------------------------------------------------
 
-    def _on_pad(self, guest: Guest) -> Arrival | None:
+    def _on_pad(self, guest: Guest) -> StoppedReturn | None:
         """Where the selected vCPU, which is at the pad, is to stop; None where nobody wants that any more."""
         isa, machine = guest.isa.returning, guest.machine
         assert isa is not None, "it has return probes"
@@ -222,7 +222,7 @@ class ReturnStops:
         value = retval(self.address, regs, machine.read, guest)
         function = guest.text.function(self.address)
         name = function.name if function is not None else guest.symbol(self.address)
-        return Arrival(self.find_return(at, key) or at, key - key_after(0, guest), numbers, name, value)
+        return StoppedReturn(self.find_return(at, key) or at, key - key_after(0, guest), numbers, name, value)
 
 
 def key_after(sp: int, guest: Guest) -> int:

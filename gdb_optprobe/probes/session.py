@@ -15,7 +15,7 @@ from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import NO_MEMORY, Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.detours.stop_pad import Pad
+from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.clauses import check_action
@@ -212,7 +212,7 @@ class Session:
             program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         handler = replace(Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits), entry=entry)
-        pad = Pad(Slot(plan.address, 0), b"", plan.address)
+        pad = StopPad(Slot(plan.address, 0), b"", plan.address)
         somewhere = None if isinstance(scope.reads, Missing) else ProbeReadRoutines(plan.address, plan.address)
         with handler.errors_at_source(spec):
             if returns:

@@ -48,7 +48,7 @@ OnHit = Callable[[Hit], Move | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class ProbeStop:
     """How a vCPU that has come to a pad is brought to the probed address, there to stop.
 
     address: the probed one. pad: the pad's. via: of the pad's branch to it.
@@ -67,7 +67,7 @@ class Landing:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class StoppedReturn:
     """Where a vCPU is to stop that is at the pad of a function's returns.
 
     address: where the call returns to. sp: what the stack pointer is there: of nobody else.
@@ -82,24 +82,24 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class ReturnLanding:
+class ReturnStop:
     """How a vCPU that has come to a pad, which is a return, is stopped where it returns to.
 
-    bell, rung: see Landing. comes: called at the pad; None where the vCPU is not to stop.
+    bell, rung: see ProbeStop. comes: called at the pad; None where the vCPU is not to stop.
     """
 
     pad: int
     bell: int
     rung: int
-    comes: Callable[[], Arrival | None]
+    comes: Callable[[], StoppedReturn | None]
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramArrival:
+class StoppedProgram:
     """A vCPU that code at a trap of a user's program stops there; what the user is shown is the program.
 
     probes:   the numbers of those that stop it. who: whose program it is; place: where in it, in words; or "".
-    returned: what has, and its value, see Arrival.
+    returned: what has, and its value, see StoppedReturn.
     """
 
     probes: tuple[int, ...]
@@ -109,10 +109,10 @@ class ProgramArrival:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramLanding:
+class ProgramStop:
     """How a vCPU is stopped that has come to where code at traps of programs stops, and goes on from there.
 
-    bell, rung: see Landing. comes: called there; None where the vCPU is not to stop.
+    bell, rung: see ProbeStop. comes: called there; None where the vCPU is not to stop.
     ticket:     called there: another number for each hit.
     saved:      where the program's registers are.
     """
@@ -120,7 +120,7 @@ class ProgramLanding:
     pad: int
     bell: int
     rung: int
-    comes: Callable[[], ProgramArrival | None]
+    comes: Callable[[], StoppedProgram | None]
     ticket: Callable[[], int]
     saved: SavedRegisters
 
@@ -140,13 +140,13 @@ class Stops(Protocol):
     def set(self, address: int, on_hit: OnHit, restarts: bool = False) -> StopPoint:
         """restarts: a single step of the instruction there may be one turn of several, which are one hit."""
 
-    def land(self, landing: Landing) -> StopPoint:
+    def stop_at_probe(self, stop: ProbeStop) -> StopPoint:
         """Stop at the pad who comes there; each that arrives counts as two stops."""
 
-    def land_return(self, landing: ReturnLanding) -> StopPoint:
+    def stop_at_return(self, stop: ReturnStop) -> StopPoint:
         """The same where functions return; who has arrived has no hit there that was run."""
 
-    def land_program(self, landing: ProgramLanding) -> StopPoint:
+    def stop_in_program(self, stop: ProgramStop) -> StopPoint:
         """The same of programs; who has arrived stands at the pad, and counts as one stop."""
 
     def shows_program(self) -> bool:

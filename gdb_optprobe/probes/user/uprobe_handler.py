@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.detours.stop_pad import Pad
+from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
@@ -51,6 +51,6 @@ def check_stop(program: Program, isa: UserTrapping) -> None:
         raise OptprobeError("stop is not built yet for this guest's programs", "record or print what is to be known")
 
 
-def trial_pad(near: int) -> Pad:
+def trial_pad(near: int) -> StopPad:
     """For code that is only tried."""
-    return Pad(Slot(near, 0), b"", near)
+    return StopPad(Slot(near, 0), b"", near)

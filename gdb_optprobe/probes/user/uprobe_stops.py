@@ -18,7 +18,7 @@ from functools import partial
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.detours.stop_pad import Pad
+from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.guest.linux.user import mm
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.trap_frames import Gate, SavedRegisters
@@ -35,7 +35,7 @@ from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.stops import ProgramArrival, ProgramLanding, StopPoint
+from gdb_optprobe.probes.stops import ProgramStop, StoppedProgram, StopPoint
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_context import TrapSite
@@ -47,8 +47,8 @@ TICKET = RING_COUNT + WORD
 
 
 @dataclass(frozen=True, slots=True)
-class _StopPad:
-    pad: Pad
+class _InstalledPad:
+    pad: StopPad
     point: StopPoint
     gate: Gate
 
@@ -72,7 +72,7 @@ class UprobeStops:
     registry: Registry
     counts: Counter[int] = field(default_factory=Counter)
     shown: dict[Vcpu, Shown] = field(default_factory=dict)
-    _pads: dict[int, _StopPad] = field(default_factory=dict)
+    _pads: dict[int, _InstalledPad] = field(default_factory=dict)
 
     def code(self, probe: Probe, handler: Handler, dead: Dead, user: UserTarget, arena: Arena) -> Code:
         """The program of `probe`, of which `handler` is what runs here; dead: what it may change. Raises Refused."""
@@ -85,7 +85,7 @@ class UprobeStops:
         pad = self._install_pad(0 if probe.spec.is_return else user.kernel.isa.behind, user, arena).pad
 
         def program(leaves: int) -> Code:
-            way = Pad(Slot(leaves, 0), b"", pad.doorbell)
+            way = StopPad(Slot(leaves, 0), b"", pad.doorbell)
             return handler.code(self.target.guest.isa, TrapSite(near), dead, memory, probe.readers, way)
 
         told = joined(
@@ -123,7 +123,7 @@ class UprobeStops:
             place.point.remove()
         self._pads.clear()
 
-    def _install_pad(self, behind: int, user: UserTarget, arena: Arena) -> _StopPad:
+    def _install_pad(self, behind: int, user: UserTarget, arena: Arena) -> _InstalledPad:
         """Raises Refused."""
         if behind not in self._pads:
             stopping = user.kernel.isa.stopping
@@ -131,18 +131,18 @@ class UprobeStops:
             pad = install_pad(user.kernel.calls.handler, stopping.place, self.target.guest, arena)
             comes = partial(self._on_pad, user)
             ticket = partial(self._read_register, stopping.ticket)
-            landing = ProgramLanding(
+            stop = ProgramStop(
                 pad.address, pad.doorbell, pad.doorbell + RING_COUNT, comes, ticket, saved_registers(user.kernel.isa)
             )
-            point = self.target.stops.land_program(landing)
-            self._pads[behind] = _StopPad(pad, point, Gate(behind, stopping.swapped))
+            point = self.target.stops.stop_in_program(stop)
+            self._pads[behind] = _InstalledPad(pad, point, Gate(behind, stopping.swapped))
         return self._pads[behind]
 
     def _read_register(self, name: str) -> int:
         """By a register of the selected vCPU."""
         return self.target.guest.machine.registers(self.target.guest.machine.selected(), (name,))[name]
 
-    def _on_pad(self, user: UserTarget) -> ProgramArrival | None:
+    def _on_pad(self, user: UserTarget) -> StoppedProgram | None:
         """Of the selected vCPU, which is at a place; None where nobody wants that it stops any more."""
         isa, machine = user.kernel.isa, self.target.guest.machine
         assert isa.stopping is not None, "else it was refused"
@@ -161,7 +161,7 @@ class UprobeStops:
             self.shown[vcpu] = Shown(point.program.inode, at - point.insn.address)
         who = mm.process(user.programs.kernel, user.programs.current(vcpu))
         place = point.program.spell(probe.address) if not probe.spec.is_return else ""
-        return ProgramArrival((probe.number,), str(who), place, returned)
+        return StoppedProgram((probe.number,), str(who), place, returned)
 
 
 def _count_ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours import patch
-from gdb_optprobe.detours.stop_pad import Pad
+from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers.lower_program import RING_COUNT
 from gdb_optprobe.probes.branch import Branch
@@ -19,12 +19,12 @@ from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.stops import Hit, Landing
+from gdb_optprobe.probes.stops import Hit, ProbeStop
 from gdb_optprobe.probes.target import Target
 
 
 @dataclass
-class StopPads:
+class KernelStops:
     """The pads of probes that stop the guest, and the branches that are out of the text meanwhile, by head."""
 
     target: Target
@@ -39,7 +39,7 @@ class StopPads:
         """A branch leads to programs of `site`: have those that come to its probes' pads stop."""
         for probe in site.enabled:
             if probe.pad is not None and probe.pad_breakpoint is None:
-                probe.pad_breakpoint = self.target.stops.land(self._stop_pad(probe, probe.pad))
+                probe.pad_breakpoint = self.target.stops.stop_at_probe(self._stop_pad(probe, probe.pad))
 
     def is_lifted(self, branch: Branch) -> bool:
         return branch.plan.head in self._lifted
@@ -56,8 +56,8 @@ class StopPads:
             if self._is_installed(branch) and patch.check([branch.patch], self.target.guest.machine):
                 patch.apply([branch.patch], self.target.guest.machine)
 
-    def _stop_pad(self, probe: Probe, pad: Pad) -> Landing:
-        return Landing(
+    def _stop_pad(self, probe: Probe, pad: StopPad) -> ProbeStop:
+        return ProbeStop(
             probe.address,
             pad.address,
             pad.via,

@@ -22,14 +22,14 @@ from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.probes.stops import Arrival, Landing, ProgramArrival, ProgramLanding, ReturnLanding
+from gdb_optprobe.probes.stops import ProbeStop, ProgramStop, ReturnStop, StoppedProgram, StoppedReturn
 
 # Names of ISAs. Where GDB reports a watchpoint before the access, it makes a step then, and stops of two vCPUs at once
 # can get lost. Elsewhere the doorbell would save a slowdown of 2 %; it is not proven on several vCPUs.
 _WITH_BELL: tuple[str, ...] = ()
 
 
-class StopPad(gdb.Breakpoint):
+class PadBreakpoint(gdb.Breakpoint):
     """The breakpoint at a stop pad."""
 
     def is_awaited(self, address: int) -> bool:
@@ -41,7 +41,7 @@ class StopPad(gdb.Breakpoint):
         return False
 
 
-class StopBreakpoints:
+class PadBreakpoints:
     """The stop pads of one connection and their doorbell.
 
     arrive: called when a vCPU that has come by a pad is stopped at the probed address.
@@ -49,40 +49,40 @@ class StopBreakpoints:
     """
 
     def __init__(
-        self, machine: GdbMachine, isa: Isa, arrive: Callable[[Landing], None], tell: Callable[[Arrival], None]
+        self, machine: GdbMachine, isa: Isa, arrive: Callable[[ProbeStop], None], tell: Callable[[StoppedReturn], None]
     ) -> None:
         self.machine = machine
         self.pc, self.sp = isa.pc, isa.sp
         self._with_bell = isa.name in _WITH_BELL
         self.arrive = arrive
         self.tell = tell
-        self._pads: list[StopPad] = []
+        self._pads: list[PadBreakpoint] = []
         self._returned: tuple[int, int] | None = None
         self._dropped: list[gdb.Breakpoint] = []
         self._bell: Doorbell | None = None
         self._rung = self._arrived = 0
 
-    def add(self, landing: Landing) -> ProbePad:
-        pad = ProbePad(landing, self)
-        self.register(pad, landing)
+    def add(self, stop: ProbeStop) -> ProbePadBreakpoint:
+        pad = ProbePadBreakpoint(stop, self)
+        self.register(pad, stop)
         return pad
 
-    def add_return(self, landing: ReturnLanding) -> ReturnPad:
-        pad = ReturnPad(landing, self)
-        self.register(pad, landing)
+    def add_return(self, stop: ReturnStop) -> ReturnPadBreakpoint:
+        pad = ReturnPadBreakpoint(stop, self)
+        self.register(pad, stop)
         return pad
 
-    def register(self, pad: StopPad, landing: Landing | ReturnLanding | ProgramLanding) -> None:
+    def register(self, pad: PadBreakpoint, stop: ProbeStop | ReturnStop | ProgramStop) -> None:
         """Stop the vCPUs that come to the pad."""
         if self._bell is None and self._with_bell:
-            self._rung = landing.rung
-            self._bell = Doorbell(landing.bell, self.update)
+            self._rung = stop.rung
+            self._bell = Doorbell(stop.bell, self.update)
         if not self._pads:
             self._arrived = self._count() if self._bell is not None else 0
         self._pads.append(pad)
         self.update()
 
-    def drop(self, pad: StopPad, others: Sequence[gdb.Breakpoint]) -> None:
+    def drop(self, pad: PadBreakpoint, others: Sequence[gdb.Breakpoint]) -> None:
         """Remove a pad and its other breakpoints."""
         self._pads.remove(pad)
         self.discard([*others, pad])
@@ -111,7 +111,7 @@ class StopBreakpoints:
 
     def has_returned(self, address: int) -> bool:
         """Return whether the selected thread stops at `address` because a call returned there, now or in a moment."""
-        coming = any(isinstance(pad, ReturnPad) and pad.is_arriving(address) for pad in self._pads)
+        coming = any(isinstance(pad, ReturnPadBreakpoint) and pad.is_arriving(address) for pad in self._pads)
         return coming or self._returned == (_thread().num, address)
 
     def mark_running(self) -> None:
@@ -158,18 +158,18 @@ class Doorbell(gdb.Breakpoint):
         return False
 
 
-class ProbePad(StopPad):
+class ProbePadBreakpoint(PadBreakpoint):
     """The breakpoint at the stop pad of a probe at an address."""
 
-    def __init__(self, landing: Landing, breakpoints: StopBreakpoints) -> None:
-        super().__init__(f"*{landing.pad:#x}", internal=True)
+    def __init__(self, stop: ProbeStop, breakpoints: PadBreakpoints) -> None:
+        super().__init__(f"*{stop.pad:#x}", internal=True)
         self.enabled = False
         self.silent = True
         self.stepped = 0
         self.moved = 0
-        self.gate = Gate(landing.address, self)
-        self.via = StepStart(landing.via)
-        self._landing = landing
+        self.gate = Gate(stop.address, self)
+        self.via = StepStart(stop.via)
+        self._stop = stop
         self._breakpoints = breakpoints
         self._expected: set[int] = set()
 
@@ -182,10 +182,10 @@ class ProbePad(StopPad):
         if number in self._expected:
             return False
         self._breakpoints.count_arrival()
-        if self._landing.comes():
+        if self._stop.comes():
             self._expected.add(number)
             self.gate.enabled = self.via.enabled = True
-            write_selected_registers({self._breakpoints.pc: self._landing.via})
+            write_selected_registers({self._breakpoints.pc: self._stop.via})
         return False
 
     @held()
@@ -197,30 +197,30 @@ class ProbePad(StopPad):
         self._expected.discard(number)
         self.gate.enabled = self.via.enabled = bool(self._expected)
         self.stepped += 1
-        self._breakpoints.arrive(self._landing)
+        self._breakpoints.arrive(self._stop)
         return True
 
     def is_awaited(self, address: int) -> bool:
-        return self._landing.address == address and _thread().num in self._expected
+        return self._stop.address == address and _thread().num in self._expected
 
     def remove(self) -> None:
         self._breakpoints.drop(self, [self.gate, self.via])
 
 
-class ReturnPad(StopPad):
+class ReturnPadBreakpoint(PadBreakpoint):
     """The breakpoint at the stop pad of a function's returns: GDB steps the return instruction that is there.
 
     A gate behind the call waits for a thread with the right stack pointer: in between there may be trampolines of tail
     calls, and other threads may come by.
     """
 
-    def __init__(self, landing: ReturnLanding, breakpoints: StopBreakpoints) -> None:
-        super().__init__(f"*{landing.pad:#x}", internal=True)
+    def __init__(self, stop: ReturnStop, breakpoints: PadBreakpoints) -> None:
+        super().__init__(f"*{stop.pad:#x}", internal=True)
         self.enabled = False
         self.silent = True
         self.stepped = 0
         self.moved = 0
-        self._landing = landing
+        self._stop = stop
         self._breakpoints = breakpoints
         self.sp = breakpoints.sp
         self._gates: dict[int, ReturnGate] = {}
@@ -233,10 +233,10 @@ class ReturnPad(StopPad):
         me = _thread().num, read_register(self.sp)
         again = any(me == thread for gate in self._gates.values() for thread, _ in gate.coming)
         # QEMU may report the stop twice, before the step is made. GDB has removed the breakpoint in the stub by then.
-        if again and not self._breakpoints.machine.stops_at(self._landing.pad):
+        if again and not self._breakpoints.machine.stops_at(self._stop.pad):
             return False
         self._breakpoints.count_arrival()
-        arrival = self._landing.comes()
+        arrival = self._stop.comes()
         if arrival is not None:
             if arrival.address not in self._gates:
                 self._gates[arrival.address] = ReturnGate(arrival.address, self)
@@ -266,7 +266,7 @@ class ReturnPad(StopPad):
         self._breakpoints.drop(self, [*self._gates.values()])
 
 
-class ProgramPad(StopPad):
+class ProgramPadBreakpoint(PadBreakpoint):
     """The breakpoint at the stop pad of a user program's trap.
 
     arrived: called when the selected thread is stopped there for the user. No register of the vCPU is changed: whatever
@@ -274,14 +274,14 @@ class ProgramPad(StopPad):
     """
 
     def __init__(
-        self, landing: ProgramLanding, breakpoints: StopBreakpoints, arrived: Callable[[ProgramArrival], None]
+        self, stop: ProgramStop, breakpoints: PadBreakpoints, arrived: Callable[[StoppedProgram], None]
     ) -> None:
-        super().__init__(f"*{landing.pad:#x}", internal=True)
+        super().__init__(f"*{stop.pad:#x}", internal=True)
         self.enabled = False
         self.silent = not machine_interface()
         self.stepped = 0
         self.moved = 0
-        self._landing = landing
+        self._stop = stop
         self._breakpoints = breakpoints
         self._arrived = arrived
         self._seen: dict[int, int] = {}
@@ -293,12 +293,12 @@ class ProgramPad(StopPad):
     def _arrive(self) -> bool:
         number = _thread().num
         # QEMU may report the stop twice, before the vCPU has moved.
-        ticket = self._landing.ticket()
+        ticket = self._stop.ticket()
         if self._seen.get(number) == ticket:
             return False
         self._seen[number] = ticket
         self._breakpoints.count_arrival()
-        arrival = self._landing.comes()
+        arrival = self._stop.comes()
         if arrival is None:
             return False
         self.moved += 1
@@ -318,14 +318,14 @@ class ReturnGate(gdb.Breakpoint):
     coming: for each arrival, the thread and the stack pointer that it had at the pad.
     """
 
-    def __init__(self, address: int, pad: ReturnPad) -> None:
+    def __init__(self, address: int, pad: ReturnPadBreakpoint) -> None:
         super().__init__(f"*{address:#x}", internal=True)
         self.silent = not machine_interface()
         self.address = address
-        self.coming: list[tuple[tuple[int, int], Arrival]] = []
+        self.coming: list[tuple[tuple[int, int], StoppedReturn]] = []
         self._pad = pad
 
-    def awaited(self) -> list[Arrival]:
+    def awaited(self) -> list[StoppedReturn]:
         """Return the arrivals that the selected thread makes here, by its stack pointer."""
         sp = read_register(self._pad.sp) if self.coming else 0
         return [arrival for _, arrival in self.coming if arrival.sp == sp]
@@ -353,7 +353,7 @@ class StepStart(gdb.Breakpoint):
 class Gate(gdb.Breakpoint):
     """The breakpoint at the probed address while a thread is on its way there."""
 
-    def __init__(self, address: int, pad: ProbePad) -> None:
+    def __init__(self, address: int, pad: ProbePadBreakpoint) -> None:
         super().__init__(f"*{address:#x}", internal=True)
         self.enabled = False
         self.silent = not machine_interface()
