@@ -1,8 +1,9 @@
-"""What the operations of program.py do to words: the rule that lowerings, interpreter and constant folding share."""
+"""The arithmetic of ir.py on words: the rule that lowerings, interpreter and constant folding share."""
 
 from __future__ import annotations
 
 from gdb_optprobe.handlers.ir import MASK, Op, UnaryOp
+from gdb_optprobe.maps.aggregate import number
 
 
 class Fault(Exception):
@@ -10,22 +11,18 @@ class Fault(Exception):
 
 
 def extend(value: int, bits: int, signed: bool) -> int:
-    """The word of the lowest `bits` of a number."""
+    """Return the word of the lowest `bits` of a number."""
     value &= (1 << bits) - 1
     return value | (MASK ^ ((1 << bits) - 1)) if signed and value >> (bits - 1) else value
 
 
-def number(word: int, signed: bool) -> int:
-    """What a word stands for."""
-    return word - (1 << 64) if signed and word >> 63 else word
-
-
 def unary(op: UnaryOp, value: int, bits: int, signed: bool) -> int:
+    """Compute `op` of a word."""
     return extend(-value if op is UnaryOp.NEGATE else ~value, bits, signed)
 
 
 def binary(op: Op, left: int, right: int, bits: int, signed: bool) -> int:
-    """Raises Fault where `right` divides and is 0."""
+    """Compute `op` of two words. Raises Fault if `right` divides and is 0."""
     if op is Op.SHL:
         return extend(left << right, bits, signed) if right < bits else 0
     if op is Op.SHR:
@@ -34,7 +31,7 @@ def binary(op: Op, left: int, right: int, bits: int, signed: bool) -> int:
 
 
 def _exact(op: Op, left: int, right: int) -> int:
-    """On numbers without bounds."""
+    """Compute `op` of two numbers without bounds."""
     match op:
         case Op.ADD:
             return left + right

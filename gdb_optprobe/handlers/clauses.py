@@ -1,4 +1,4 @@
-"""One action's text to a tree: `hist(e) by (KEY, …)`, `print("format", e, …)`, `stop`."""
+"""Parse one action to a tree: `hist(e) by (KEY, …)`, `print("format", e, …)`, `stop`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_action(action: Fragment) -> None:
 
 
 def parse_action(part: Fragment, is_type: IsType) -> Action:
-    """All of `part`. Raises OptprobeError, pointing."""
+    """Parse all of `part`. Raises OptprobeError, pointing."""
     parser = Parser(part, is_type)
     name = parser.next.where
     usage = _usage(parser)
@@ -62,12 +62,11 @@ def parse_action(part: Fragment, is_type: IsType) -> Action:
         if usage.most == 0:
             raise fault(f"{name.text} takes no parentheses", Fragment(part.line, opened.start, closed.end), usage.text)
     elif usage.least:
-        raise fault(f"{name.text} needs what stands in parentheses", name, usage.text)
+        raise fault(f"{name.text} needs an argument in parentheses", name, usage.text)
     if name.text == "print" and not isinstance(arguments[0], String):
         raise fault("a format in double quotes is missing", arguments[0].where, usage.text)
     keys = _keys(parser, name, usage)
-    if parser.next.kind is not Kind.END:
-        raise parser.unexpected(f"{parser.next} is not expected here", usage.text)
+    parser.end(usage.text)
     return Action(part, name, arguments, keys)
 
 
@@ -103,7 +102,7 @@ def _check_number(arguments: tuple[Expression, ...], usage: Usage, name: Fragmen
 
 
 def _keys(parser: Parser, name: Fragment, usage: Usage) -> tuple[Expression, ...]:
-    """`by KEY` or `by (KEY, …)`."""
+    """Parse `by KEY` or `by (KEY, …)`, if it follows."""
     if not parser.sees("by"):
         return ()
     by = parser.take().where
@@ -118,7 +117,7 @@ def _keys(parser: Parser, name: Fragment, usage: Usage) -> tuple[Expression, ...
 
 
 def _several_follow(parser: Parser) -> bool:
-    """Whether a parenthesis comes next that reaches to the end, or holds commas: `(a) + b` is one key, `(int)a` too."""
+    """Return whether a parenthesis follows that reaches to the end or holds commas: `(a) + b` is one key."""
     depth = 0
     for at in range(parser.at, len(parser.tokens)):
         token = parser.tokens[at]

@@ -1,4 +1,4 @@
-"""`[if EXPR] [do ACTION, …]` to a program: parse, type, and give each action the object that it fills."""
+"""Compile `[if EXPR] [do ACTION, …]` to a program: parse, type, and give each action the object that it fills."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import of_literal
-from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.clauses import ACTIONS, parse_action
 from gdb_optprobe.handlers.ctype import Pointer, describe
 from gdb_optprobe.handlers.format import check_fit, conversions
@@ -37,15 +36,15 @@ from gdb_optprobe.handlers.strings import characters
 from gdb_optprobe.handlers.syntax import Action as Typed
 from gdb_optprobe.handlers.syntax import Dollar, Expression, String
 from gdb_optprobe.handlers.types import Typer
-from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum, number
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
-    """What a program may have.
+    """The limits of a program.
 
     nodes:   of all its expressions together.
-    text:    bytes taken of a string whose size no type tells.
+    text:    bytes taken of a string without a size in its type.
     keys:    of one table.
     key:     bytes of one table's keys together.
     record:  bytes of one record's fields.
@@ -65,7 +64,7 @@ class ProgramLimits:
 def compile_handler(
     condition: Fragment | None, actions: Sequence[Fragment], scope: Scope, limits: ProgramLimits | None = None
 ) -> Program:
-    """What a hit does. No action means count. Raises OptprobeError, pointing at the first thing that cannot be done."""
+    """Compile what a hit does. No action means count. Raises OptprobeError, pointing at the first fault."""
     compiler = _Compiler(scope, limits or ProgramLimits())
     test = None if condition is None else compiler.condition(condition)
     done = [compiler.action(parse_action(action, scope.is_type)) for action in actions]
@@ -73,7 +72,7 @@ def compile_handler(
 
 
 def compile_action(action: Fragment, scope: Scope, limits: ProgramLimits) -> Action:
-    """One by itself. Raises OptprobeError, pointing."""
+    """Compile one action by itself. Raises OptprobeError, pointing."""
     return _Compiler(scope, limits).action(parse_action(action, scope.is_type))
 
 
@@ -85,7 +84,7 @@ class _Compiler:
         self._nodes = 0
 
     def condition(self, part: Fragment) -> Expr | None:
-        """None where it is always true."""
+        """Compile the condition; None if it is always true."""
         found = self._typer.value(parse_expression(part, self._scope.is_type)).expr
         self._check_size((found,), part)
         return None if isinstance(found, Constant) and found.value else found

@@ -12,12 +12,12 @@ from gdb_optprobe.handlers.source import Fragment, fault
 
 POINTER_SIZE = 8
 LARGEST = 1 << 63
-"""Bytes that no object has, whatever a stranger's type says."""
+"""Bytes that no object has, whatever the type information of a guest says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """What a `void *` points to."""
+    """The target of a `void *`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Integer:
 
     @property
     def width(self) -> int:
-        """Bits of a value."""
+        """Return the bits of a value."""
         return self.bits or 8 * self.size
 
 
@@ -96,8 +96,8 @@ class Member:
 class Struct:
     """A struct or union. Members of anonymous ones within are among its own.
 
-    name:     its tag; empty where it has none.
-    identity: what tells it from others of its name.
+    name:     its tag; empty without one.
+    identity: differs from that of other structs of its name.
     lookup:   a member by name; None where it has none of that name.
     names:    those of its members, in order.
     """
@@ -139,7 +139,7 @@ OWN: Mapping[str, CType] = {
     "double": Float("double", 8),
     "long double": Float("long double", 16),
 }
-"""By their one spelling (typenames.py). A plain char is signed or not as the ISA's ABI has it: see scope.py."""
+"""By their one spelling (`one_spelling`). A plain char is signed or not as the ISA's ABI has it: see scope.py."""
 
 _FIXED = ("signed char", "unsigned char", "short", "unsigned short", "int", "unsigned int", "long", "unsigned long")
 TYPEDEFS: Mapping[str, str] = {
@@ -155,7 +155,7 @@ TYPEDEFS: Mapping[str, str] = {
 
 
 def size_of(type_: CType) -> int | None:
-    """sizeof, in bytes; None where it has none. As GCC and GDB have it, that of void and of a function is 1."""
+    """Return sizeof, in bytes; None if it has none. That of void and of a function is 1, as for GCC and GDB."""
     match type_:
         case Void() | Function():
             return 1
@@ -171,7 +171,7 @@ def size_of(type_: CType) -> int | None:
 
 
 def describe(type_: CType) -> str:
-    """As C writes it: `struct file *`, `char [16]`."""
+    """Return the type as C writes it: `struct file *`, `char [16]`."""
     match type_:
         case Void():
             return "void"
@@ -194,7 +194,7 @@ def describe(type_: CType) -> str:
 
 
 def promoted(type_: Integer | Enum) -> Integer:
-    """C's integer promotions, 6.3.1.1: what fits into an int becomes one, a bit field of few bits too.
+    """Return the type after C's integer promotions, 6.3.1.1: what fits into an int becomes one, a bit field too.
 
     A bit field of more than 32 bits becomes a long or an unsigned long, as Clang has it; C leaves it open.
     """
@@ -206,7 +206,7 @@ def promoted(type_: Integer | Enum) -> Integer:
 
 
 def common(left: Integer | Enum, right: Integer | Enum) -> Integer:
-    """C's usual arithmetic conversions, 6.3.1.8: the type in which two numbers are added or compared."""
+    """Return the type in which two numbers are added or compared: C's usual arithmetic conversions, 6.3.1.8."""
     one, other = promoted(left), promoted(right)
     if one.size != other.size:
         return one if one.size > other.size else other
@@ -214,7 +214,7 @@ def common(left: Integer | Enum, right: Integer | Enum) -> Integer:
 
 
 def fits(type_: Scalar, target: Integer | Enum) -> bool:
-    """Whether every value of `type_` is one of `target` with the same word."""
+    """Return whether every value of `type_` is one of `target` with the same word."""
     width, signed = (64, False) if isinstance(type_, Pointer) else (type_.width, type_.signed)
     if target.width >= 64:
         return True
@@ -222,7 +222,7 @@ def fits(type_: Scalar, target: Integer | Enum) -> bool:
 
 
 def number_type(value: int, suffix: str, decimal: bool) -> Integer:
-    """Of an integer constant, 6.4.4.1. A decimal one too large for a long is an unsigned long, as GDB has it."""
+    """Return the type of an integer constant, 6.4.4.1. One too large for a long is unsigned long, as in GDB."""
     for type_ in (INT, UNSIGNED_INT, LONG, UNSIGNED_LONG):
         wanted = not ("u" in suffix and type_.signed) and not ("l" in suffix and type_.size < LONG.size)
         skipped = decimal and "u" not in suffix and not type_.signed and type_.size < LONG.size
@@ -231,6 +231,7 @@ def number_type(value: int, suffix: str, decimal: bool) -> Integer:
     return UNSIGNED_LONG
 
 
+# Basic types have several spellings, their words in any order: `long unsigned int` is `unsigned long`. 6.7.2.
 TAGGED = ("struct", "union", "enum")
 QUALIFIERS = ("const", "volatile", "restrict", "__restrict", "__const", "__volatile__")
 
@@ -259,12 +260,12 @@ WORDS = frozenset(word for words in _BY_WORDS for word in words)
 
 
 def one_spelling(name: str) -> str:
-    """Of a type of C's own, however it is spelled; any other name as it is."""
+    """Return the one spelling of a basic type of C; any other name as it is."""
     return _BY_WORDS.get(tuple(sorted(name.split())), name)
 
 
 def spelling(words: Sequence[str], where: Fragment) -> str:
-    """The one spelling of a type that these words name in any order. Raises OptprobeError where they name none."""
+    """Return the one spelling of the type that these words name, in any order. Raises OptprobeError."""
     found = _BY_WORDS.get(tuple(sorted(words)))
     if found is None:
         raise fault(f"'{' '.join(words)}' is no type", where, "as in C: unsigned int, long, unsigned char, …")

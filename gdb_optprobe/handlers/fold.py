@@ -1,6 +1,6 @@
-"""Nodes of a program, made as simple as they can be: constants are computed, what does nothing is left out.
+"""Make nodes of a program as simple as possible: compute constants, leave out what has no effect.
 
-No fault is lost: what may be one stays, even where its value is not needed.
+No fault is lost: what may fault stays, even if its value is not needed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ _NOTHING = {Op.ADD: 0, Op.OR: 0, Op.XOR: 0, Op.SHL: 0, Op.SHR: 0, Op.MUL: 1, Op.
 
 
 def constant(value: int) -> Constant:
+    """Return the word of a number."""
     return Constant(value & MASK)
 
 
 def unary(op: UnaryOp, value: Expr, bits: int, signed: bool) -> Expr:
+    """Return `op` of a value."""
     if isinstance(value, Constant):
         return Constant(arithmetic.unary(op, value.value, bits, signed))
     return Unary(op, value, bits, signed)
 
 
 def binary(op: Op, left: Expr, right: Expr, bits: int, signed: bool) -> Expr:
+    """Return `op` of two values."""
     if isinstance(left, Constant) and isinstance(right, Constant):
         try:
             return Constant(arithmetic.binary(op, left.value, right.value, bits, signed))
@@ -78,7 +81,7 @@ def _with_constant(op: Op, left: Expr, right: int, bits: int, signed: bool) -> E
 
 
 def _offset(op: Op, left: Expr, bits: int, signed: bool) -> int | None:
-    """What `left` adds to something last, where it does so in a sum of the same width and sign."""
+    """Return the constant that `left` adds, if it and `op` are sums of the same width and sign; else None."""
     match left:
         case Binary(Op.ADD, _, Constant(value), inner_bits, inner_signed) if op is Op.ADD:
             return value if (inner_bits, inner_signed) == (bits, signed) else None
@@ -86,7 +89,7 @@ def _offset(op: Op, left: Expr, bits: int, signed: bool) -> int | None:
 
 
 def convert(value: Expr, bits: int, signed: bool) -> Expr:
-    """The word of the lowest `bits` (1 to 64) of a word."""
+    """Return the word of the lowest `bits` (1 to 64) of a word."""
     if isinstance(value, Constant):
         return Constant(arithmetic.extend(value.value, bits, signed))
     known, known_signed = _extent(value)
@@ -100,7 +103,7 @@ def convert(value: Expr, bits: int, signed: bool) -> Expr:
 
 
 def _extent(value: Expr) -> tuple[int, bool]:
-    """As how many bits, signed or not, a word certainly is the extension of."""
+    """Return of how many bits, signed or not, a word certainly is the extension."""
     match value:
         case Load(_, size, signed):
             return 8 * size, signed
@@ -117,25 +120,26 @@ def _extent(value: Expr) -> tuple[int, bool]:
 
 
 def is_boolean(value: Expr) -> bool:
-    """Whether it is certainly 0 or 1."""
+    """Return whether a value is certainly 0 or 1."""
     if isinstance(value, Constant):
         return value.value <= 1
     return _extent(value) in ((1, False), (0, False))
 
 
 def boolean(value: Expr) -> Expr:
-    """1 where it is not 0, else 0."""
+    """Return 1 for a value that is not 0, else 0."""
     return value if is_boolean(value) else binary(Op.NE, value, Constant(0), 64, False)
 
 
 def negation(value: Expr) -> Expr:
-    """0 where it is not 0, else 1."""
+    """Return 0 for a value that is not 0, else 1."""
     if isinstance(value, Binary) and value.op.compares:
         return Binary(_OPPOSITE[value.op], value.left, value.right, value.bits, value.signed)
     return binary(Op.EQ, value, Constant(0), 64, False)
 
 
 def both(left: Expr, right: Expr) -> Expr:
+    """Return left && right."""
     if isinstance(left, Constant):
         return boolean(right) if left.value else left
     if isinstance(right, Constant) and (right.value or not may_fault(left)):
@@ -144,6 +148,7 @@ def both(left: Expr, right: Expr) -> Expr:
 
 
 def either(left: Expr, right: Expr) -> Expr:
+    """Return left || right."""
     if isinstance(left, Constant):
         return Constant(1) if left.value else boolean(right)
     if isinstance(right, Constant) and (not right.value or not may_fault(left)):
@@ -152,18 +157,19 @@ def either(left: Expr, right: Expr) -> Expr:
 
 
 def _cheap_first(left: Expr, right: Expr) -> tuple[Expr, Expr]:
-    """Two conditions, in the order that costs less where the first decides: only where neither may be a fault."""
+    """Return two conditions, the cheaper one first, unless one of them may fault."""
     if _cost(right) < _cost(left) and not may_fault(left) and not may_fault(right):
         return right, left
     return left, right
 
 
 def _cost(value: Expr) -> int:
-    """What counts is memory: a load depends on another as a rule."""
+    """Return about how long a value takes: loads cost most, as each usually depends on another."""
     return sum(4 if isinstance(node, Load) else 1 for node in nodes(value) if not isinstance(node, Constant))
 
 
 def choose(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    """Return condition ? yes : no."""
     if isinstance(condition, Constant):
         return yes if condition.value else no
     return Choose(condition, yes, no)

@@ -1,4 +1,4 @@
-"""Formats of `print`, as in GDB's dprintf: what they take, and what is printed. ISO C17 7.21.6.1, but no floats."""
+"""Formats of `print`, as in GDB's dprintf: their conversions, and their output. ISO C17 7.21.6.1, but no floats."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.guest_text import printable
-from gdb_optprobe.handlers.arithmetic import extend, number
+from gdb_optprobe.handlers.arithmetic import extend
 from gdb_optprobe.handlers.ctype import CType, describe, size_of
 from gdb_optprobe.handlers.source import Fragment, fault
+from gdb_optprobe.maps.aggregate import number
 
 _CONVERSION = re.compile(r"%([-+ #0]*)(\d*)(?:\.(\d*))?(hh|h|ll|l|j|z|t)?(.?)", re.DOTALL)
 _BITS = {"hh": 8, "h": 16, "": 32}
@@ -35,7 +36,7 @@ class Conversion:
 
 
 def conversions(format: str, where: Fragment) -> tuple[Conversion, ...]:
-    """What a format asks for, in order. `where`: the literal, quotes included. Raises OptprobeError, pointing."""
+    """Return the conversions of a format. where: the literal with its quotes. Raises OptprobeError, pointing."""
     found = []
     for order, match in enumerate(_CONVERSION.finditer(format)):
         flags, width, precision, length, kind = match.groups()
@@ -55,7 +56,7 @@ def conversions(format: str, where: Fragment) -> tuple[Conversion, ...]:
 
 
 def check_fit(conversion: Conversion, type_: CType, format: Fragment, order: int, where: Fragment) -> None:
-    """Refuse a format that would show less than there is of a number. order: which of the format's it is."""
+    """Refuse a conversion that would show only a part of a number. order: its number in the format."""
     size = size_of(type_) or 0
     if size == 8 and conversion.bits == 32:
         place = _place(format, order)
@@ -64,7 +65,7 @@ def check_fit(conversion: Conversion, type_: CType, format: Fragment, order: int
 
 
 def render(format: str, values: Sequence[int | bytes]) -> str:
-    """What C would print. values: words, and texts for %s."""
+    """Return what C would print. values: words, and texts for %s."""
     waiting = iter(values)
 
     def one(match: re.Match[str]) -> str:
@@ -96,7 +97,7 @@ def _rendered(conversion: Conversion, value: int | bytes) -> str:
 
 
 def _text(data: bytes, conversion: Conversion) -> str:
-    """Width and precision are of bytes, as in C."""
+    """Pad a text. Width and precision count bytes, as in C."""
     room = " " * (conversion.width - len(data))
     return printable(data) + room if "-" in conversion.flags else room + printable(data)
 
@@ -110,7 +111,7 @@ def _padded(prefix: str, digits: str, conversion: Conversion, zeros: bool) -> st
 
 
 def _place(where: Fragment, order: int) -> Fragment:
-    """Where the conversion stands in the literal as typed; all of it where escapes hide that."""
+    """Return where the conversion is in the literal as typed; all of the literal if escapes hide that."""
     found = list(_CONVERSION.finditer(where.line, where.start, where.end - 1))
     if order >= len(found):
         return where

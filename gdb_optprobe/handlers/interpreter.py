@@ -1,4 +1,4 @@
-"""What a program does at one hit, computed here: for the tiers that stop the guest, and to judge the native code by."""
+"""Compute what a program does at one hit: for the tiers that stop the guest, and to check native code against."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ ReadMemory = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What a vCPU is like at the probed address, before the instruction there.
+    """The state of a vCPU at the probed address, before the instruction there.
 
-    read:     memory by address and size; raises Unreadable.
-    peek:     the same of memory that may not be there.
-    per_cpu:  what PerCpuBase is on this CPU.
-    clock:    what Clock is; None where nothing can be said of it: a fault.
+    read:     reads memory by address and size; raises Unreadable.
+    peek:     the same for memory that may not be mapped.
+    per_cpu:  PerCpuBase on this CPU.
+    clock:    Clock; None if it is not known, which is a fault.
     """
 
     registers: Mapping[str, int]
@@ -56,7 +56,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An action that was carried out. value: what an aggregate is given. data: its key, or the record's fields."""
+    """An action that was carried out. value: for its aggregate. data: its key, or the record's fields."""
 
     action: Action
     value: int = 0
@@ -65,7 +65,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """held: the condition. faults: how many of condition and actions were not carried out for one."""
+    """What one hit does. held: the condition. faults: how many of condition and actions ended in a fault."""
 
     held: bool
     done: tuple[Done, ...] = ()
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def run(program: Program, hit: Hit) -> Outcome:
-    """What one hit does. Nothing is written."""
+    """Compute what one hit does. Nothing is written."""
     try:
         held = program.condition is None or bool(evaluate(program.condition, hit))
     except Fault:
@@ -94,7 +94,7 @@ def run(program: Program, hit: Hit) -> Outcome:
 
 
 def evaluate(node: Expr, hit: Hit) -> int:
-    """The word of an expression. Raises Fault."""
+    """Compute the word of an expression. Raises Fault."""
     match node:
         case Constant(value):
             return value
@@ -104,7 +104,7 @@ def evaluate(node: Expr, hit: Hit) -> int:
             return hit.per_cpu & MASK
         case Clock():
             if hit.clock is None:
-                raise Fault("the clock runs on")
+                raise Fault("the clock is not known")
             return hit.clock & MASK
         case Load(address, size, signed, mapped):
             data = _read(hit, evaluate(address, hit), size, mapped)
@@ -142,7 +142,7 @@ def _carried_out(action: Action, hit: Hit) -> Done:
 
 
 def _words(hit: Hit, start: int, most: int) -> bytes:
-    """Up to the first that is not there."""
+    """Read words up to the first that is not mapped."""
     found = b""
     while len(found) < WORD * most:
         try:
@@ -153,7 +153,7 @@ def _words(hit: Hit, start: int, most: int) -> bytes:
 
 
 def _data(operand: Operand, hit: Hit) -> bytes:
-    """The bytes of a part of a key or a record."""
+    """Return the bytes of a part of a key or a record."""
     if not isinstance(operand, StringLoad):
         return evaluate(operand, hit).to_bytes(WORD, "little")
     start = evaluate(operand.address, hit)
@@ -163,7 +163,7 @@ def _data(operand: Operand, hit: Hit) -> bytes:
 
 
 def _up_to_zero(hit: Hit, start: int, size: int, mapped: bool) -> bytes:
-    """Byte by byte: what is behind the 0 may not be there."""
+    """Read byte by byte: what follows the 0 may not be mapped."""
     text = b""
     while len(text) < size and not text.endswith(b"\0"):
         text += _read(hit, start + len(text), 1, mapped)

@@ -1,15 +1,15 @@
-"""What a hit does, typed and complete: all that a lowering to native code, or the interpreter, needs to know.
+"""The program of a probe, typed and complete: all that a lowering to native code, or the interpreter, needs.
 
     Program ── condition ── Expr                    a word; the actions are carried out where it is not 0
             └─ actions ──── Update(cell, value, by)   into a counter, a sum, a histogram, …, or a table of them by key
-                            Put(address, value)       into memory of ours
+                            Put(address, value)       into memory of the arena
                             Emit(records, fields)     into the ring
                             Stop                      the guest stops there, for GDB
 
-**Words.** Every `Expr` is a word of 64 bits that already stands for its value: the value of an integer type of fewer
-bits is sign-extended where the type is signed, zero-extended where it is not. In these files a word is an int from 0
-to 2**64 - 1. Nothing an expression does can be observed but its value and its fault. Operands may be evaluated in any
-order, equal ones once for all; but all are, faults included, that `And`, `Or` and `Choose` do not leave out.
+**Words.** Every `Expr` is a word of 64 bits: the value of an integer type of fewer bits is sign-extended if the type is
+signed, else zero-extended. In these files a word is an int from 0 to 2**64 - 1. An expression has a value and may
+fault; it has no other effect. Operands may be evaluated in any order, equal ones once for all; but all are evaluated,
+faults included, that `And`, `Or` and `Choose` do not leave out.
 
 **Operations** (`Unary`, `Binary`) have a width, 32 or 64, and a sign; these are C's after its promotions. Operands are
 words of that width and sign (but for a shift's count), and the result is again one: wrapped round to the width, two's
@@ -22,12 +22,12 @@ complement, then extended. Comparisons have the sign and width of what they comp
   SHR is arithmetic where it is signed.
 
 **Memory.** A `Load` or `StringLoad` that is not `mapped` may meet any address, of the kernel or of a program, mapped or
-not, and must neither trap nor sleep: it is a fault when it cannot be read. One that is `mapped` may be a plain load.
+not, and must neither trap nor sleep: if it cannot be read, it faults. One that is `mapped` may be a plain load.
 Memory is little-endian; addresses need not be aligned.
 
-**Faults.** A fault ends the condition or the action that it happens in: no part of that is carried out, and one is
-added to the probe's faults. Where it was the condition, no action is carried out. Where it was an action, the others
-are. All that an action needs is evaluated before any of it is carried out. What may fault: `may_fault`.
+**Faults.** A fault ends the condition or the action that it happens in: no part of it is carried out, and one is added
+to the probe's faults. After a fault of the condition no action is carried out; after that of an action the others are.
+All that an action needs is evaluated before any of it is carried out. What may fault: `may_fault`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class PerCpuBase:
-    """What is added to the address of a per-CPU variable to find this CPU's, where a register holds it: gs's base."""
+    """The base of this CPU's per-CPU variables, if a register holds it: it is added to their addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """bits: 32 or 64. A constant operand, if one is, stands on the right but for SUB, DIV, MOD and shifts."""
+    """bits: 32 or 64. A constant operand is on the right, except for SUB, DIV, MOD and shifts."""
 
     op: Op
     left: Expr
@@ -137,7 +137,7 @@ class Convert:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """1 where both are not 0, else 0. Where left is 0, right is not evaluated: its fault is none."""
+    """1 if both are not 0, else 0. If left is 0, right is not evaluated and cannot fault."""
 
     left: Expr
     right: Expr
@@ -145,7 +145,7 @@ class And:
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """0 where both are 0, else 1. Where left is not 0, right is not evaluated."""
+    """0 if both are 0, else 1. If left is not 0, right is not evaluated."""
 
     left: Expr
     right: Expr
@@ -153,7 +153,7 @@ class Or:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """`yes` where condition is not 0, else `no`; the other one is not evaluated."""
+    """`yes` if condition is not 0, else `no`; the other one is not evaluated."""
 
     condition: Expr
     yes: Expr
@@ -162,11 +162,11 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class StringLoad:
-    """The bytes at `address` up to the first 0, at most `size` of them: no word, but a part of a key or of a record.
+    """The bytes at `address` up to the first 0, at most `size` of them: not a word, but a part of a key or a record.
 
-    There it takes `size` bytes, rounded up to words; what is behind its end is 0.
+    There it takes `size` bytes, rounded up to words; those after its end are 0.
     size:  of an array, its own; else the setting for strings.
-    whole: an array: all of its bytes are read, those behind the first 0 too. Else none behind it is.
+    whole: an array: all of its bytes are read. Else none after the first 0 is.
     """
 
     address: Expr
@@ -177,9 +177,9 @@ class StringLoad:
 
 @dataclass(frozen=True, slots=True)
 class StringEquals:
-    """1 where the text at `address` is `literal`, else 0.
+    """1 if the text at `address` is `literal`, else 0.
 
-    literal ends in a 0 byte, its only one. Bytes are compared in order, and none behind the first that differs is read.
+    literal ends in a 0 byte, its only one. Bytes are compared in order, and none after the first that differs is read.
     """
 
     address: Expr
@@ -216,9 +216,9 @@ class Frame:
     """What the stack at a hit is unwound from.
 
     registers: those that a copy of the stack needs beside it, the stack pointer first.
-    room:      bytes from there on, whole words of which can surely be read; None where each has to be tried.
-    also:      by name, what else is to be known of who runs there.
-    probed:    the register that tells at the probed address where the code is loaded; "" where that is known.
+    room:      bytes from there on that are certainly readable, whole words of them; None if each has to be tried.
+    also:      by name, what else to record of the running program.
+    probed:    the register with the probed address, if the load address of the code has to be computed; else "".
     """
 
     registers: tuple[str, ...]
@@ -253,8 +253,8 @@ class Records:
     """A symbolic object: one kind of record in the ring.
 
     format: of `print`, C's; empty for the others.
-    stack:  words of the stack behind the columns, at most. Those are Frame's then: the stack pointer first, room last.
-    tried:  the stack may not be there: the words up to the first that cannot be read are taken, and room is theirs.
+    stack:  words of the stack after the columns, at most. The columns are Frame's then: stack pointer first, room last.
+    tried:  the stack may not be mapped: the words up to the first unreadable one are taken, and room counts them.
     """
 
     name: str
@@ -265,12 +265,12 @@ class Records:
 
     @property
     def size(self) -> int:
-        """Bytes of the columns and the stack, without what every record has."""
+        """Return the bytes of the columns and the stack, without the header of every record."""
         return self.fields + WORD * self.stack
 
     @property
     def fields(self) -> int:
-        """Bytes of the columns."""
+        """Return the bytes of the columns."""
         return sum(column.size for column in self.columns)
 
 
@@ -293,7 +293,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Store a word, for who is to see it later in the same hit; no part of what was gathered. address: of ours."""
+    """Store a word for later in the same hit, at an address in the arena. It is not a part of the results."""
 
     address: Expr
     value: Expr
@@ -301,7 +301,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The guest stops at the probed address; the last thing that a hit does, whatever the order of actions."""
+    """Stop the guest at the probed address, after all other actions, whatever their order."""
 
 
 Action = Update | Emit | Put | Stop
@@ -309,39 +309,39 @@ Action = Update | Emit | Put | Stop
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """condition: None for always."""
+    """What a hit does. condition: None for always."""
 
     condition: Expr | None = None
     actions: tuple[Action, ...] = ()
 
     @property
     def objects(self) -> tuple[Cell | HashMap | Records, ...]:
-        """What the program writes to, in the order of its actions: each has its own."""
+        """Return what the program writes to, in the order of its actions: each has its own."""
         return tuple(action.target for action in self.actions if not isinstance(action, Put | Stop))
 
     @property
     def stop(self) -> Stop | None:
-        """Whether a hit stops the guest: the action that has it so."""
+        """Return the action that stops the guest; None if no hit does."""
         return next((action for action in self.actions if isinstance(action, Stop)), None)
 
     @property
     def registers(self) -> frozenset[str]:
-        """What must be as it was at the probed address when the program reads it."""
+        """Return the registers that the program reads as they were at the probed address."""
         return frozenset(node.name for node in self.nodes() if isinstance(node, Register))
 
     @property
     def dereferences(self) -> bool:
-        """Whether memory is read that may not be there."""
+        """Return whether the program reads memory that may not be mapped."""
         tried = any(isinstance(action, Emit) and action.target.tried for action in self.actions)
         return tried or any(map(dereferences, self.operands()))
 
     def nodes(self) -> Iterator[Operand]:
-        """Every node of every expression, a shared one as often as it is used."""
+        """Yield every node of every expression, a shared one as often as it is used."""
         for operand in self.operands():
             yield from nodes(operand)
 
     def operands(self) -> Iterator[Operand]:
-        """The condition and what the actions evaluate, in order."""
+        """Yield the condition and the operands of all actions, in order."""
         if self.condition is not None:
             yield self.condition
         for action in self.actions:
@@ -349,7 +349,7 @@ class Program:
 
 
 def operands(action: Action) -> tuple[Operand, ...]:
-    """What an action evaluates before it does anything."""
+    """Return what an action evaluates before it does anything."""
     match action:
         case Update(_, value, by):
             return by if value is None else (value, *by)
@@ -362,6 +362,7 @@ def operands(action: Action) -> tuple[Operand, ...]:
 
 
 def children(node: Operand) -> tuple[Expr, ...]:
+    """Return the nodes directly below a node."""
     match node:
         case Load(address=address) | StringLoad(address=address) | StringEquals(address=address):
             return (address,)
@@ -376,7 +377,7 @@ def children(node: Operand) -> tuple[Expr, ...]:
 
 
 def nodes(node: Operand) -> Iterator[Operand]:
-    """A node and all below it."""
+    """Yield a node and all below it."""
     waiting: list[Operand] = [node]
     while waiting:
         node = waiting.pop()
@@ -385,12 +386,12 @@ def nodes(node: Operand) -> Iterator[Operand]:
 
 
 def dereferences(node: Operand) -> bool:
-    """Whether evaluating it reads memory that may not be there."""
+    """Return whether evaluating it reads memory that may not be mapped."""
     return any(isinstance(each, Load | StringLoad | StringEquals) and not each.mapped for each in nodes(node))
 
 
 def may_fault(node: Operand) -> bool:
-    """Whether evaluating it may be a fault: it reads what may not be mapped, or divides by what may be 0."""
+    """Return whether evaluating it may fault: it reads what may not be mapped, or divides by what may be 0."""
     return any(
         (isinstance(each, Load | StringLoad | StringEquals) and not each.mapped)
         or (

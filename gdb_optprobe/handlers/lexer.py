@@ -1,4 +1,4 @@
-"""Text to tokens: C's numbers, characters, strings, names and punctuators, and GDB's `$name`."""
+"""Split text into tokens: C's numbers, characters, strings, names and punctuators, and GDB's `$name`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _SIMPLE = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "e": 27}
 
 
 class Kind(Enum):
+    """The kinds of tokens."""
+
     NUMBER = "number"
     CHARACTER = "character"
     STRING = "string"
@@ -55,7 +57,7 @@ class Token:
 
 
 def tokens(part: Fragment) -> tuple[Token, ...]:
-    """All of `part`, and an END behind it. Raises OptprobeError where a character or a number is none of C's."""
+    """Return the tokens of `part`, and an END behind them. Raises OptprobeError, pointing, at what C does not have."""
     found: list[Token] = []
     at = part.start
     while True:
@@ -74,7 +76,9 @@ def tokens(part: Fragment) -> tuple[Token, ...]:
 def _token(line: str, at: int, end: int) -> Token:
     character = line[at]
     if character.isascii() and (character.isdigit() or (character == "." and line[at + 1 : at + 2].isdigit())):
-        return _number(_matched(_NUMBER, line, at, end))
+        number = _NUMBER.match(line, at, end)
+        assert number
+        return _number(Fragment(line, at, number.end()))
     if character == "'":
         return _character(line, at, end)
     if character == '"':
@@ -84,12 +88,6 @@ def _token(line: str, at: int, end: int) -> Token:
         if found := pattern.match(line, at, end):
             return Token(kind, Fragment(line, at, found.end()))
     raise fault(f"'{character}' means nothing in an expression", Fragment(line, at, at + 1))
-
-
-def _matched(pattern: re.Pattern[str], line: str, at: int, end: int) -> Fragment:
-    found = pattern.match(line, at, end)
-    assert found
-    return Fragment(line, at, found.end())
 
 
 def _number(where: Fragment) -> Token:
@@ -117,12 +115,12 @@ def _character(line: str, at: int, end: int) -> Token:
     data, stop = _quoted(line, at, end)
     where = Fragment(line, at, stop)
     if len(data) != 1:
-        raise fault(f"{len(data)} characters between the quotes", where, 'a string stands in "double quotes"')
+        raise fault(f"{len(data)} characters between the quotes", where, 'a string needs "double quotes"')
     return Token(Kind.CHARACTER, where, data[0])
 
 
 def _quoted(line: str, start: int, end: int) -> tuple[bytes, int]:
-    """What stands between two quotes, and where it ends."""
+    """Return the bytes between two quotes, and where they end."""
     data = bytearray()
     at = start + 1
     while at < end and line[at] != line[start]:

@@ -1,7 +1,7 @@
-"""Expressions lowered to a register machine: a word in a register, or a jump on what it is.
+"""Lower expressions to a codegen backend: to a word in a register, or to a jump on its value.
 
-A register of the machine's own is read where it is; a constant is an operand; of two operands the one that needs more
-registers comes first (Sethi and Ullman), into the register that the result will be in.
+A register of the probed code is read where it is; a constant is an operand. Of two operands the one that needs more
+registers is evaluated first (Sethi and Ullman), into the register of the result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 
 from gdb_optprobe.handlers import lower_strings
-from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ir import (
     MASK,
     WORD,
@@ -36,12 +35,13 @@ from gdb_optprobe.handlers.ir import (
     children,
 )
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue
+from gdb_optprobe.maps.aggregate import number
 
 UNMAPPED = "memory that may not be mapped is not read here"
 
 
 class NotLowered(Exception):
-    """What native code cannot do, by the node it is asked for in."""
+    """Native code cannot do this node. why: the reason."""
 
     def __init__(self, node: Operand | Action, why: str) -> None:
         super().__init__(f"{why}: {node}")
@@ -50,10 +50,11 @@ class NotLowered(Exception):
 
 
 class ExpressionLowering:
-    """What evaluates expressions, with `emitter`.
+    """Evaluates expressions with `emitter`.
 
-    pc:    what the PC is, by its name.
-    fault: where a fault leads; asked for, it is `faulted`.
+    pc:      the name of the PC, and its value.
+    fault:   the label that a fault jumps to.
+    faulted: whether that label is used, so that it must be bound.
     """
 
     def __init__(self, emitter: Emitter, pc: tuple[str, int]) -> None:
@@ -64,16 +65,17 @@ class ExpressionLowering:
 
     @property
     def fault(self) -> Label:
+        """Return the label of faults, and mark it as used."""
         self.faulted = True
         return self._fault
 
     def another(self) -> ExpressionLowering:
-        """With a fault of its own."""
+        """Return one with another fault label."""
         return ExpressionLowering(self._emitter, self._pc)
 
     @contextmanager
     def word(self, node: Expr) -> Iterator[str]:
-        """In a register, for as long as this lasts; not to be written to."""
+        """Yield a register that holds the word within the block. It must not be changed."""
         at = self._emitter.register(node.name) if isinstance(node, Register) else None
         if at is not None:
             yield at
@@ -84,7 +86,7 @@ class ExpressionLowering:
 
     @contextmanager
     def operand(self, node: Expr) -> Iterator[str | int]:
-        """In a register, or a constant."""
+        """Yield a register or a constant that holds the word within the block."""
         if isinstance(node, Constant):
             yield node.value
             return
@@ -93,7 +95,7 @@ class ExpressionLowering:
 
     @contextmanager
     def compared(self, node: Expr) -> Iterator[str | MemoryValue]:
-        """In a register, or in memory."""
+        """Yield a register or a place in memory that holds the word within the block."""
         if isinstance(node, Load) and node.mapped:
             with self.memory(node.address) as memory:
                 yield MemoryValue(memory, node.size, node.signed)
@@ -103,7 +105,7 @@ class ExpressionLowering:
 
     @contextmanager
     def memory(self, address: Expr) -> Iterator[Address]:
-        """What an address names."""
+        """Yield an addressing mode for an address."""
         terms = list(_terms(address))
         offset = sum(term.value for term in terms if isinstance(term, Constant)) & MASK
         others = [term for term in terms if not isinstance(term, Constant)]
@@ -120,7 +122,7 @@ class ExpressionLowering:
             yield Address(register, number(offset, True), per_cpu=per_cpu)
 
     def words(self, stack: ExitStack, node: Operand) -> list[str | int]:
-        """The words that a part of a key or of a record takes, for as long as `stack` lasts."""
+        """Return the words of a part of a key or of a record, valid as long as `stack`."""
         if not isinstance(node, StringLoad):
             return [stack.enter_context(self.operand(node))]
         others = () if node.mapped else self._emitter.probe_read_clobbers
@@ -134,12 +136,12 @@ class ExpressionLowering:
         return [*made]
 
     def store_text(self, node: StringLoad, into: Address) -> None:
-        """The same words of text that may not be there, into memory."""
+        """Store the words of text that may not be mapped at `into`."""
         with self.peeking(node), self.word(node.address) as at:
             lower_strings.store_peeked(self._emitter, into, at, node.size, node.whole, self.fault)
 
     def into(self, to: str, node: Expr) -> None:
-        """Evaluate into a register of the pool's."""
+        """Evaluate into a register of the pool."""
         emit = self._emitter
         match node:
             case Constant(value):
@@ -174,26 +176,26 @@ class ExpressionLowering:
                 self._choose(to, condition, yes, no)
 
     def jump(self, node: Expr, when: bool, label: Label) -> None:
-        """To the label where the word is not 0 (when), or is 0; else on."""
+        """Jump to the label if the word is not 0 (`when` true) or is 0 (false); else fall through."""
         emit = self._emitter
         match node:
             case Constant(value):
                 if bool(value) is when:
                     emit.jump(label)
             case And(left, right) | Or(left, right):
-                decides = isinstance(node, Or)  # the left alone, where it is this
-                on = Label()
-                self.jump(left, decides, label if when is decides else on)
+                decides = isinstance(node, Or)  # the value of the left that decides alone
+                end = Label()
+                self.jump(left, decides, label if when is decides else end)
                 self.jump(right, when, label)
-                emit.bind(on)
+                emit.bind(end)
             case Choose(condition, yes, no):
-                otherwise, on = Label(), Label()
+                otherwise, end = Label(), Label()
                 self.jump(condition, False, otherwise)
                 self.jump(yes, when, label)
-                emit.jump(on)
+                emit.jump(end)
                 emit.bind(otherwise)
                 self.jump(no, when, label)
-                emit.bind(on)
+                emit.bind(end)
             case Binary(Op.EQ | Op.NE as op, left, Constant(0)):
                 self.jump(left, when is (op is Op.NE), label)
             case Binary(op, left, right, _, signed) if op.compares:
@@ -215,7 +217,7 @@ class ExpressionLowering:
 
     @contextmanager
     def peeking(self, node: Operand) -> Iterator[None]:
-        """Around peeks that `node` needs. Raises NotLowered where nothing can read what may not be there."""
+        """Raise NotLowered if the block needs probe_read for `node` and the guest has none."""
         try:
             yield
         except KeyError as error:
@@ -234,7 +236,7 @@ class ExpressionLowering:
             raise NotLowered(node, "what native code cannot read here") from error
 
     def _first(self, to: str, node: Expr) -> str:
-        """The register that has the word, `to` where that is none already."""
+        """Return the register that holds the word: evaluate it into `to` unless one does already."""
         at = self._emitter.register(node.name) if isinstance(node, Register) else None
         if at is not None:
             return at
@@ -263,7 +265,7 @@ class ExpressionLowering:
             self._divide(to, op, left, right, bits, signed)
 
     def _divide(self, to: str, op: Op, left: str, right: str, bits: int, signed: bool) -> None:
-        """A divisor of -1 is one of its own: processors trap, or leave anything, where the quotient is too great."""
+        """Divide. A divisor of -1 is treated apart: if the quotient overflows, processors trap or give any result."""
         emit = self._emitter
         emit.branch(Comparison.EQ, right, 0, False, self.fault)
         if not signed:
@@ -336,7 +338,7 @@ class ExpressionLowering:
 
 
 def _terms(node: Expr) -> Iterator[Expr]:
-    """What is added up to an address."""
+    """Yield the summands of an address."""
     if isinstance(node, Binary) and node.op is Op.ADD and node.bits == 64:
         yield from _terms(node.left)
         yield from _terms(node.right)
@@ -346,7 +348,7 @@ def _terms(node: Expr) -> Iterator[Expr]:
 
 @lru_cache(4096)
 def need(node: Expr) -> int:
-    """About how many registers it takes to evaluate."""
+    """Return about how many registers evaluating a node takes."""
     match node:
         case Constant() | Register():
             return 0

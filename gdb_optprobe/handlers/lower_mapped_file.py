@@ -1,14 +1,14 @@
-"""Which file a trap in a program stands in, and where in it: told by the page that it is on.
+"""Lower the lookup of the file that a trap in a program is in, and of its offset there, from the trap's page.
 
     entry of the page tables ─► struct page ─► index: which page of the file
                                            └─► anon_vma ─► a node of its tree ─► mapping ─► file ─► inode
-A page that was written to is its space's own, "anonymous", and keeps what it was of the file when it is moved, swapped
-or shared with a fork (mm/rmap.c, __page_set_anon_rmap). All mappings in one anon_vma's tree are of one file, at one
-distance (mm/mmap.c, anon_vma_compatible). That tree may be changed meanwhile: what was at its root is what it was as
-long as it is the root, so that is looked at behind every load, and the page's entry behind all.
+A page that was written to belongs to its address space, "anonymous", and keeps its place in the file when it is moved,
+swapped or shared with a fork (mm/rmap.c, __page_set_anon_rmap). All mappings in the tree of one anon_vma are of one
+file, at one distance (mm/mmap.c, anon_vma_compatible). Another CPU may change the tree meanwhile: a node is valid as
+long as it is the root, so the root is compared after every load, and the page's entry after all of them.
 
-Interrupts are off: an anon_vma stays one, whosever (SLAB_TYPESAFE_BY_RCU), and a page that has gone out of the tables
-is not used for anything else before they are on again.
+Interrupts are off: the memory of an anon_vma stays an anon_vma (SLAB_TYPESAFE_BY_RCU), and a page that was taken out of
+the tables is not used for anything else before they are on again.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Label, Mem
 from gdb_optprobe.isa.user import ABSENT, OTHER, UserEmitter, UserTrapping
 
 ANONYMOUS, MOVED = 1, 2
-"""Bits of a page's `mapping`; both: it is merged with others that hold the same (include/linux/page-flags.h)."""
+"""Bits of a page's `mapping`; both: it is merged with others of the same content (include/linux/page-flags.h)."""
 UNKNOWN = 0
-"""The inode where a page is merged: all that were have the same trap at the same place."""
+"""The inode of a merged page: all pages that were merged have the same trap at the same offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilePageOffsets:
-    """bits: of an address within a page.
+    """Offsets of members that lead from a page to its file.
 
-    Offsets: mapping, index: in a struct page. root: of the tree's root in an anon_vma. area: from a node of the tree to
-    where its mapping is. file: in that, of the file. inode: in a file.
+    bits:  of an address within a page.
+    mapping, index: in a struct page. root: of the tree's root, in an anon_vma. area: of the pointer to its mapping,
+           from a node of the tree. file: in a mapping. inode: in a file.
     """
 
     bits: int
@@ -43,7 +44,7 @@ class FilePageOffsets:
 
 @dataclass(frozen=True, slots=True)
 class LookupExits:
-    """absent: there is no page any more. foreign: no page of a file's that is the space's own."""
+    """Where a lookup that fails jumps. absent: no page is there any more. foreign: not an anonymous page of a file."""
 
     absent: Label
     foreign: Label
@@ -52,9 +53,9 @@ class LookupExits:
 def lower_file_lookup(
     emit: UserEmitter, isa: UserTrapping, mapped: FilePageOffsets, routine: int, ways: LookupExits
 ) -> tuple[str, str]:
-    """The registers with the trap's offset in its file, and with the file's inode, which may be UNKNOWN."""
+    """Return the registers with the trap's offset in its file and with the file's inode, which may be UNKNOWN."""
     leaf, pool = isa.leaf, emit.pool
-    again, told, none, on = (Label() for _ in range(4))
+    again, found, none, end = (Label() for _ in range(4))
     for name in (leaf.address, leaf.record, leaf.entry, leaf.value, *leaf.lost):
         pool.reserve(name)
     emit.bind(again)
@@ -73,7 +74,7 @@ def lower_file_lookup(
     emit.binary(Arithmetic.OR, offset, offset, inode, 64, False)
     emit.constant(inode, UNKNOWN)
     emit.branch_bits(owner, ANONYMOUS, False, none)
-    emit.branch_bits(owner, MOVED, True, told)
+    emit.branch_bits(owner, MOVED, True, found)
     node, root = leaf.record, MemoryValue(Address(owner, mapped.root - ANONYMOUS))
     emit.load(node, root)
     emit.branch(Comparison.EQ, node, 0, False, none)
@@ -84,13 +85,13 @@ def lower_file_lookup(
     emit.branch(Comparison.EQ, inode, 0, False, none)
     emit.load(inode, MemoryValue(Address(inode, mapped.inode)))
     emit.branch(Comparison.NE, root, node, False, again)
-    emit.bind(told)
-    emit.branch(Comparison.EQ, MemoryValue(Address(leaf.entry)), leaf.value, False, on)
+    emit.bind(found)
+    emit.branch(Comparison.EQ, MemoryValue(Address(leaf.entry)), leaf.value, False, end)
     emit.jump(again)
     emit.bind(none)
     emit.branch(Comparison.NE, MemoryValue(Address(leaf.entry)), leaf.value, False, again)
     emit.jump(ways.foreign)
-    emit.bind(on)
+    emit.bind(end)
     for name in (leaf.record, leaf.entry, leaf.value, owner):
         pool.free(name)
     return offset, inode

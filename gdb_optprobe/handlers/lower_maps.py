@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from gdb_optprobe.handlers.arithmetic import number as as_number
 from gdb_optprobe.handlers.ir import Constant, Emit, Expr, HashMap, Operand, StringLoad, Update
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue
 from gdb_optprobe.maps import ring
 from gdb_optprobe.maps.aggregate import MASK, Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.aggregate import number as as_number
 from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
 
 
 def layout(table: HashMap, bits: int) -> HashMapLayout:
-    """bits: see HashMapLayout."""
+    """Return the layout of a table. bits: see HashMapLayout."""
     return HashMapLayout(table.key_size // 8, table.aggregate, bits)
 
 
 def count_by(emit: Emitter, words: ExpressionLowering, action: Update, table: HashMapLayout, at: int) -> None:
-    """Add a value to the aggregate of a key, in the table at an address."""
+    """Lower an update of a table: add a value to the aggregate of its key."""
     with ExitStack() as stack:
         value = stack.enter_context(words.operand(action.value or Constant(0)))
         key = [word for part in action.by for word in words.words(stack, part)]
@@ -39,7 +39,7 @@ def count_by(emit: Emitter, words: ExpressionLowering, action: Update, table: Ha
 
 
 def _first_slot(emit: Emitter, slot: str, key: Sequence[str | int], table: HashMapLayout, at: int) -> None:
-    """HashMapLayout.place, and the address of the slot there."""
+    """Compute the address of the slot where the search for the key begins: HashMapLayout.place."""
     with emit.pool.scratch() as factor:
         emit.constant(factor, FACTOR)
         if isinstance(key[0], int):
@@ -56,7 +56,7 @@ def _first_slot(emit: Emitter, slot: str, key: Sequence[str | int], table: HashM
 
 
 def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table: HashMapLayout, found: Label) -> None:
-    """To `found` with the key's slot, or on."""
+    """Search the key's slot: jump to `found` with it in `slot`; fall through if there is none."""
     look, other, not_ready = Label(), Label(), Label()
     state = Address(slot)
     emit.constant(left, PROBES)
@@ -86,7 +86,7 @@ def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table
 def record(
     emit: Emitter, words: ExpressionLowering, action: Emit, layout: RingLayout, at: int, kind: int, cpu: Expr
 ) -> None:
-    """Write a record into the ring at an address; a void one where a field is a fault."""
+    """Write a record into the ring at an address; a void one if a field faults."""
     with ExitStack() as stack:
         fields = words.another()
         number, place = (stack.enter_context(emit.pool.scratch()) for _ in range(2))
@@ -123,7 +123,7 @@ def _finish(emit: Emitter, number: str, place: str) -> None:
 
 
 def _copy_stack(emit: Emitter, words: ExpressionLowering, action: Emit, place: str) -> None:
-    """From its end down, so that one register counts and indexes."""
+    """Copy the stack from its end down, so that one register counts and indexes."""
     most, fields = action.target.stack, ring.FIELDS + action.target.fields
     copy, enough, done = Label(), Label(), Label()
     with words.word(_stack_pointer(action)) as sp, emit.pool.scratch() as index, emit.pool.scratch() as word:
@@ -142,7 +142,7 @@ def _copy_stack(emit: Emitter, words: ExpressionLowering, action: Emit, place: s
 
 
 def _try_stack(emit: Emitter, words: ExpressionLowering, action: Emit, place: str) -> None:
-    """Word by word up to the first that is not there."""
+    """Copy the stack word by word, up to the first that is not mapped."""
     most, fields, sp = action.target.stack, ring.FIELDS + action.target.fields, _stack_pointer(action)
     copy, done = Label(), Label()
     with emit.pool.scratch() as at, emit.pool.scratch() as taken:
@@ -161,14 +161,14 @@ def _try_stack(emit: Emitter, words: ExpressionLowering, action: Emit, place: st
 
 
 def _stack_pointer(action: Emit) -> Expr:
-    """See program.Records."""
+    """Return the stack pointer: the first field, see ir.Records."""
     found = action.fields[0]
     assert not isinstance(found, StringLoad)
     return found
 
 
 def _store_fields(emit: Emitter, words: ExpressionLowering, place: str, fields: Sequence[Operand]) -> None:
-    """One after the other: each needs registers for itself alone, and of a text each word."""
+    """Store the fields one after the other: each needs registers only for itself, a text one per word."""
     at = ring.FIELDS
     for field in fields:
         if isinstance(field, StringLoad) and not field.mapped:

@@ -1,4 +1,4 @@
-"""A program lowered to native code, through the register machine of an ISA.
+"""Lower a program to native code, through the codegen backend of an ISA.
 
     ┌─────────────────────────┐
     │ save what the condition │  little, or nothing: most hits end at the condition
@@ -6,22 +6,22 @@
     │ condition ──────────────┼─► false ──┐
     │ save what the actions   │           │
     │   use beyond that       │           │
-    │ action ─────────────────┼─► fault   │   faults + 1, on with the next
+    │ action ─────────────────┼─► fault   │   faults + 1, then the next action
     │ …                       │           │
     │ stop: ring the doorbell │           │   GDB watches it, and sets a breakpoint at the pad
     │ restore                 │           │
-    │ stop: restore, ─────────┼─► the pad │   where GDB has a breakpoint; from there on, behind the program
+    │ stop: restore, ─────────┼─► the pad │   where GDB has a breakpoint; then behind the program
     │ fault of the condition  │           │   faults + 1
     │ restore ◄───────────────┼───────────┘
     └─────────────────────────┘
-What is saved is what is used, so code is made until the two agree: first with nothing saved. Each time what was used
-before is saved, and a register that the program reads is read from where it was saved; this may take a register more,
-so what is used grows, and it cannot grow for ever.
+Every used register is saved, so code is made until both sets agree, first with nothing saved. Each time the registers
+that were used before are saved, and a register that the program reads is read from its saved place; this may take
+another register, so the set of used ones grows, up to all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -61,19 +61,19 @@ RING_COUNT = 64
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
-    """Where a program runs, and what it works on.
+    """The surroundings of a program.
 
-    address: the probed one.
-    objects: where those of `program.objects` are, in their order; of Records, where their ring is.
-    faults:  where the 8 bytes are that count the probe's faults.
+    address: the probed address.
+    objects: addresses of `program.objects`, in their order; of Records, that of their ring.
+    faults:  address of the 8 bytes that count the probe's faults.
     dead:    before the probed instruction.
     per_cpu, base, readers: see isa.codegen.EntryState.
-    table_bits: of HashMapLayout. ring: what the ring is like.
-    first_kind: of records: that of the program's first object; the next one's is one more.
+    table_bits: of HashMapLayout. ring: its layout.
+    first_kind: the kind of records of the program's first object; that of the next object is one more.
     cpu:     this CPU's number.
-    pad:     where a program goes that stops; None where none can.
-    doorbell:    what it writes to before; 8 bytes that count its stops are RUNG behind that.
-    passed:  what is dead where such a program does not stop.
+    pad:     address that a program jumps to in order to stop; None if none can.
+    doorbell: address that it writes to before; 8 bytes RING_COUNT behind it count the stops.
+    passed:  dead registers behind the program, if it may stop.
     kept:    see isa.codegen.EntryState.
     """
 
@@ -96,7 +96,7 @@ class LoweringContext:
 
 @dataclass(frozen=True, slots=True)
 class UsedRegisters:
-    """By the condition, its fault among it, and by the actions: registers, and what else a machine has to save."""
+    """What the condition, with its fault, and the actions use: registers, and all else that a backend saves."""
 
     condition: frozenset[str] = frozenset()
     actions: frozenset[str] = frozenset()
@@ -106,9 +106,9 @@ class UsedRegisters:
 
 
 def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
-    """The code of a program. Raises NotLowered."""
+    """Return the code of a program. Raises NotLowered."""
     of_cpu = {node.name for node in nodes(around.cpu) if isinstance(node, Register)} if around.cpu else set()
-    # Who is shown the registers sees the dead ones too.
+    # A stop shows all registers, the dead ones too.
     dead = around.dead if program.stop is None else Dead()
     reads = around.kept.in_place(program.registers | of_cpu)
     before = EntryState(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
@@ -124,7 +124,7 @@ def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
 def _emit(
     program: Program, around: LoweringContext, machine: Backend, before: EntryState, emit: Emitter, used: UsedRegisters
 ) -> UsedRegisters:
-    """Make the code with what was used saved; what is used by it."""
+    """Emit the code with the registers `used` saved; return those that it uses."""
     pc = (machine.pc, around.address)
     end = Label()
     words = ExpressionLowering(emit, pc)
@@ -134,7 +134,9 @@ def _emit(
     if program.condition is not None:
         with refused(program.condition):
             words.jump(program.condition, False, end)
-    emit.pool = actions = RegisterPool(machine.order(_with(before, saved)))
+    # What is saved may be overwritten.
+    dead = replace(before.dead, registers=before.dead.registers | {*saved})
+    emit.pool = actions = RegisterPool(machine.order(replace(before, dead=dead)))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
     emit.save(more)
     objects = iter(enumerate(around.objects))
@@ -163,29 +165,24 @@ def _emit(
 
 
 def ring_doorbell(emit: Emitter, doorbell: int) -> None:
-    """Have a debugger come to the pads."""
+    """Count a stop, and have the debugger set breakpoints at the pads."""
     emit.atomic_add(Address(offset=doorbell + RING_COUNT, near=True), 1)
     emit.store(Address(offset=doorbell, near=True), 1)
 
 
 @contextmanager
 def refused(node: Expr | Action) -> Iterator[None]:
-    """Raises NotLowered where there are too few registers."""
+    """Raise NotLowered if the block needs more registers than there are."""
     try:
         yield
     except TooManyRegisters as error:
         raise NotLowered(node, "more registers are needed at once than there are") from error
 
 
-def _with(before: EntryState, saved: Sequence[str]) -> EntryState:
-    """What is saved may be overwritten."""
-    return replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
-
-
 def lower_action(
     emit: Emitter, pc: tuple[str, int], around: LoweringContext, action: Update | Emit | Put, index: int, address: int
 ) -> None:
-    """Carry out an action, whose object is the one of that index, at that address. Raises TooManyRegisters."""
+    """Lower an action. index: of its object in the program. address: of that object. Raises TooManyRegisters."""
     words = ExpressionLowering(emit, pc)
     match action:
         case Update(HashMap() as table):

@@ -1,6 +1,6 @@
-"""A search through the slots of an open hash table in guest memory: from a key's home on, round the end.
+"""Lower the search through an open hash table in guest memory: from a key's home on, and round the end.
 
-Whoever looks finds the same slots in the same order as maps/ has it.
+The order of the slots is the same as in maps/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SlotArray:
 
 
 def lower_home(emit: Emitter, slots: SlotArray, key: str, slot: str, word: str) -> None:
-    """`slot` is the address of the key's first one; changes `word`, which may be the key."""
+    """Compute into `slot` the address of the key's first slot; change `word`, which may be the key."""
     emit.binary(Arithmetic.MUL, slot, key, slots.factor, 64, False)
     emit.binary(Arithmetic.SHR, slot, slot, slots.shift - slots.size.bit_length() + 1, 64, False)
     emit.binary(Arithmetic.AND, slot, slot, (slots.homes - 1) * slots.size, 64, False)
@@ -49,7 +49,7 @@ def lower_search(emit: Emitter, slots: SlotArray, key: str, slot: str, word: str
 
 
 def lower_next_slot(emit: Emitter, slots: SlotArray, slot: str) -> None:
-    """`slot` is the address of the one behind it."""
+    """Move `slot` to the next slot."""
     on = Label()
     emit.binary(Arithmetic.ADD, slot, slot, slots.size, 64, False)
     with emit.pool.scratch() as end:

@@ -1,4 +1,4 @@
-"""Text lowered to words in registers: what is behind its first 0 byte is 0."""
+"""Lower reads of text to words in registers. All bytes after the first 0 byte become 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HIGH = 0x8080_8080_8080_8080
 
 
 def whole(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
-    """All of `size` bytes may be read: word by word.
+    """Read text with `size` readable bytes, word by word.
 
     Of a word w, the lowest bit of (w - 0x01…) & ~w & 0x80… is in its first 0 byte, if it has one.
     """
@@ -39,7 +39,7 @@ def whole(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
 
 
 def _cut(emit: Emitter, word: str, zeros: str, other: str) -> None:
-    """Keep the bytes below the first 0, whose highest bit is the lowest of `zeros`."""
+    """Keep the bytes below the first 0. The lowest bit of `zeros` is the highest of that byte."""
     emit.negate(other, zeros, 64, False)
     emit.binary(Arithmetic.AND, zeros, zeros, other, 64, False)
     emit.binary(Arithmetic.SHR, zeros, zeros, 7, 64, False)
@@ -48,7 +48,7 @@ def _cut(emit: Emitter, word: str, zeros: str, other: str) -> None:
 
 
 def _load(emit: Emitter, to: str, at: Address, size: int) -> None:
-    """1 to 8 bytes."""
+    """Load 1 to 8 bytes."""
     pieces = [8] if size == 8 else [piece for piece in (4, 2, 1) if size & piece]
     done = 0
     for piece in pieces:
@@ -64,7 +64,7 @@ def _load(emit: Emitter, to: str, at: Address, size: int) -> None:
 
 
 def up_to_end(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
-    """What is behind the first 0 byte is not read: byte by byte."""
+    """Read mapped text byte by byte, none after the first 0."""
     for word in to:
         emit.constant(word, 0)
     done = Label()
@@ -79,7 +79,7 @@ def up_to_end(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
 
 
 def peeked(emit: Emitter, to: Sequence[str], at: str, size: int, every: bool, fault: Label) -> None:
-    """What may not be there: a word at a time, up to the first 0. every: all of `size` bytes must be there."""
+    """Read text that may not be mapped, word by word up to the first 0. every: all `size` bytes must be mapped."""
     ended = [Label() for _ in to]
     if every:
         emit.address(to[0], Address(at, size - 1))
@@ -102,7 +102,7 @@ def peeked(emit: Emitter, to: Sequence[str], at: str, size: int, every: bool, fa
 
 
 def store_peeked(emit: Emitter, into: Address, at: str, size: int, every: bool, fault: Label) -> None:
-    """As `peeked`, but each word goes into memory as soon as it is there."""
+    """Read text as `peeked` does, but store each word as soon as it is read."""
     count = -(-size // 8)
     ended, done = [Label() for _ in range(count)], Label()
     with emit.pool.scratch(emit.probe_read_clobbers) as word:
@@ -126,7 +126,9 @@ def store_peeked(emit: Emitter, into: Address, at: str, size: int, every: bool, 
 
 
 def peeked_equals(emit: Emitter, at: str, literal: bytes, when: bool, label: Label, fault: Label) -> None:
-    """To the label where text that may not be there is `literal` (when), or is not; no byte behind a difference counts.
+    """Jump to the label if text that may not be mapped is `literal` (`when` true), or is not (false).
+
+    Bytes after the first difference need not be mapped.
     """
     differs, equal = Label(), Label()
     with emit.pool.scratch() as word, emit.pool.scratch(emit.probe_read_clobbers) as got:
@@ -152,7 +154,7 @@ def peeked_equals(emit: Emitter, at: str, literal: bytes, when: bool, label: Lab
 
 
 def _compare_some(emit: Emitter, word: str, got: str, wanted: bytes, fault: Label) -> None:
-    """Where `got` bytes are as they should be, the next one decides, and cannot be read."""
+    """Fault if the `got` bytes that could be read are equal: the next one decides, and cannot be read."""
     emit.binary(Arithmetic.SHL, got, got, 3, 64, False)
     with emit.pool.scratch() as count:
         emit.constant(count, 64)

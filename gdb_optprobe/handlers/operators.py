@@ -1,4 +1,4 @@
-"""C's operators on typed values: which conversions its operands undergo, and what comes out. ISO C17 6.5."""
+"""C's operators on typed values: the conversions of the operands, and the result. ISO C17 6.5."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
 def converted(value: Rvalue, target: Scalar) -> Rvalue:
-    """A value as one of another type: its lowest bits; of a bool, whether it is not 0."""
+    """Convert a value to another type: its lowest bits; to a bool, whether it is not 0."""
     if isinstance(target, Pointer):
         mapped = value.mapped and value.type == target
         return Rvalue(value.expr, target, mapped)
@@ -37,7 +37,7 @@ def converted(value: Rvalue, target: Scalar) -> Rvalue:
 
 
 def unary(op: str, value: Rvalue, where: Fragment) -> Rvalue:
-    """+ - ~ !"""
+    """Apply one of + - ~ !"""
     if op == "!":
         return Rvalue(fold.negation(value.expr), INT)
     if isinstance(value.type, Pointer):
@@ -51,7 +51,7 @@ def unary(op: str, value: Rvalue, where: Fragment) -> Rvalue:
 
 
 def binary(op: str, left: Rvalue, right: Rvalue, sign: Fragment) -> Rvalue:
-    """Any but && and ||. sign: where the operator stands."""
+    """Apply any operator but && and ||. sign: where the operator is."""
     if op in ("/", "%") and isinstance(right.expr, Constant) and not right.expr.value:
         raise fault("division by zero", sign)
     if isinstance(left.type, Pointer) or isinstance(right.type, Pointer):
@@ -67,13 +67,13 @@ def binary(op: str, left: Rvalue, right: Rvalue, sign: Fragment) -> Rvalue:
 
 
 def logical(op: str, left: Rvalue, right: Rvalue) -> Rvalue:
-    """&& and ||"""
+    """Apply && or ||."""
     combine = fold.both if op == "&&" else fold.either
     return Rvalue(combine(left.expr, right.expr), INT)
 
 
 def conditional(condition: Rvalue, yes: Rvalue, no: Rvalue, where: Fragment) -> Rvalue:
-    """condition ? yes : no"""
+    """Return condition ? yes : no."""
     if not isinstance(yes.type, Pointer) and not isinstance(no.type, Pointer):
         type_: Scalar = common(yes.type, no.type)
         yes, no = converted(yes, type_), converted(no, type_)
@@ -84,7 +84,7 @@ def conditional(condition: Rvalue, yes: Rvalue, no: Rvalue, where: Fragment) -> 
 
 
 def moved(pointer: Rvalue, by: Rvalue, step: int, where: Fragment) -> Rvalue:
-    """pointer + by, or with step -1 pointer - by."""
+    """Return pointer + by, or with step -1 pointer - by."""
     assert isinstance(pointer.type, Pointer)
     if isinstance(by.type, Pointer):
         raise fault("two pointers cannot be added", where, _as_number(by.type))
@@ -94,7 +94,7 @@ def moved(pointer: Rvalue, by: Rvalue, step: int, where: Fragment) -> Rvalue:
 
 
 def element_size(type_: Pointer, where: Fragment) -> int:
-    """By how much a pointer moves from one element to the next."""
+    """Return the bytes from one element to the next."""
     size = size_of(type_.target)
     if size is None:
         raise fault(f"the size of '{describe(type_.target)}' is not known", where, "cast the pointer: (char *)")
@@ -115,7 +115,7 @@ def _with_pointer(op: str, left: Rvalue, right: Rvalue, sign: Fragment) -> Rvalu
 
 
 def _difference(left: Expr, one: Pointer, right: Expr, other: Pointer, sign: Fragment) -> Rvalue:
-    """In elements. What lies between two of an array is a multiple of its size, so a shift will do for a division."""
+    """Return the difference in elements. It is a multiple of their size, so a shift can replace the division."""
     size, same = element_size(one, sign), element_size(other, sign)
     if size != same or not size:
         what = f"the pointers are of different types: {describe(one)}, {describe(other)}"
@@ -127,7 +127,7 @@ def _difference(left: Expr, one: Pointer, right: Expr, other: Pointer, sign: Fra
 
 
 def _pointer_of(yes: Scalar, no: Scalar, where: Fragment) -> Pointer:
-    """The type of either of two: that of the pointer that says more. A number may stand beside one, as 0 often does."""
+    """Return the common type of both: that of the more precise pointer. The other may be a number, such as 0."""
     known = [type_ for type_ in (yes, no) if isinstance(type_, Pointer)]
     precise = [type_ for type_ in known if not isinstance(type_.target, Void)] or known
     if any(type_ != precise[0] for type_ in precise):
@@ -141,7 +141,7 @@ def _as_number(type_: Scalar) -> str:
 
 
 def is_text(type_: object) -> bool:
-    """Whether an array or a pointer of these holds characters."""
+    """Return whether an array of this type holds characters."""
     return isinstance(type_, Integer) and type_.size == 1 and not type_.boolean
 
 

@@ -1,6 +1,6 @@
-"""Tokens to a tree: expressions of C, without what changes anything or calls.
+"""Parse tokens to a tree: expressions of C, without assignments and calls.
 
-By precedence climbing, ISO C17 6.5. Whether `(x) * y` is a product or a cast depends on what x is: `is_type` says.
+By precedence climbing, ISO C17 6.5. `(x) * y` is a cast if x is a type, else a product: `is_type` decides.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OPERANDS = (Kind.NAME, Kind.DOLLAR, Kind.NUMBER, Kind.CHARACTER, Kind.STRING)
 
 
 def parse_expression(part: Fragment, is_type: IsType) -> Expression:
-    """All of `part`. Raises OptprobeError, pointing."""
+    """Parse all of `part`. Raises OptprobeError, pointing."""
     parser = Parser(part, is_type)
     found = parser.expression()
     parser.end()
@@ -54,7 +54,7 @@ def parse_expression(part: Fragment, is_type: IsType) -> Expression:
 
 
 class Parser:
-    """The tokens of a part and how far they have been read."""
+    """The tokens of a fragment, and the position of the next one."""
 
     def __init__(self, part: Fragment, is_type: IsType) -> None:
         self.tokens = tokens(part)
@@ -64,14 +64,16 @@ class Parser:
 
     @property
     def next(self) -> Token:
+        """Return the next token, without taking it."""
         return self.tokens[self.at]
 
     def sees(self, text: str, ahead: int = 0) -> bool:
-        """Whether a punctuator or a word stands there."""
+        """Return whether `text`, a punctuator or a word, is the next token, or so many after that."""
         token = self.tokens[min(self.at + ahead, len(self.tokens) - 1)]
         return token.kind in (Kind.PUNCTUATOR, Kind.NAME) and token.text == text
 
     def take(self) -> Token:
+        """Take the next token."""
         token = self.next
         self.at += token.kind is not Kind.END
         return token
@@ -84,12 +86,13 @@ class Parser:
             raise fault(f"'{opened.text}' is never closed", opened)
         raise self.unexpected(f"'{text}' is missing before {self.next}")
 
-    def end(self) -> None:
+    def end(self, hint: str = "an operator may be missing before it") -> None:
+        """Check that nothing follows."""
         if self.next.kind is not Kind.END:
-            raise self.unexpected(f"{self.next} is not expected here", "an operator may be missing before it")
+            raise self.unexpected(f"{self.next} is not expected here", hint)
 
     def expression(self) -> Expression:
-        """`e` or `c ? a : b`."""
+        """Parse `e` or `c ? a : b`."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise _too_deep(self.next.where)
@@ -106,7 +109,7 @@ class Parser:
         return found
 
     def unexpected(self, message: str, hint: str = "") -> OptprobeError:
-        """An error at the next token, which says more where it is one that C has and this language has not."""
+        """Return an error at the next token, with a better message for what C has and this language has not."""
         token = self.next
         if token.kind is Kind.PUNCTUATOR:
             if token.text == "=":
@@ -121,14 +124,11 @@ class Parser:
 
     def _binary(self, level: int) -> Expression:
         left = self._unary()
-        while (found := self._level()) >= level:
+        while self.next.kind is Kind.PUNCTUATOR and (found := _PRECEDENCE.get(self.next.text, -1)) >= level:
             sign = self.take()
             right = self._binary(found + 1)
             left = Binary(_from(left.where, right.where), sign.text, left, right, sign.where)
         return left
-
-    def _level(self) -> int:
-        return _PRECEDENCE.get(self.next.text, -1) if self.next.kind is Kind.PUNCTUATOR else -1
 
     def _unary(self) -> Expression:
         self._depth += 1
@@ -207,7 +207,7 @@ class Parser:
         return Name(where, token.text)
 
     def _type_follows(self, ahead: int) -> bool:
-        """Whether a type stands behind a parenthesis: a type's word, or a name that is one or can be nothing else."""
+        """Return whether a type follows a parenthesis: its first word, or a name that can be nothing else."""
         token = self.tokens[min(self.at + ahead, len(self.tokens) - 1)]
         if token.kind is not Kind.NAME or token.text == "sizeof":
             return False
@@ -219,10 +219,8 @@ class Parser:
         if not self.sees(")", ahead + 1 + stars):
             return False
         behind = self.tokens[min(self.at + ahead + 2 + stars, len(self.tokens) - 1)]
-        return bool(stars) or (behind.kind in _OPERANDS and not self._keyword(behind))
-
-    def _keyword(self, token: Token) -> bool:
-        return token.kind is Kind.NAME and token.text == "by"
+        is_by = behind.kind is Kind.NAME and behind.text == "by"
+        return bool(stars) or (behind.kind in _OPERANDS and not is_by)
 
     def _type_name(self) -> TypeName:
         start = self.next.where
@@ -264,7 +262,7 @@ def _from(first: Fragment, last: Fragment) -> Fragment:
 
 
 def _check_depth(found: Expression) -> None:
-    """Later passes recurse: `a + a + a …` is as deep as it is long."""
+    """Refuse a tree that is too deep for later passes, which recurse: `a + a + a …` is as deep as it is long."""
     level: tuple[Expression, ...] = (found,)
     for _ in range(DEEPEST):
         level = tuple(below for node in level for below in inner(node))

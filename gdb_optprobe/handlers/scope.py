@@ -1,4 +1,4 @@
-"""What names mean at the probed address: filled one layer up, from the guest's own type information or from DWARF."""
+"""The meanings of names at the probed address, provided one layer up from the guest's BTF or from DWARF."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gdb_optprobe.handlers.ir import Expr, Frame
 
 @dataclass(frozen=True, slots=True)
 class Rvalue:
-    """A number or a pointer, as a word of its type. mapped: of a pointer, that what it points to can be read."""
+    """A number or a pointer, as a word of its type. mapped: of a pointer, that its target can be read."""
 
     expr: Expr
     type: Scalar
@@ -22,10 +22,10 @@ class Rvalue:
 class Lvalue:
     """An object in memory.
 
-    type:    None where only its address is known: then it has to be cast.
+    type:    None if only its address is known: then it has to be cast.
     mapped:  it can be read, in any context.
     per_cpu: `address` is that of the template: each CPU has its own object.
-    unit:    of a bit field, the bytes at `address` to be loaded, and by how much it is shifted in them.
+    unit:    of a bit field, the bytes at `address` to load, and its lowest bit in them.
     """
 
     address: Expr
@@ -47,27 +47,29 @@ class Missing:
 
 
 UNREAD = Missing("memory that may not be mapped cannot be read in this guest")
-"""Where nothing is known of its page tables."""
+"""Without knowledge of its page tables."""
 
 
 class Scope(Protocol):
+    """Looks names up."""
+
     def is_type(self, name: str) -> bool:
-        """Whether `name` is a typedef here; not where a parameter or a variable has the same name."""
+        """Return whether `name` is a typedef here, and no parameter or variable has the same name."""
 
     def type(self, keyword: str, name: str) -> CType | Missing:
-        """The type called `name`: keyword "struct", "union" or "enum", or "" for a typedef and C's own."""
+        """Return the type `name`: keyword "struct", "union" or "enum", or "" for a typedef or a basic type."""
 
     def name(self, name: str) -> Meaning | Missing:
-        """A local, a parameter, an enumerator or a symbol, in this order."""
+        """Return a local, a parameter, an enumerator or a symbol, in this order."""
 
     def dollar(self, name: str) -> Meaning | Missing:
-        """`$name`: a register, one of ours (arg1, retval, pid, …), a convenience variable, in this order."""
+        """Return `$name`: a register, a built-in one (arg1, retval, pid, …), a convenience variable, in this order."""
 
     def per_cpu_base(self) -> Expr | Missing:
-        """What is added to the address of a per-CPU variable to find this CPU's."""
+        """Return the base of this CPU's per-CPU variables."""
 
     def frame(self) -> Frame | Missing:
-        """What the stack is unwound from."""
+        """Return what the stack is unwound from."""
 
     def is_mapped(self, address: int, size: int) -> bool:
-        """Whether these bytes can be read in any context."""
+        """Return whether these bytes can be read in any context."""

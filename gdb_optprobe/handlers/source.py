@@ -1,4 +1,4 @@
-"""What a user typed, with places in it, so that an error can point.
+"""Typed text with positions, so that an error can point at its part.
 
 optprobe: no action named 'conut'
     vfs_read do conut
@@ -15,7 +15,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import one_line
 
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
-# How much of a long line an error shows: on each side of what it points at, and of that and behind it.
+# Characters of a long line that an error shows: on each side of what it points at; of that and after it.
 AROUND, MOST_SHOWN = 200, 400
 _ILLEGIBLE = re.compile(r"[\0\ud800-\udfff]")
 _WORD = re.compile(r"\$?\w+")
@@ -31,6 +31,7 @@ class Fragment:
 
     @classmethod
     def whole(cls, line: str) -> Fragment:
+        """Return all of a line, without spaces at its ends."""
         return cls(line, 0, len(line)).stripped()
 
     @property
@@ -38,17 +39,19 @@ class Fragment:
         return self.line[self.start : self.end]
 
     def stripped(self) -> Fragment:
+        """Return it without spaces at its ends."""
         text = self.text
         start = self.start + len(text) - len(text.lstrip())
         return Fragment(self.line, start, max(start, self.start + len(text.rstrip())))
 
     def first_word(self) -> Fragment:
+        """Return its first word; all of it if it does not begin with one."""
         found = _WORD.match(self.line, self.start, self.end)
         return Fragment(self.line, self.start, found.end()) if found else self
 
 
 def fault(message: str, where: Fragment, hint: str = "") -> OptprobeError:
-    """An error that shows the line and points at `where`."""
+    """Return an error that shows the line and points at `where`."""
     first, last = max(0, where.start - AROUND), min(len(where.line), where.end + AROUND, where.start + MOST_SHOWN)
     before = ("…" if first else "") + _shown(where.line[first : where.start])
     marked = _shown(where.line[where.start : min(where.end, last)])
@@ -59,7 +62,7 @@ def fault(message: str, where: Fragment, hint: str = "") -> OptprobeError:
 
 
 def legible(line: str) -> str:
-    """Return a typed line. Raises OptprobeError, pointing, at what is no character: GDB and files take none of it."""
+    """Return a typed line. Raises OptprobeError, pointing, at what is no character, for GDB and files."""
     found = _ILLEGIBLE.search(line)
     if found is not None:
         raise fault("this is no character", Fragment(line, *found.span()))
@@ -67,7 +70,7 @@ def legible(line: str) -> str:
 
 
 def whole_number(where: Fragment, most: int) -> int:
-    """Return the decimal number that stands at `where`, digits alone. Raises OptprobeError where it is too large."""
+    """Return the decimal number at `where`, digits alone. Raises OptprobeError if it is too large."""
     digits = where.text.lstrip("0") or "0"
     # Python converts no number of more than some thousand digits.
     if len(digits) > len(str(most)) or int(digits) > most:
@@ -80,13 +83,13 @@ def _shown(text: str) -> str:
 
 
 def short(message: str) -> str:
-    """Return a message as one line, without the middle of what is very long."""
+    """Return a message as one line, without its middle if it is very long."""
     message = one_line(message)
     return message if len(message) <= MOST_SHOWN else f"{message[: MOST_SHOWN // 2]}…{message[-MOST_SHOWN // 4 :]}"
 
 
 def outside(line: str, start: int = 0) -> Iterator[int]:
-    """The places of `line`, from `start`, that stand outside quotes and brackets. Raises OptprobeError on an open one.
+    """Yield the places of `line`, from `start`, outside quotes and brackets. Raises OptprobeError on an open one.
 
     An opening quote or bracket itself counts as inside, a closing one too.
     """
@@ -122,7 +125,7 @@ def _end_of_quote(line: str, start: int) -> int:
 
 
 def split(part: Fragment, separator: str = ",") -> tuple[Fragment, ...]:
-    """`part` cut at every separator outside quotes and brackets, each piece stripped."""
+    """Cut `part` at every separator outside quotes and brackets; return the pieces, stripped."""
     text = part.line[: part.end]
     cuts = [at for at in outside(text, part.start) if text[at] == separator]
     starts = [part.start, *(cut + 1 for cut in cuts)]

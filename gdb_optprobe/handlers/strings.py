@@ -1,6 +1,6 @@
-"""Strings in memory: which expressions are one, and their comparison with a literal.
+"""Strings in memory: expressions that are strings, and their comparison with a literal.
 
-Of an array all bytes may be read, so it is compared by words: `$comm == "dd"` is one load, one mask, one comparison.
+All bytes of an array may be read, so it is compared by words: `$comm == "dd"` is one load, one mask, one comparison.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from gdb_optprobe.handlers.source import Fragment, fault
 
 @dataclass(frozen=True, slots=True)
 class StringValue:
-    """A string at `address`. size: of an array that holds it, all its bytes; None where only its 0 byte ends it."""
+    """A string at `address`. size: all bytes of the array that holds it; None if only its 0 byte ends it."""
 
     address: Expr
     size: int | None
     mapped: bool
 
     def operand(self, longest: int) -> StringLoad:
-        """It as a part of a key or a record. longest: bytes taken of one whose size is not known."""
+        """Return it as a part of a key or a record. longest: bytes taken of one without a known size."""
         size = longest if self.size is None else self.size
         return StringLoad(self.address, size, self.mapped, whole=self.size is not None)
 
 
 def characters(meaning: Meaning) -> StringValue | None:
-    """What an array of characters or a pointer to them holds; None for anything else."""
+    """Return the string of an array of characters or of a pointer to them; None for anything else."""
     match meaning:
         case Lvalue(address, Array(element, count), mapped, per_cpu=False) if is_text(element):
             return StringValue(address, count, mapped) if count else StringValue(address, None, False)
@@ -40,7 +40,7 @@ def characters(meaning: Meaning) -> StringValue | None:
 
 
 def equals(text: StringValue, literal: bytes, where: Fragment) -> Expr:
-    """1 where the text is the literal, else 0."""
+    """Return 1 if the text is the literal, else 0."""
     if b"\0" in literal:
         raise fault("the string holds a 0 byte", where, "a 0 byte ends a string")
     if text.size is None:
@@ -65,7 +65,7 @@ def equals(text: StringValue, literal: bytes, where: Fragment) -> Expr:
 
 
 def _next_load(size: int, at: int, wanted: bytes) -> tuple[int, bytes]:
-    """How many bytes to load at `at`, and which of `wanted` they hold: all that is left, if the array allows it."""
+    """Return the bytes to load at `at`, and the part of `wanted` in them: all that is left, if the array allows it."""
     left = len(wanted) - at
     for load in (1, 2, 4, 8):
         if load >= left and at + load <= size:

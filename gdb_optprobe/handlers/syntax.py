@@ -1,6 +1,6 @@
-"""What was typed, as a tree: every node knows where it stands, so that whatever is wrong with it can be pointed at.
+"""The syntax tree of typed text. Every node has its position, so that an error can point at it.
 
-Nothing here knows what a name means: that is typing.py's.
+The meaning of names is in types.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Dollar:
-    """`$name`: a register, one of ours, a convenience variable. name: without the dollar."""
+    """`$name`: a register, a built-in one, a convenience variable. name: without the dollar."""
 
     where: Fragment
     name: str
@@ -77,7 +77,7 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """sign: where the operator itself stands."""
+    """sign: the operator itself."""
 
     where: Fragment
     op: str
@@ -162,8 +162,8 @@ class Action:
     """One action.
 
     where:     all of it.
-    name:      where its name stands; the text of it is the name.
-    arguments: what stands in the parentheses; of print, the format is the first.
+    name:      its name.
+    arguments: those in the parentheses; of print, the format is the first.
     keys:      what follows `by`.
     """
 
@@ -174,7 +174,7 @@ class Action:
 
 
 def inner(node: Expression) -> tuple[Expression, ...]:
-    """The expressions that a node is made of."""
+    """Return the expressions directly below a node."""
     match node:
         case Str(_, value) | PerCpu(_, value) | Unary(_, _, value) | Member(_, value) | Cast(_, _, value):
             return (value,)

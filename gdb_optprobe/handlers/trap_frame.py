@@ -1,6 +1,6 @@
-"""A program that reads registers which a trap has saved: from memory that a register of the kernel's leads to.
+"""Have a program read its registers from where a trap has saved them: a register of the kernel points there.
 
-The saved PC may be that of the byte behind the trap; what the program reads as the PC is that of the trap.
+The saved PC may be behind the trap; the program reads the address of the trap as its PC.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ Node = TypeVar("Node")
 
 @dataclass(frozen=True, slots=True)
 class TrapFrame:
-    """frame: the register that leads there. registers: by name, how far in. pc: its name, and how far behind the trap.
+    """Where a trap has saved registers.
 
-    resident: by name in the program, a register that is read as it is.
+    frame:     the register that points there.
+    registers: by name, the offset of each.
+    pc:        the name of the PC. behind: how far the saved PC is behind the trap.
+    resident:  by name in the program, a register that is read as it is.
     """
 
     frame: str
@@ -29,7 +32,7 @@ class TrapFrame:
     resident: Mapping[str, str] = field(default_factory=dict)
 
     def word(self, name: str) -> Expr:
-        """What the register was."""
+        """Return the saved register."""
         if name in self.resident:
             return Register(self.resident[name])
         place = fold.binary(Op.ADD, Register(self.frame), fold.constant(self.registers[name]), 64, False)
@@ -38,17 +41,17 @@ class TrapFrame:
 
 
 def rename_registers(node: Node, names: Mapping[str, str]) -> Node:
-    """With other names for registers."""
+    """Return a node with other names for registers."""
     return _within(node, lambda name: Register(names.get(name, name)))
 
 
 def read_from_frame(node: Node, saved: TrapFrame, but: Collection[str] = ()) -> Node:
-    """A program, or what is done at a function's entry, with its registers read from there; `but` are no registers."""
+    """Return a program, or that of a function's entry, with its registers read from there; `but` are no registers."""
     return _within(node, lambda name: None if name in but else saved.word(name))
 
 
 def replace_register(node: Node, name: str, place: Expr) -> Node:
-    """`node` with what is called `name` in place of a register."""
+    """Return `node` with `place` instead of the register `name`."""
     return _within(node, lambda found: place if found == name else None)
 
 

@@ -1,6 +1,6 @@
-"""A tree, and what its names mean, to typed nodes of a program. Every refusal points, and says what is missing.
+"""Type a syntax tree: turn it into typed nodes of a program. Every refusal points, and names what is missing.
 
-A node means either a value or an object in memory (`Lvalue`); an object becomes a value where one is needed, by a load.
+A node means either a value or an object in memory (`Lvalue`); an object is loaded where a value is needed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from gdb_optprobe.handlers.syntax import (
 
 _SIZES = (1, 2, 4, 8)
 MOST_SUGGESTED = 1 << 10
-"""Members by whose names the right one is looked for: the largest struct of Debian's kernels has 272."""
+"""Members that are compared with a wrong name: the largest struct of Debian's kernels has 272."""
 
 
 class Typer:
@@ -65,18 +65,19 @@ class Typer:
         self._scope = scope
 
     def value(self, node: Expression) -> Rvalue:
-        """A number or a pointer; of an array, that to its first element."""
+        """Return a number or a pointer; of an array, the pointer to its first element."""
         meaning = self.meaning(node)
         return meaning if isinstance(meaning, Rvalue) else self._load(meaning, node.where)
 
     def text(self, node: Expression) -> StringValue | None:
-        """A string in memory: `str(p)`, an array of characters. None for anything else, a pointer among it."""
+        """Return a string in memory: `str(p)`, an array of characters. None for anything else, pointers too."""
         if isinstance(node, Str):
             return self._pointed(node)
         meaning = self.meaning(node) if not isinstance(node, String) else None
         return characters(meaning) if isinstance(meaning, Lvalue) else None
 
     def meaning(self, node: Expression) -> Meaning:
+        """Return the value or the object of a node."""
         match node:
             case Number(_, value, suffix, decimal):
                 return Rvalue(fold.constant(value), number_type(value, suffix, decimal))
@@ -128,7 +129,7 @@ class Typer:
         return found
 
     def _load(self, place: Lvalue, where: Fragment) -> Rvalue:
-        """What an object holds, as a value."""
+        """Load an object."""
         if place.type is None:
             raise fault(f"the type of '{where.text}' is not known", where, f"cast it: (unsigned long){where.text}")
         if place.per_cpu:
@@ -205,7 +206,7 @@ class Typer:
         return _member_of(place, place.type, member, node.name)
 
     def _struct_behind(self, meaning: Meaning, node: Member) -> Lvalue:
-        """What `p` of `p->m` points to."""
+        """Return the target of `p` in `p->m`."""
         where = node.thing.where
         pointer = meaning if isinstance(meaning, Rvalue) else self._load(meaning, where)
         if not isinstance(pointer.type, Pointer) or isinstance(pointer.type.target, Void):
@@ -228,7 +229,7 @@ class Typer:
         target = self._type(node.type)
         meaning = self.meaning(node.value)
         if isinstance(meaning, Lvalue) and meaning.type is None:
-            # As in GDB: a symbol without a type is an object of that to which it is cast.
+            # As in GDB: a symbol without a type is an object of the type that it is cast to.
             return self._load(Lvalue(meaning.address, target, meaning.mapped, meaning.per_cpu), node.value.where)
         if isinstance(target, Void | Struct | Array | Function | Incomplete):
             raise fault(f"nothing can be cast to '{describe(target)}'", node.type.where, "cast to a pointer to it")
@@ -254,7 +255,7 @@ class Typer:
         return size
 
     def _compared(self, node: Binary) -> Rvalue:
-        """A string in memory with a literal."""
+        """Compare a string in memory with a literal."""
         literal, other = (node.right, node.left) if isinstance(node.right, String) else (node.left, node.right)
         if not isinstance(literal, String):
             raise fault("str(p) can be compared with a literal only", node.sign, 'str(p) == "x"')
@@ -267,7 +268,7 @@ class Typer:
         return Rvalue(fold.negation(found) if node.op == "!=" else found, INT)
 
     def _pointed(self, node: Str) -> StringValue:
-        """`str(p)`: of an array, the array; of any pointer and any number of 64 bits, what it leads to."""
+        """Return the string of `str(p)`: an array itself, or the target of a pointer or a number of 64 bits."""
         meaning = self.meaning(node.pointer)
         found = characters(meaning)
         if found is not None:
@@ -280,7 +281,7 @@ class Typer:
 
 
 def _first(place: Lvalue, array: Array) -> Rvalue:
-    """A pointer to the first element."""
+    """Return a pointer to the first element."""
     return Rvalue(place.address, Pointer(array.element), place.mapped and array.count > 0)
 
 
@@ -291,7 +292,7 @@ def _found(meaning: Meaning | Missing, where: Fragment) -> Meaning:
 
 
 def _scalar(type_: CType, where: Fragment) -> Scalar:
-    """The type of what an expression can compute with."""
+    """Return a type that expressions can compute with. Raises OptprobeError for any other."""
     match type_:
         case Integer() | Enum() | Pointer():
             return type_
@@ -326,13 +327,13 @@ def _no_member(struct: Struct, name: Fragment) -> OptprobeError:
 
 
 def _names_within(struct: Struct, name: str) -> Sequence[str]:
-    """Members of a member: kernel code calls many by macros, `sk->sk_num` for `sk->__sk_common.skc_num`."""
+    """Return the members of a member: kernel code has macros for many, `sk->sk_num` for `sk->__sk_common.skc_num`."""
     member = struct.lookup(name)
     return member.type.names() if member is not None and isinstance(member.type, Struct) else ()
 
 
 def _member_of(place: Lvalue, struct: Struct, member: StructMember, where: Fragment) -> Lvalue:
-    """A member of the struct that is at `place`; of a bit field, the unit that holds it."""
+    """Return a member of the struct at `place`; of a bit field, the unit that holds it."""
     offset, type_ = member.offset, member.type
     unit: tuple[int, int] | None = None
     if member.bit_size:
@@ -348,7 +349,7 @@ def _member_of(place: Lvalue, struct: Struct, member: StructMember, where: Fragm
 
 
 def _unit(member: StructMember, struct_size: int) -> tuple[int, int] | None:
-    """Where in its struct the bytes begin that hold a bit field, and how many they are; None where 8 are not enough."""
+    """Return the offset and size of the bytes of a struct that hold a bit field; None if 8 are not enough."""
     first, end = member.offset, member.offset + -(-(member.bit_offset + member.bit_size) // 8)
     aligned = ((first // size * size, size) for size in _SIZES)
     anywhere = ((max(min(first, struct_size - size), 0), size) for size in _SIZES)

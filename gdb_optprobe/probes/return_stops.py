@@ -16,12 +16,12 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers import interpreter
-from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
 from gdb_optprobe.handlers.lower_kernel_returns import PadExit
 from gdb_optprobe.handlers.lower_program import RING_COUNT
 from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.scope import Rvalue
+from gdb_optprobe.maps.aggregate import number
 from gdb_optprobe.maps.call_table import WORD, CallTable, CallTableLayout
 from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.probe import Probe

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdb_optprobe.handlers import arithmetic
-from gdb_optprobe.handlers.arithmetic import Fault, extend, number
+from gdb_optprobe.handlers.arithmetic import Fault, extend
 from gdb_optprobe.handlers.ir import MASK, Op, UnaryOp
+from gdb_optprobe.maps.aggregate import number
 
 KINDS = {
     (32, True): ctypes.c_int32,

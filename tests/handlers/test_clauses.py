@@ -54,7 +54,7 @@ def test_actions(text: str, expected: tuple[str, list[str], list[str]]) -> None:
         ("count by ()", "an expression is missing before ')'", ")", ""),
         ("count by (a, b) c", "'c' is not expected here", "c", "count by KEY"),
         ("count by (a, b", "'(' is never closed", "(", ""),
-        ("hist", "hist needs what stands in parentheses", "hist", "hist(e)"),
+        ("hist", "hist needs an argument in parentheses", "hist", "hist(e)"),
         ("hist()", "hist needs more than that", "()", "hist(e)"),
         ("hist(a, b)", "hist takes 1 only", "b", "hist(e)"),
         ("hist(a", "'(' is never closed", "(", ""),

@@ -25,7 +25,7 @@ WRONG = {
         ("if 1.5 > count", "floating point is not supported", "1.5"),
         ("if count # 3", "'#' is not expected here", "#"),
         ('if $comm == "dd', '" is never closed', '"'),
-        ("do sum", "sum needs what stands in parentheses", "sum"),
+        ("do sum", "sum needs an argument in parentheses", "sum"),
         ("do sum()", "sum needs more than that", "()"),
         ("do sum(count, fd)", "sum takes 1 only", "fd"),
         ("do count by", "an expression is missing before the end", ""),

@@ -23,7 +23,6 @@ from gdb_optprobe.guest.linux.user import mm
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.trap_frames import Gate, SavedRegisters
 from gdb_optprobe.handlers import interpreter
-from gdb_optprobe.handlers.arithmetic import number
 from gdb_optprobe.handlers.ctype import Pointer
 from gdb_optprobe.handlers.lower_program import RING_COUNT
 from gdb_optprobe.handlers.scope import Rvalue
@@ -31,6 +30,7 @@ from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import Address, EntryState, RegisterPool
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.maps.aggregate import number
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.probe import Probe
