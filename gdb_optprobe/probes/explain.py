@@ -26,7 +26,7 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.spec_addresses import resolve_specs
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user import uprobe_views as user_present
+from gdb_optprobe.probes.user import uprobe_views
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import ExplainView
 
@@ -51,7 +51,7 @@ class Explainer:
                 check_action(action)
         for spec, addresses in resolve_specs(specs, self.target, len(self.registry), self.settings().max_probes):
             if spec.in_program:
-                yield user_present.explain_view(spec, self.users, self.target.guest)
+                yield uprobe_views.explain_view(spec, self.users, self.target.guest)
             elif not addresses:
                 why = Refusal.PENDING.because(location=spec.location, why="")
                 yield probe_views.unprobeable_view(0, why, self.target.guest)

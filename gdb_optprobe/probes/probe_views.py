@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from gdb_optprobe.detours.detour import Detour, build_count
 from gdb_optprobe.detours.obstacles import somewhere
@@ -17,15 +19,18 @@ from gdb_optprobe.handlers.ir import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.call_table import CallTable
-from gdb_optprobe.probes import call_views, save
+from gdb_optprobe.probes import save
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.results import Results, Row
 from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import (
+    ActiveCallView,
     Address,
+    CallsView,
     CodeLine,
     DetourView,
     ExplainView,
@@ -43,7 +48,7 @@ from gdb_optprobe.probes.views import (
 GAP = 256
 # Where a counter may be, to tell what a count would cost: anywhere near.
 COUNTER_DISTANCE = 0x10000
-Unwound = Callable[[Mapping[str, int], bytes], Iterable[FrameView]]
+Frames = Callable[[Mapping[str, int], bytes], Iterable[FrameView]]
 """Registers and words of a stack to its frames."""
 READ = 50
 """Instructions of what a program calls to read memory that may not be there, most often."""
@@ -75,8 +80,23 @@ def read_calls(site: Site, probe: Probe, guest: Guest) -> CallTable | None:
     return site.rethook.all_calls(guest) if site.rethook is not None and probe.is_return else None
 
 
+def calls_view(returns: int, active: int, missed: int, dropped: int, callers: Iterable[ActiveCallView]) -> CallsView:
+    """Return the account of a function's calls. callers: of the active ones, as far as they are known."""
+    ordered = tuple(sorted(callers, key=lambda one: (one.pid is None, one.pid, one.who)))
+    return CallsView(returns + active + missed + dropped, returns, active, missed, dropped, ordered)
+
+
+def kretprobe_calls(found: CallTable, out: Iterable[ActiveCall]) -> CallsView:
+    """Return the account of a table of calls. out: the active ones, with their callers."""
+    callers = (ActiveCallView(one.caller.who, one.caller.pid, one.caller.name) for one in out)
+    return calls_view(found.returns, len(found.active), found.missed, found.dropped, callers)
+
+
 def clear_results(probes: Iterable[Probe], guest: Guest, is_inside: Callable[[Probe], bool]) -> None:
-    """As if there had been no hit. is_inside: whether somebody may be in the probe's program; tables keep keys then."""
+    """Set everything that hits left to what it was before the first.
+
+    is_inside: whether a thread may be in a probe's program; tables keep their keys then.
+    """
     for probe in probes:
         probe.clear()
         if probe.counter is None:
@@ -108,82 +128,107 @@ def _adjacent(slots: Sequence[Slot]) -> list[list[Slot]]:
     return runs
 
 
-def probe_view(
-    probe: Probe, site: Site, found: Results, target: Target, out: Callable[[Site], Sequence[ActiveCall]]
-) -> ProbeView:
-    """One row of the listing, or of the report where tables were read too. out: calls of a site that are under way."""
-    tier = site.tier if probe.enabled and site.tier is not None else site.plan.tier
-    state = _state(probe, site)
-    change = site.patch
-    callers = out(site) if probe.is_return else ()  # what never returns is dropped now
-    under_way = read_calls(site, probe, target.guest)
+@dataclass(frozen=True, slots=True)
+class SiteView:
+    """What a row shows of the place that a probe is on, as each kind of place gives it; see ProbeView.
+
+    tags: besides the state. calls: of a return probe. frames: of the stacks that hits there kept.
+    """
+
+    address: int
+    symbol: str
+    state: str
+    tier: str = ""
+    tags: tuple[str, ...] = ()
+    reason: ReasonView | None = None
+    original_bytes: bytes = b""
+    patched_bytes: bytes = b""
+    detour: DetourView | None = None
+    stops: int = 0
+    calls: CallsView | None = None
+    frames: Frames = lambda registers, stack: ()
+
+
+def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> ProbeView:
+    """Return one row of the listing, or of the report where tables were read too; of a probe of any kind."""
+    is_live = site.state in ("armed", "optimizing")
     return ProbeView(
         number=probe.number,
         name=probe.spec.name,
         kind=probe.spec.kind.value,
         location=probe.spec.location,
+        address=site.address,
+        symbol=site.symbol,
+        tier=site.tier,
+        state=site.state,
+        tags=(*(() if site.state == "armed" else (site.state.upper(),)), *site.tags),
+        enabled=probe.enabled,
+        needs_gdb=is_live and (probe.may_stop or Tier(site.tier).stops > 0),
+        reason=site.reason,
+        patch_size=len(site.patched_bytes),
+        original_bytes=site.original_bytes,
+        patched_bytes=site.patched_bytes,
+        detour=site.detour,
+        condition=probe.spec.condition,
+        actions=probe.spec.actions,
+        entry=save.entry_clause(probe.spec),
+        hits=found.hits,
+        missed=site.calls.missed if site.calls is not None else 0,
+        active=site.calls.active if site.calls is not None else 0,
+        dropped=found.dropped,
+        faults=found.faults,
+        stops=site.stops,
+        calls=site.calls,
+        objects=tuple(_object_views(probe.handler, found, guest)),
+        records=tuple(_record_view(probe.handler, row, guest, site.frames) for row in found.records),
+    )
+
+
+def site_view(probe: Probe, site: Site, target: Target, out: Callable[[Site], Sequence[ActiveCall]]) -> SiteView:
+    """Return what a row shows of a site in the kernel. out: calls of a site that are active."""
+    tier = site.tier if probe.enabled and site.tier is not None else site.plan.tier
+    state = _state(probe, site)
+    is_optimized = state == "armed" and tier is Tier.OPTIMIZED
+    change = site.patch
+    callers = out(site) if probe.is_return else ()  # what never returns is dropped now
+    calls = read_calls(site, probe, target.guest)
+    return SiteView(
         address=probe.address,
         symbol=target.guest.symbol(probe.address),
-        tier=tier.value,
         state=state,
-        tags=_tags(site, tier, state),
-        enabled=probe.enabled,
-        needs_gdb=state != "disabled" and (tier.stops > 0 or probe.may_stop) and not site.is_lost,
+        tier=tier.value,
+        # As the kernel has them, in debugfs kprobes/list.
+        tags=(*(("OPTIMIZED",) if is_optimized else ()), *(("FTRACE",) if site.plan.ftrace is not None else ())),
         reason=_reason_view(site, state),
-        patch_size=len(change.new) if change is not None else 0,
         original_bytes=change.old if change is not None else site.plan.insn.data,
         patched_bytes=change.new if change is not None else b"",
         detour=_detour_view(site, target.guest),
-        condition=probe.spec.condition,
-        actions=probe.spec.actions,
-        entry=save.entry_clause(probe.spec),
-        hits=found.head[0],
-        missed=under_way.missed if under_way else 0,
-        active=len(under_way.active) if under_way else 0,
-        dropped=found.dropped,
-        faults=found.head[1] if len(found.head) > 1 else 0,
         stops=site.stops,
-        calls=call_views.calls_view(under_way, callers) if under_way is not None else None,
-        objects=tuple(object_views(probe.handler, found, target.guest)),
-        records=tuple(record_view(probe, row, target) for row in found.records),
+        calls=kretprobe_calls(calls, callers) if calls is not None else None,
+        frames=partial(_frames, probe.address, target),
     )
 
 
-def absent_view(probe: Probe, found: Results, target: Target) -> ProbeView:
-    """The same of a probe that is nowhere in the guest."""
-    state = probe.presence.value
-    return ProbeView(
-        number=probe.number,
-        name=probe.spec.name,
-        kind=probe.spec.kind.value,
-        location=probe.spec.location,
+def absent_site_view(probe: Probe, target: Target) -> SiteView:
+    """Return the same for a probe that is pending or gone."""
+    return SiteView(
         address=probe.address if probe.presence is Presence.GONE else 0,
         symbol=probe.home,
-        tier="",
-        state=state,
-        tags=(state.upper(), *(() if probe.enabled else ("DISABLED",))),
-        enabled=probe.enabled,
-        needs_gdb=False,
+        state=probe.presence.value,
+        tags=() if probe.enabled else ("DISABLED",),
         reason=reason_view(probe.absence),
-        patch_size=0,
-        original_bytes=b"",
-        patched_bytes=b"",
-        detour=None,
-        condition=probe.spec.condition,
-        actions=probe.spec.actions,
-        entry=save.entry_clause(probe.spec),
-        hits=found.head[0],
-        missed=0,
-        active=0,
-        dropped=found.dropped,
-        faults=found.head[1] if len(found.head) > 1 else 0,
-        stops=0,
-        objects=tuple(object_views(probe.handler, found, target.guest)),
-        records=tuple(record_view(probe, row, target) for row in found.records),
+        frames=partial(_frames, probe.address, target),
     )
 
 
-def object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[ObjectView]:
+def deleted_view(kind: Kind, address: int, location: str, symbol: str, calls: CallsView, guest: Guest) -> ProbeView:
+    """Return a row for a function with active calls that only deleted return probes saw entered."""
+    probe = Probe(0, Spec(location, kind, actions=()), address, enabled=False)
+    site = SiteView(address, symbol, "deleted", calls=calls)
+    return probe_view(probe, site, Results((calls.returns,)), guest)
+
+
+def _object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[ObjectView]:
     """What each action gathered."""
     for cell, place in handler.cell_words():
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
@@ -197,18 +242,18 @@ def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], guest: 
     return RowView(key, words, f"[{', '.join(_spell(value, guest) for value in key)}]")
 
 
-def record_view(probe: Probe, row: Row, target: Target, unwound: Unwound | None = None) -> RecordView:
-    """What an action kept of one hit. unwound: a stack that is not the kernel's."""
-    kind = probe.handler.objects[row.kind]
+def _record_view(handler: Handler, row: Row, guest: Guest, frames: Frames) -> RecordView:
+    """What an action kept of one hit."""
+    kind = handler.objects[row.kind]
     assert isinstance(kind, Records)
     values = _key(kind.columns, row.fields)
     if kind.stack:
         registers, words = _stack_record(kind, row.fields)
-        stack = tuple(unwound(registers, words) if unwound else _frames(probe, registers, words, target))
+        stack = tuple(frames(registers, words))
         return RecordView(row.cpu, row.time, (), " / ".join(one.text for one in stack), stack)
     if not kind.format:
         parts = zip(kind.columns, values, strict=True)
-        text = ", ".join(f"{one.label}={_spell(value, target.guest)}" for one, value in parts)
+        text = ", ".join(f"{one.label}={_spell(value, guest)}" for one, value in parts)
         return RecordView(row.cpu, row.time, values, text)
     return RecordView(row.cpu, row.time, values, render(kind.format, _parts(kind.columns, row.fields)))
 
@@ -220,9 +265,9 @@ def _stack_record(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]
     return dict(zip(names, values, strict=False)), data[kind.fields :][: min(room & -WORD, WORD * kind.stack)]
 
 
-def _frames(probe: Probe, registers: Mapping[str, int], stack: bytes, target: Target) -> Iterator[FrameView]:
+def _frames(probed: int, target: Target, registers: Mapping[str, int], stack: bytes) -> Iterator[FrameView]:
     """Return the frames of a record's stack, up to one that returns to a detour: its caller is not on the stack."""
-    for address, exact in target.guest.backtrace({**registers, target.guest.isa.pc: probe.address}, stack):
+    for address, exact in target.guest.backtrace({**registers, target.guest.isa.pc: probed}, stack):
         if not address or any(start <= address < end for start, end in target.arena_source.code):
             yield FrameView(0, "…")
             return
@@ -265,14 +310,6 @@ def _state(probe: Probe, site: Site) -> str:
     return "optimizing" if site.blocked_by else "armed"
 
 
-def _tags(site: Site, tier: Tier, state: str) -> tuple[str, ...]:
-    """The kernel's own, as in debugfs kprobes/list."""
-    tags = {"gone": ("GONE",), "disabled": ("DISABLED",), "optimizing": ("OPTIMIZING",)}.get(state, ())
-    if state == "armed" and tier is Tier.OPTIMIZED:
-        tags = ("OPTIMIZED",)
-    return (*tags, "FTRACE") if site.plan.ftrace is not None else tags
-
-
 def _reason_view(site: Site, state: str) -> ReasonView | None:
     if state == "optimizing":
         return ReasonView("NOT_QUIESCENT", site.blocked_by, Refusal.NOT_QUIESCENT.value[1])
@@ -290,7 +327,7 @@ def _detour_view(site: Site, guest: Guest) -> DetourView | None:
     count = len(guest.isa.decode(detour.data, detour.address))
     plan = site.installed_plan or site.plan
     most = added_instructions(plan, detour, guest)
-    least = most - _skippable(plan, detour, guest)
+    least = most - skippable(program for original, program in _programs(detour, guest) if original == plan.address)
     if site.rethook is not None and site.return_probes:
         costs = site.rethook.costs
         most, least = most - costs.rare + costs.trampoline, least + costs.least
@@ -306,10 +343,9 @@ def added_instructions(plan: Plan, detour: Detour, guest: Guest) -> int:
     return 1 + code - len(plan.displaced)
 
 
-def _skippable(plan: Plan, detour: Detour, guest: Guest) -> int:
-    """How many instructions the shortest way through the probed instruction's program leaves out."""
-    here = (program for original, program in _programs(detour, guest) if original == plan.address)
-    return sum(sum(map(cost_of, program)) - shortest(program, cost_of) for program in here)
+def skippable(programs: Iterable[Sequence[Insn]]) -> int:
+    """Return how many instructions the shortest ways through these programs leave out."""
+    return sum(sum(map(cost_of, program)) - shortest(program, cost_of) for program in programs)
 
 
 def _programs(detour: Detour, guest: Guest) -> Iterator[tuple[int, Sequence[Insn]]]:
@@ -319,7 +355,7 @@ def _programs(detour: Detour, guest: Guest) -> Iterator[tuple[int, Sequence[Insn
 
 
 def cost_of(insn: Insn) -> int:
-    """Instructions that one of a program stands for: a call is that of a read."""
+    """Return how many instructions a hit runs for one of a program: a call is that of a read."""
     return 1 + READ * (insn.flow is Flow.CALL)
 
 
@@ -373,7 +409,7 @@ def code_lines(insns: Iterable[Insn], notes: Mapping[int, str]) -> tuple[CodeLin
 
 
 def explain_view(plan: Plan, guest: Guest, counts: bool = True) -> ExplainView:
-    """What a plan would do, in words and numbers. counts: a count, whose cost is known beforehand."""
+    """Return what a plan would do, in words and numbers. counts: of a count the cost is known beforehand."""
     return ExplainView(
         address=plan.address,
         symbol=guest.symbol(plan.address),
@@ -391,7 +427,7 @@ def explain_view(plan: Plan, guest: Guest, counts: bool = True) -> ExplainView:
 
 
 def _note(plan: Plan, guest: Guest) -> str:
-    """Why the probe stands behind the address that was asked for, and why calls may not come by there."""
+    """Return why the probe is behind the address that was asked for, and why calls may not come by there."""
     moved = f"the probe stands behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
     return "; ".join(filter(None, (moved, guest.bypassed(plan.address))))
 

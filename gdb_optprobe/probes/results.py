@@ -42,6 +42,15 @@ class Results:
     records: tuple[Row, ...] = ()
     dropped: int = 0
 
+    @property
+    def hits(self) -> int:
+        return self.head[0]
+
+    @property
+    def faults(self) -> int:
+        """Return how many hits could not read what they needed; a plain count has none."""
+        return self.head[1] if len(self.head) > 1 else 0
+
     @classmethod
     def empty(cls, handler: Handler) -> Results:
         """Before the first hit."""

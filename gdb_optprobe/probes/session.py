@@ -33,7 +33,8 @@ from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.module_tracker import ModuleTracker
 from gdb_optprobe.probes.optimizer import Optimizer
-from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.probe import Presence, Probe
+from gdb_optprobe.probes.probe_views import SiteView
 from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_waits
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.room import reserve
@@ -42,7 +43,7 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.spec_addresses import resolve_specs
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user import uprobe_views as user_present
+from gdb_optprobe.probes.user import uprobe_views
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, ShowView
 
@@ -305,7 +306,7 @@ class Session:
         """
         self.check_alive()
         views = self._views(self.registry.probes(numbers))
-        return (*views, *user_present.deleted_views(self.optimizer, self.uprobes)) if numbers is None else views
+        return (*views, *call_views.deleted_views(self.optimizer, self.uprobes)) if numbers is None else views
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         """As `views`, with all that was gathered by key."""
@@ -313,23 +314,25 @@ class Session:
         return self._views(self.registry.probes(numbers), whole=True)
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
-        found, under_way = probe_views.read_results(probes, self.target.guest, whole), self.optimizer.active_calls
+        found = probe_views.read_results(probes, self.target.guest, whole)
+        guest = self.target.guest
         return tuple(
-            user_present.uprobe_view(probe, self.uprobes, found[probe.number], self.target)
-            if probe.spec.in_program
-            else probe_views.absent_view(probe, found[probe.number], self.target)
-            if not probe.is_in_kernel
-            else probe_views.probe_view(
-                probe, self.registry.site_of(probe), found[probe.number], self.target, under_way
-            )
-            for probe in probes
+            probe_views.probe_view(probe, self._site_view(probe), found[probe.number], guest) for probe in probes
         )
+
+    def _site_view(self, probe: Probe) -> SiteView:
+        if probe.presence is not Presence.HERE:
+            return probe_views.absent_site_view(probe, self.target)
+        if probe.spec.in_program:
+            return uprobe_views.site_view(probe, self.uprobes, self.target)
+        site = self.registry.site_of(probe)
+        return probe_views.site_view(probe, site, self.target, self.optimizer.active_calls)
 
     def show(self, number: int) -> ShowView:
         (probe,) = self.registry.probes([number])
         (view,) = self._views([probe])
         if probe.spec.in_program:
-            return user_present.show_view(
+            return uprobe_views.show_view(
                 view, self.registry.uprobe_site_of(probe), self.target.guest, self.target.user().kernel.isa
             )
         if probe.absence is not None:
@@ -344,7 +347,7 @@ class Session:
     def hits(self, number: int) -> int:
         self.check_alive()
         (probe,) = self.registry.probes([number])
-        return probe_views.read_results([probe], self.target.guest)[number].head[0]
+        return probe_views.read_results([probe], self.target.guest)[number].hits
 
     def missed(self, number: int) -> int:
         (probe,) = self.registry.probes([number])
@@ -497,7 +500,7 @@ class Session:
             if not waiting and not dirty:
                 return (
                     "everything is settled", *call_views.describe(
-                        user_present.deleted_views(self.optimizer, self.uprobes)
+                        call_views.deleted_views(self.optimizer, self.uprobes)
                     )
                 )
             why = "; ".join(describe_waits(waiting, self.target.guest))

@@ -1,8 +1,8 @@
-"""A probe on a program as one row of the listing."""
+"""What the commands print of probes on programs, where it differs from that of probes on the kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 
 from gdb_optprobe.detours.tier import Tier
@@ -12,14 +12,12 @@ from gdb_optprobe.guest.linux.user import executable
 from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source
 from gdb_optprobe.handlers.ir import Records
 from gdb_optprobe.handlers.return_scope import PROBED
-from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.user import UserTrapping
-from gdb_optprobe.probes import call_views, probe_views, save
-from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes import probe_views
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.results import Results
-from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.probe_views import SiteView
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 from gdb_optprobe.probes.user.uprobes import Uprobes
@@ -36,60 +34,39 @@ from gdb_optprobe.probes.views import (
 )
 
 
-def uprobe_view(probe: Probe, users: Uprobes, found: Results, target: Target) -> ProbeView:
-    """address: the one that the program was linked for."""
+def site_view(probe: Probe, users: Uprobes, target: Target) -> SiteView:
+    """Return what a row shows of an instruction of a program. Its address is the one the program was linked for."""
     point = users.registry.uprobe_site_of(probe)
-    function = users.rethooks.functions.get((point.program.inode, probe.address)) if probe.spec.is_return else None
-    calls = _calls_view(function, users) if function is not None else None
-    stands = point.installed is not None
-    detour = point.installed.detour if point.installed is not None else None
-    code = target.guest.isa.decode(detour.data, detour.address) if detour is not None else ()
-    count, most = len(code), sum(map(probe_views.cost_of, code))
-    least, most = most - _skippable(point, code), most + _stack_cost(point, target)
+    function = users.rethooks.functions.get((point.program.inode, probe.address)) if probe.is_return else None
+    return SiteView(
+        address=probe.address,
+        symbol=point.program.spell(probe.address),
+        state="armed" if probe.enabled else "disabled",
+        tier=Tier.TRAPPED.value,
+        original_bytes=point.insn.data,
+        patched_bytes=point.trap if point.installed is not None else b"",
+        detour=_detour_view(point, function, target),
+        stops=users.stops.counts[probe.number],
+        calls=uretprobe_calls(function, users) if function is not None else None,
+        frames=_frames(point, target),
+    )
+
+
+def _detour_view(point: UprobeSite, function: UserRethook | None, target: Target) -> DetourView | None:
+    if point.installed is None:
+        return None
+    detour = point.installed.detour
+    code = target.guest.isa.decode(detour.data, detour.address)
+    own = [each for each in point.parts if each.part.program]
+    programs = ([insn for insn in code if each.start <= insn.address < each.end] for each in own)
+    most = sum(map(probe_views.cost_of, code))
+    least, most = most - probe_views.skippable(programs), most + _stack_cost(point, target)
     if function is not None and function.installed is not None:
         back = function.installed.detour
         *returns, last = target.guest.isa.decode(back.data, back.address)
         least += shortest(returns, probe_views.cost_of) + probe_views.cost_of(last)
         most += sum(map(probe_views.cost_of, (*returns, last)))
-    unwound = _frames(point, target)
-    return ProbeView(
-        number=probe.number,
-        name=probe.spec.name,
-        kind=probe.spec.kind.value,
-        location=probe.spec.location,
-        address=probe.address,
-        symbol=point.program.spell(probe.address),
-        tier=Tier.TRAPPED.value,
-        state="armed" if probe.enabled else "disabled",
-        tags=() if probe.enabled else ("DISABLED",),
-        enabled=probe.enabled,
-        needs_gdb=probe.enabled and probe.handler.stops,
-        reason=None,
-        patch_size=len(point.trap) if stands else 0,
-        original_bytes=point.insn.data,
-        patched_bytes=point.trap if stands else b"",
-        detour=DetourView(detour.address, detour.size, count, most, least, detour.head) if detour else None,
-        condition=probe.spec.condition,
-        actions=probe.spec.actions,
-        entry=save.entry_clause(probe.spec),
-        hits=found.head[0],
-        missed=calls.missed if calls is not None else 0,
-        active=calls.active if calls is not None else 0,
-        dropped=found.dropped,
-        faults=found.head[1] if len(found.head) > 1 else 0,
-        stops=users.stops.counts[probe.number],
-        calls=calls,
-        objects=tuple(probe_views.object_views(probe.handler, found, target.guest)),
-        records=tuple(probe_views.record_view(probe, row, target, unwound) for row in found.records),
-    )
-
-
-def _skippable(point: UprobeSite, code: Sequence[Insn]) -> int:
-    """How many instructions of `code` the shortest ways through the probes' programs leave out."""
-    programs = [
-        [insn for insn in code if each.start <= insn.address < each.end] for each in point.parts if each.part.program
-    ]
-    return sum(sum(map(probe_views.cost_of, program)) - shortest(program, probe_views.cost_of) for program in programs)
+    return DetourView(detour.address, detour.size, len(code), most, least, detour.head)
 
 
 def _stack_cost(point: UprobeSite, target: Target) -> int:
@@ -129,7 +106,7 @@ def _frames(point: UprobeSite, target: Target) -> Callable[[Mapping[str, int], b
 
 
 def show_view(view: ProbeView, point: UprobeSite, guest: Guest, isa: UserTrapping) -> ShowView:
-    """The instruction in the program's file, what stands there in processes, and the code that traps come to."""
+    """Return the instruction in the program's file, what processes have there, and the code that traps come to."""
     insn = point.insn
     code: tuple[CodeLine, ...] = ()
     if point.installed is not None:
@@ -160,27 +137,12 @@ def explain_view(spec: Spec, users: Uprobes, guest: Guest) -> ExplainView:
     )
 
 
-def deleted_views(optimizer: Optimizer, users: Uprobes) -> Iterator[ProbeView]:
-    """A row for each function with calls under way that only return probes saw entered which are no more.
-
-    The kernel's come first.
-    """
-    yield from call_views.deleted_kretprobes(optimizer)
-    if not users.rethooks.has_retired:
-        return
-    users.tidy()
-    for function in users.rethooks.retired:
-        if (calls := _calls_view(function, users)).active:
-            place = function.program.spell(function.address)
-            yield call_views.deleted_view(Kind.URETPROBE, function.address, place, place, calls)
-
-
-def _calls_view(function: UserRethook, users: Uprobes) -> CallsView:
+def uretprobe_calls(function: UserRethook, users: Uprobes) -> CallsView:
+    """Return the calls of a function, and the processes that are in them."""
     counts = users.rethooks.read_counts(function)
     out = users.rethooks.active_calls() if counts.active else ()  # a large table, of all functions
     own = [call for call in out if call.point == function.counts.address]
     spaces = {space.mm: space.processes for space in users.spaces(function.program)} if own else {}
     who = [process for call in own for process in spaces.get(call.mm, ())[:1]]
-    shown = sorted((ActiveCallView(str(each), each.pid, each.name) for each in who), key=lambda one: one.pid or 0)
-    entries = counts.returns + counts.active + counts.missed + counts.dropped
-    return CallsView(entries, counts.returns, counts.active, counts.missed, counts.dropped, tuple(shown))
+    callers = (ActiveCallView(str(each), each.pid, each.name) for each in who)
+    return probe_views.calls_view(counts.returns, counts.active, counts.missed, counts.dropped, callers)
