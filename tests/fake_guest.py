@@ -325,10 +325,6 @@ class Registers:
         return False
 
 
-def _run_nothing(seconds: float | None) -> None:
-    """The time is up at once."""
-
-
 def _probe_no_programs(*_: object) -> None:
     raise OptprobeError("no programs run here")
 
@@ -496,36 +492,16 @@ class FakeGuest(Guest):
     def target(self) -> Target:
         return Target(
             guest=self,
+            debugger=FakeDebugger(self),
             stops=cast(Any, self.stops),
             tracer=self.tracer,
             arena_source=self.arena_source,
-            resolve=self._resolve,
-            breakpoints=lambda: self.breakpoints,
             modules=self.module or NoModules(),
-            still_there=lambda: not self.forgotten,
-            forget=self._forget,
         )
-
-    def _resolve(self, location: str, glob: bool) -> tuple[int, ...]:
-        if location.startswith("*"):
-            return (int(location[1:], 0),)
-        if self.module is not None and (found := self.module.find(location)):
-            return tuple(found)
-        found = [body.address for body in self.bodies if body.name == location and body is not self._loaded_body]
-        if not found:
-            raise OptprobeError(f"no function named {location}")
-        return tuple(found)
-
-    @property
-    def _loaded_body(self) -> Body | None:
-        return self.module.body if self.module is not None else None
-
-    def _forget(self) -> None:
-        self.forgotten = True
 
     def session(self) -> Session:
         """Return a session of a GDB that has just connected."""
-        return Session(self.target, lambda: self.settings, _run_nothing)
+        return Session(self.target, lambda: self.settings)
 
     def copy(self) -> FakeGuest:
         """Return a guest in the same state, without the debugger's breakpoints."""
@@ -600,6 +576,40 @@ class FakeGuest(Guest):
         after = values | dict(zip(FRAME, found, strict=False))
         after |= {"rip": found[16], "eflags": found[18], "rsp": found[19]}
         return tuple(after.values())
+
+
+@dataclass(frozen=True)
+class FakeDebugger:
+    """See probes.target.Debugger."""
+
+    guest: FakeGuest
+
+    def resolve(self, location: str, glob: bool) -> tuple[int, ...]:
+        if location.startswith("*"):
+            return (int(location[1:], 0),)
+        module = self.guest.module
+        if module is not None and (found := module.find(location)):
+            return tuple(found)
+        bodies = [body for body in self.guest.bodies if module is None or body is not module.body]
+        found = [body.address for body in bodies if body.name == location]
+        if not found:
+            raise OptprobeError(f"no function named {location}")
+        return tuple(found)
+
+    def breakpoints(self) -> frozenset[int]:
+        return self.guest.breakpoints
+
+    def run(self, seconds: float | None) -> None:
+        """The time is up at once."""
+
+    def guard(self) -> None:
+        """Nothing dies here but by `FakeGuest.after`."""
+
+    def is_same_guest(self) -> bool:
+        return not self.guest.forgotten
+
+    def forget(self) -> None:
+        self.guest.forgotten = True
 
 
 def trap_calls(call: Body, handler: Body) -> TrapCalls:

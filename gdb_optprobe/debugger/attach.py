@@ -230,6 +230,40 @@ def stopped_guest() -> gdb.RemoteTargetConnection:
     return connection
 
 
+@dataclass(frozen=True)
+class GdbDebugger:
+    """Implements probes.target.Debugger for the current attachment. linux: its kernel; None where it is no Linux."""
+
+    locations: Locations
+    linux: LinuxGuest | None
+
+    def resolve(self, location: str, glob: bool) -> tuple[int, ...]:
+        return self.locations.resolve(location, glob)
+
+    def breakpoints(self) -> frozenset[int]:
+        leaving = attachments.current.leaving if attachments.current is not None else None
+        return addresses_of_users(without=leaving)
+
+    def run(self, seconds: float | None) -> str | None:
+        stops = attachments.current.stops if attachments.current is not None else None
+        stop = run_for(seconds, stops)
+        if stop is None:
+            return None
+        return stops.told.rstrip() if stops is not None and stops.told else describe(stop)
+
+    def guard(self) -> None:
+        attachments.guarded()
+
+    def is_same_guest(self) -> bool | None:
+        try:
+            return self.linux.still_there() if self.linux is not None else None
+        except gdb.error as error:
+            raise Unreachable(str(error)) from error
+
+    def forget(self) -> None:
+        attachments.forget()
+
+
 def attach(
     connection: gdb.RemoteTargetConnection, vain: KnownFailures, isas: Sequence[Isa], arches: Sequence[LinuxArch]
 ) -> Attachment:
@@ -264,20 +298,17 @@ def attach(
     unwind = _unwind(linux, recovered, machine)
     loaded = kernel_symbols.provide(recovered, cache, isa.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry, linux.text)
+    debugger = GdbDebugger(locations, linux)
     target = Target(
         guest=linux,
+        debugger=debugger,
         stops=stops,
         tracer=SiteTracer(linux.text, memory),
         arena_source=arena,
-        resolve=locations.resolve,
-        breakpoints=_breakpoints,
-        still_there=partial(_still_there, linux),
-        forget=attachments.forget,
-        guard=attachments.guarded,
         modules=LinuxModules(linux, locations, stops),
-        user=LinuxPrograms(linux, _run, stops.shows_program).target,
+        user=LinuxPrograms(linux, debugger.run, stops.shows_program).target,
     )
-    session = Session(target, current_settings, _run, original.registry)
+    session = Session(target, current_settings, original.registry)
     _tell_of_earlier(arena)
     return Attachment(connection, session, machine, stops, linux, unwind, loaded)
 
@@ -302,14 +333,12 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
     original = OriginalText()
     target = Target(
         guest=BareGuest(machine, isa, original, GdbSymbols()),
+        debugger=GdbDebugger(Locations(None, lambda address: address), None),
         stops=stops,
         tracer=NoTracer(),
         arena_source=GivenArena(current_settings, isa),
-        resolve=Locations(None, lambda address: address).resolve,
-        breakpoints=_breakpoints,
-        guard=attachments.guarded,
     )
-    session = Session(target, current_settings, _run, original.registry)
+    session = Session(target, current_settings, original.registry)
     return Attachment(connection, session, machine, stops, None, None)
 
 
@@ -320,24 +349,3 @@ def _tell_of_earlier(arena: LinuxArena) -> None:
             note(f"{LEFT if left.probes else CALLS}: {RECOVER}")
     except OptprobeError as error:
         warn(error)
-
-
-def _breakpoints() -> frozenset[int]:
-    leaving = attachments.current.leaving if attachments.current is not None else None
-    return addresses_of_users(without=leaving)
-
-
-def _run(seconds: float | None) -> str | None:
-    stops = attachments.current.stops if attachments.current is not None else None
-    stop = run_for(seconds, stops)
-    if stop is None:
-        return None
-    return stops.told.rstrip() if stops is not None and stops.told else describe(stop)
-
-
-def _still_there(linux: LinuxGuest) -> bool:
-    """Return whether a vCPU still runs this kernel. Raises Unreadable, Unreachable."""
-    try:
-        return linux.still_there()
-    except gdb.error as error:
-        raise Unreachable(str(error)) from error

@@ -166,7 +166,7 @@ class Lifecycle:
             # GDB is in the middle of a command: the next stop or command warns of another guest.
             return
         attachment.leaving = leaving
-        now = attachment.session.target.breakpoints()
+        now = attachment.session.target.debugger.breakpoints()
         changed, attachment.breaks = now ^ attachment.breaks, now
         try:
             if changed:

@@ -19,7 +19,7 @@ def prepare(optimizer: Optimizer, wanted: Iterable[tuple[int, Spec]]) -> bool:
         return False
     if not any(_needs_memory(optimizer, address, spec) for address, spec in wanted):
         return False
-    optimizer.target.guard()
+    optimizer.target.debugger.guard()
     try:
         optimizer.take_arena(borrow=True)
     except Refused:

@@ -59,7 +59,7 @@ def read_leftovers(target: Target, users: Uprobes) -> tuple[ArenaContents, Seque
         raise OptprobeError("no probes of an earlier GDB are in this guest")
     found, traps = read_records(left)
     # From here on this GDB runs the guest and changes it.
-    target.guard()
+    target.debugger.guard()
     if traps:
         _wait_for_writers(left, target, users)
     texts, ways = restoring_patches(left, target.guest.machine, target.guest.isa)
@@ -110,7 +110,7 @@ def adopt_arena(
     try:
         return _replace_text(left, undone, target, optimizer, users)
     except BaseException:
-        target.forget()
+        target.debugger.forget()
         raise
 
 

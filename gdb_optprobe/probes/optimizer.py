@@ -134,7 +134,7 @@ class Optimizer:
 
     def _plan_once(self, address: int, limits: TierLimits, neighbours: Neighbours) -> Plan:
         """Return the best plan for `address`: the one that was made already where nothing has changed since."""
-        breakpoints = self.target.breakpoints()
+        breakpoints = self.target.debugger.breakpoints()
         moment = self.target.guest.moment(), breakpoints
         if self._planned_at != moment:
             self._planned.clear()
@@ -155,7 +155,7 @@ class Optimizer:
 
     def _plan_without_detour(self, address: int, limits: TierLimits, reason: Reason) -> Plan:
         """The best plan for `address` that needs no detour, where a better one could not be carried out."""
-        request = PlanRequest(address, breakpoints=self.target.breakpoints())
+        request = PlanRequest(address, breakpoints=self.target.debugger.breakpoints())
         without = replace(limits, optimization=False, trap=False, boost=False)
         lower = plan(request, self._cfgs, without)
         refusals = tuple((tier, reason if tier in _NEED_MEMORY else why) for tier, why in lower.refused)

@@ -151,7 +151,7 @@ def _is_whole(probes: Sequence[Probe], target: Target, takes: CanProbe) -> bool:
         return False
     spec = probes[0].spec
     try:
-        found = set(target.resolve(spec.location, spec.glob))
+        found = set(target.debugger.resolve(spec.location, spec.glob))
     except OptprobeError:
         return False
     there = {probe.address for probe in probes}
@@ -165,7 +165,7 @@ def _as_typed(probe: Probe, target: Target) -> str:
     if typed.startswith("*"):
         return typed if _NAMED.fullmatch(typed) else _location(probe, target)
     try:
-        single = len(target.resolve(typed, False)) == 1
+        single = len(target.debugger.resolve(typed, False)) == 1
     except OptprobeError:
         single = False
     return typed if single else _location(probe, target)
@@ -185,7 +185,7 @@ def _location(probe: Probe, target: Target) -> str:
 
 def _resolved(place: str, target: Target) -> tuple[int, ...]:
     try:
-        return target.resolve(place, False)
+        return target.debugger.resolve(place, False)
     except OptprobeError:
         return ()
 

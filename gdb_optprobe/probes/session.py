@@ -47,9 +47,6 @@ from gdb_optprobe.probes.user import uprobe_views
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, ShowView
 
-# Runs the guest for some seconds (None: no bound); why it stopped, or None when the time was up.
-Run = Callable[[float | None], str | None]
-
 # Addresses of one location that are worked on together: the code around them is decoded once.
 AT_ONCE = 256
 
@@ -61,7 +58,7 @@ class Session:
     """The probes of one guest. Every verb needs the guest stopped; errors are OptprobeError, the guest unchanged."""
 
     def __init__(
-        self, target: Target, settings: Callable[[], Settings], run: Run, registry: Registry | None = None
+        self, target: Target, settings: Callable[[], Settings], registry: Registry | None = None
     ) -> None:
         self.target = target
         self.settings = settings
@@ -75,7 +72,6 @@ class Session:
             target, self.registry, self.optimizer, self.uprobes, settings, self._plan, self.handler, self._check_tier
         )
         self.last_number: int | None = None
-        self._run = run
 
     # adding and removing -----------------------------------------------------------------------------------------
 
@@ -111,7 +107,7 @@ class Session:
             return [self.uprobes.add(spec)]
         if not addresses:
             return [self._add_pending(spec)]
-        self.target.guard()
+        self.target.debugger.guard()
         probes = self._create(spec, addresses)
         if not probes:
             can_be = spec.tier or "probed"
@@ -121,7 +117,7 @@ class Session:
 
     def _add_pending(self, spec: Spec) -> Probe:
         """A probe on a function that is not there yet."""
-        self.target.guard()
+        self.target.debugger.guard()
         probe = Probe(self.registry.next_number(), spec, 0, sizes=sizes_of(self.settings()))
         self.module_tracker.wait_for_load(probe)
         try:
@@ -266,7 +262,7 @@ class Session:
         self.check_alive()
         probes = self.registry.probes(numbers)
         self.uprobes.check_switch(probes, on)
-        self.target.guard()
+        self.target.debugger.guard()
         if on:
             prepare(self.optimizer, ((probe.address, probe.spec) for probe in probes if probe.is_in_kernel))
         for probe in probes:
@@ -416,19 +412,17 @@ class Session:
 
         Modules that were unloaded are not looked for: what was in them may be all that is missing.
         """
-        if self.target.still_there is None:
-            return True
         source = self.target.arena_source
         try:
-            still = self.target.still_there() and source.is_in_place()
-            return still and (source.keeps_journal or self.something_left())
+            same = self.target.debugger.is_same_guest()
+            if same is None:
+                return True
+            return same and source.is_in_place() and (source.keeps_journal or self.something_left())
         except (Unreadable, Unreachable):
             return False
 
     def check_alive(self) -> None:
         """Raises OptprobeError where the guest was rebooted, or is another one; it is forgotten then."""
-        if self.target.still_there is None:
-            return
         number = len(self.registry)
         gone = {0: "what was known of it is forgotten", 1: "its 1 probe is gone"}
         lost = OptprobeError(
@@ -437,14 +431,17 @@ class Session:
             "add what you want of them again" if number else "give the command again",
         )
         try:
-            same = self.target.still_there() and self.target.arena_source.is_in_place()
+            same = self.target.debugger.is_same_guest()
+            if same is None:
+                return
+            same = same and self.target.arena_source.is_in_place()
             if same:
                 self.module_tracker.update()
                 same = self.something_left()
         except Unreadable:
             same = False
         if not same:
-            self.target.forget()
+            self.target.debugger.forget()
             raise lost
 
     def something_left(self) -> bool:
@@ -480,7 +477,8 @@ class Session:
                 return f"probe {until_hits[0]} has {self.hits(until_hits[0])} hits"
             if left is not None and left <= 0:
                 break
-            reason = self._run(left if until_hits is None else min(pause, left) if left is not None else pause)
+            longest = left if until_hits is None else pause if left is None else min(pause, left)
+            reason = self.target.debugger.run(longest)
             if reason is not None:
                 return reason
             pause = min(pause * 2, LONGEST_SLICE)
@@ -514,7 +512,7 @@ class Session:
                 )
             if changed:
                 tell(f"{_unsettled(len(waiting), dirty)}: {why}")
-            if (reason := self._run(SLICE)) is not None:
+            if (reason := self.target.debugger.run(SLICE)) is not None:
                 raise OptprobeError(f"the guest was stopped before all was settled: {reason}")
 
     def _in_slots(self) -> str:

@@ -37,7 +37,7 @@ def resolve_specs(specs: Sequence[Spec], target: Target, there: int, limit: int)
 def _addresses(spec: Spec, target: Target) -> tuple[int, ...]:
     """Return where a spec's location is now; nowhere where its probe is to wait. Raises OptprobeError."""
     try:
-        return target.resolve(spec.location, spec.glob)
+        return target.debugger.resolve(spec.location, spec.glob)
     except OptprobeError:
         if not spec.pending or spec.glob or not can_be_pending(spec.location):
             raise

@@ -1,4 +1,4 @@
-"""What a session needs of one guest. `debugger/attach.py` fills it; tests fill it with fakes."""
+"""What a session works on: one guest, and interfaces that `debugger/` implements; tests have fakes of all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,31 @@ from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.stops import StopPoint, Stops
 from gdb_optprobe.probes.user.target import UserTarget
+
+
+class Debugger(Protocol):
+    """The debugger that has stopped the guest; probes/stops.py has what the stopping tiers need of it."""
+
+    def resolve(self, location: str, glob: bool) -> tuple[int, ...]:
+        """Return the addresses of a location as a user types it, ascending. Raises OptprobeError."""
+
+    def breakpoints(self) -> frozenset[int]:
+        """Return where the user's own breakpoints are now."""
+
+    def run(self, seconds: float | None) -> str | None:
+        """Run the guest, at most so long; return why it stopped, None where the time was up."""
+
+    def guard(self) -> None:
+        """See that the guest is freed should the debugger die; called before the first probe is written."""
+
+    def is_same_guest(self) -> bool | None:
+        """Return whether the guest that was attached to still runs; None where that cannot be told.
+
+        Raises Unreadable, Unreachable.
+        """
+
+    def forget(self) -> None:
+        """Drop all that is known of the guest, and of what was put there; the guest is not changed."""
 
 
 class Tracer(Protocol):
@@ -107,24 +132,14 @@ def _no_user() -> UserTarget:
 class Target:
     """One stopped guest.
 
-    arena_source:   where memory for detours is found.
-    resolve:        the addresses of a location as a user types it; raises OptprobeError.
-    breakpoints:    where the user's own breakpoints are now.
-    modules:        text that comes and goes.
-    user:           what probes on programs need. Raises OptprobeError where there can be none.
-    still_there:    whether the same kernel runs; None where that cannot be told. Raises Unreadable, Unreachable.
-    forget:         know nothing more of the guest, nor of what was put there; nothing is changed.
-    guard:          called before the first probe is written: see that the guest is freed should the debugger die.
+    arena_source: where memory for detours is found. modules: text that comes and goes.
+    user:         what probes on programs need. Raises OptprobeError where there can be none.
     """
 
     guest: Guest
+    debugger: Debugger
     stops: Stops
     tracer: Tracer
     arena_source: ArenaSource
-    resolve: Callable[[str, bool], tuple[int, ...]]
-    breakpoints: Callable[[], frozenset[int]]
-    forget: Callable[[], None] = lambda: None
-    guard: Callable[[], None] = lambda: None
     modules: Modules = field(default_factory=NoModules)
-    still_there: Callable[[], bool] | None = None
     user: Callable[[], UserTarget] = _no_user

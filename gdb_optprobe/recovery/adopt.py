@@ -45,7 +45,7 @@ def recover(session: Session) -> Recovered:
     try:
         return _adopt_probes(session, left, found, arena)
     except BaseException:
-        session.target.forget()
+        session.target.debugger.forget()
         raise
 
 

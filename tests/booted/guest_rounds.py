@@ -44,7 +44,7 @@ class Rounds:
         assert linux is not None
         known = [name for name in HOT.split() if linux.kernel.symbols.address(name) is not None]
         text = session.target.guest.text
-        found = [text.function(session.target.resolve(name, False)[0]) for name in known]
+        found = [text.function(session.target.debugger.resolve(name, False)[0]) for name in known]
         self.addresses = [insn.address for each in found if each is not None for insn in each.hot]
 
     def go(self) -> None:

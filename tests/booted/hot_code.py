@@ -55,7 +55,7 @@ def kernel() -> Kernel:
 
 
 def function(name: str) -> Function:
-    (start,) = session().target.resolve(name, False)
+    (start,) = session().target.debugger.resolve(name, False)
     found = session().target.guest.text.function(start)
     assert found is not None
     return found

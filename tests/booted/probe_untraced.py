@@ -54,7 +54,7 @@ class ProbeUntraced(gdb.Command):
     def invoke(self, argument: str, from_tty: bool) -> None:
         session = attachments.session()
         seed, count, *names = argument.split()
-        found = [address for name in names for address in session.target.resolve(name, False)]
+        found = [address for name in names for address in session.target.debugger.resolve(name, False)]
         found += islice(untraced(session, Random(int(seed))), int(count))
         for address in dict.fromkeys(found):
             session.add(Spec(f"*{address:#x}"))

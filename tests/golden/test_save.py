@@ -77,7 +77,7 @@ def _address(spec: Spec) -> int:
 
 
 def test_the_file() -> None:
-    target = cast(Target, SimpleNamespace(guest=Guest(), resolve=Guest().resolve))
+    target = cast(Target, SimpleNamespace(guest=Guest(), debugger=Guest()))
     found = commands(probes(), SETTINGS, target, lambda spec, address: True)
     lines = with_variables(found.lines, {"limit": 4096}.get)
     assert "".join(f"{line}\n" for line in lines) == golden("saved.gdb")

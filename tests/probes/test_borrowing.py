@@ -32,7 +32,7 @@ def test_a_setting_never_runs_the_guest(verb: str) -> None:
 
     world = World()
     target = replace(world.session.target, arena_source=Lending(world.arena))
-    session = Session(target, lambda: Settings(emulation=False), lambda _: None)
+    session = Session(target, lambda: Settings(emulation=False))
     session.add(Spec(f"*{START:#x}"))
     (site,) = session.registry.sites()
     assert runs == [False] and site.tier is Tier.BREAKPOINT

@@ -57,7 +57,7 @@ class Guest:
 
 
 def file_of(guest: Guest, *probes: Probe) -> SavedProbes:
-    target = cast(Target, SimpleNamespace(guest=guest, resolve=guest.resolve))
+    target = cast(Target, SimpleNamespace(guest=guest, debugger=guest))
     return commands(probes, Settings(), target, lambda spec, address: True)
 
 

@@ -106,7 +106,7 @@ class Uprobes:
         """A probe on an instruction of a program. Raises OptprobeError, the guest as it was."""
         user, point, handler = self._plan(spec)
         settings = self.settings()
-        self.target.guard()
+        self.target.debugger.guard()
         if self.optimizer.memory.must_borrow():
             self.optimizer.take_arena(borrow=True)
             # The guest has run: the file may be another one by now.
@@ -327,7 +327,7 @@ class Uprobes:
 
     def _may_stop_at(self, address: int) -> bool:
         """Whether something else may stop the guest there."""
-        return address in self.target.breakpoints() or any(True for _ in self.registry.near(address, LONGEST))
+        return address in self.target.debugger.breakpoints() or any(True for _ in self.registry.near(address, LONGEST))
 
     # a probe ---------------------------------------------------------------------------------------------------------
 
