@@ -48,17 +48,22 @@ class CallSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class CallTable:
+class CallCounts:
+    """Calls that are not active any more. missed: found no slot. dropped: never return."""
+
+    returns: int = 0
+    missed: int = 0
+    dropped: int = 0
+
+    def __add__(self, more: CallCounts) -> CallCounts:
+        return CallCounts(self.returns + more.returns, self.missed + more.missed, self.dropped + more.dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTable(CallCounts):
     """The contents of a table. active: the active calls, with those that are being entered now (key 1)."""
 
-    returns: int
-    missed: int
-    dropped: int
-    active: tuple[CallSlot, ...]
-
-    @property
-    def entries(self) -> int:
-        return self.returns + self.missed + self.dropped + len(self.active)
+    active: tuple[CallSlot, ...] = ()
 
 
 class CallSlots(ABC):

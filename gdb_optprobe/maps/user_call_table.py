@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.maps.aggregate import decode, encode
-from gdb_optprobe.maps.call_table import CallSlots
+from gdb_optprobe.maps.call_table import CallCounts, CallSlots
 
 WORD = 8
 KEY, SPACE, RETURN, CODE, POINT, TRAMPOLINE, SAVED = 0, 8, 16, 24, 32, 40, 48
@@ -46,12 +46,9 @@ class UserCallSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class CallCounters:
-    """The counts of one function's calls."""
+class CallCounters(CallCounts):
+    """The counters of one function's calls. active: how many are active."""
 
-    returns: int = 0
-    missed: int = 0
-    dropped: int = 0
     active: int = 0
 
     @classmethod

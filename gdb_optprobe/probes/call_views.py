@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gdb_optprobe.guest.guest import Guest
-from gdb_optprobe.maps.call_table import CallTable
+from gdb_optprobe.maps.call_table import CallCounts, CallTable
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.optimizer import Optimizer
-from gdb_optprobe.probes.probe_views import deleted_view, kretprobe_calls
+from gdb_optprobe.probes.probe_views import calls_view, deleted_view
 from gdb_optprobe.probes.spec import Kind
 from gdb_optprobe.probes.user.uprobe_views import uretprobe_calls
 from gdb_optprobe.probes.user.uprobes import Uprobes
@@ -55,8 +55,5 @@ def _deleted_kretprobe(
     address: int, tables: Sequence[CallTable], out: Sequence[ActiveCall], guest: Guest
 ) -> ProbeView:
     symbol = guest.symbol(address)
-    counts = [(table.returns, table.missed, table.dropped) for table in tables]
-    returns, missed, dropped = (sum(each) for each in zip(*counts, strict=True))
-    found = CallTable(returns, missed, dropped, tuple(one.call for one in out))
-    calls = kretprobe_calls(found, out)
+    calls = calls_view(sum(tables, CallCounts()), len(out), (one.caller for one in out))
     return deleted_view(Kind.KRETPROBE, address, symbol or f"*{address:#x}", symbol, calls, guest)

@@ -235,12 +235,7 @@ class KernelRethooks:
         for newer in self.known:
             # The counts of a table that is gone go on in the newer one, and so do tables that were older still.
             while (old := next((each for each in newer.older if each in gone), None)) is not None:
-                found = old.read_calls(guest)
-                counts = zip(
-                    newer.earlier_counts, old.earlier_counts, (found.returns, found.missed, found.dropped), strict=True
-                )
-                returns, missed, dropped = (sum(each) for each in counts)
-                newer.earlier_counts = returns, missed, dropped
+                newer.earlier_counts += old.earlier_counts + old.read_calls(guest)
                 newer.older = [*(each for each in newer.older if each is not old), *old.older]
                 if newer not in gone:
                     rethook_records.write_counts(newer, arena)

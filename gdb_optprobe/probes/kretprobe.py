@@ -20,6 +20,7 @@ from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.maps.call_table import SAVED, CallTableLayout
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.return_program import compile_return, slot_word
@@ -98,6 +99,13 @@ def _can_return(function: Function) -> bool:
     )
 
 
+def return_backend(guest: Guest) -> ReturnBackend:
+    """Return what the ISA knows of returns, for a guest that a kretprobe was compiled for."""
+    found = guest.isa.returning
+    assert found is not None, "compile_kretprobe found none"
+    return found
+
+
 def compile_kretprobe(
     spec: Spec, address: int, guest: Guest, limits: ProgramLimits
 ) -> tuple[Program, NamesAt, EntryProgram]:
@@ -111,8 +119,7 @@ def compile_kretprobe(
 
 def check_code(handler: Handler, plan: Plan, guest: Guest, readers: ProbeReadRoutines | None) -> None:
     """Lower what `handler` does at the entry, and at the return. Raises NotLowered where native code cannot do it."""
-    isa = guest.isa.returning
-    assert isa is not None, "it was compiled"
+    isa = return_backend(guest)
     before = EntryState(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
     part = EntryPart(handler.entry, around=handler.at_entry(plan.address))
     table = PlacedCallTable(CallTableLayout(1, len(handler.entry.words)), plan.address)

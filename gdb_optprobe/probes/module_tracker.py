@@ -20,6 +20,7 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.maps.call_table import CallCounts
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -56,7 +57,7 @@ class ModuleTracker:
     compile: Compile
     is_here: Callable[[], bool]
     _modules: dict[int, object] = field(default_factory=dict)
-    _call_counts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    _call_counts: dict[int, CallCounts] = field(default_factory=dict)
     _tried_modules: object = None
     _load_hook: StopPoint | None = None
 
@@ -153,7 +154,8 @@ class ModuleTracker:
         for site in sites:
             if site.rethook is not None:
                 found = site.rethook.all_calls(self.target.guest)
-                before = found.returns + len(found.active), found.missed, found.dropped
+                # The module is gone, so calls that were active have returned.
+                before = found + CallCounts(returns=len(found.active))
                 self._call_counts |= {probe.number: before for probe in site.probes if probe.is_return}
             site.remove_breakpoint(self.target.guest, arena)
             if arena is not None:

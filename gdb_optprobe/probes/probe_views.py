@@ -18,8 +18,9 @@ from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.ir import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.paths import shortest
-from gdb_optprobe.maps.call_table import CallTable
+from gdb_optprobe.maps.call_table import CallCounts, CallTable
 from gdb_optprobe.probes import save
+from gdb_optprobe.probes.active_calls import Caller
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.probe import Presence, Probe
@@ -80,16 +81,12 @@ def read_calls(site: Site, probe: Probe, guest: Guest) -> CallTable | None:
     return site.rethook.all_calls(guest) if site.rethook is not None and probe.is_return else None
 
 
-def calls_view(returns: int, active: int, missed: int, dropped: int, callers: Iterable[ActiveCallView]) -> CallsView:
+def calls_view(counts: CallCounts, active: int, callers: Iterable[Caller]) -> CallsView:
     """Return the account of a function's calls. callers: of the active ones, as far as they are known."""
-    ordered = tuple(sorted(callers, key=lambda one: (one.pid is None, one.pid, one.who)))
-    return CallsView(returns + active + missed + dropped, returns, active, missed, dropped, ordered)
-
-
-def kretprobe_calls(found: CallTable, out: Iterable[ActiveCall]) -> CallsView:
-    """Return the account of a table of calls. out: the active ones, with their callers."""
-    callers = (ActiveCallView(one.caller.who, one.caller.pid, one.caller.name) for one in out)
-    return calls_view(found.returns, len(found.active), found.missed, found.dropped, callers)
+    views = (ActiveCallView(one.who, one.pid, one.name) for one in callers)
+    ordered = tuple(sorted(views, key=lambda one: (one.pid is None, one.pid, one.who)))
+    entries = counts.returns + counts.missed + counts.dropped + active
+    return CallsView(entries, counts.returns, active, counts.missed, counts.dropped, ordered)
 
 
 def clear_results(probes: Iterable[Probe], guest: Guest, is_inside: Callable[[Probe], bool]) -> None:
@@ -190,7 +187,7 @@ def site_view(probe: Probe, site: Site, target: Target, out: Callable[[Site], Se
     state = _state(probe, site)
     is_optimized = state == "armed" and tier is Tier.OPTIMIZED
     change = site.patch
-    callers = out(site) if probe.is_return else ()  # what never returns is dropped now
+    callers = [one.caller for one in out(site)] if probe.is_return else ()  # what never returns is dropped now
     calls = read_calls(site, probe, target.guest)
     return SiteView(
         address=probe.address,
@@ -204,7 +201,7 @@ def site_view(probe: Probe, site: Site, target: Target, out: Callable[[Site], Se
         patched_bytes=change.new if change is not None else b"",
         detour=_detour_view(site, target.guest),
         stops=site.stops,
-        calls=kretprobe_calls(calls, callers) if calls is not None else None,
+        calls=calls_view(calls, len(calls.active), callers) if calls is not None else None,
         frames=partial(_frames, probe.address, target),
     )
 

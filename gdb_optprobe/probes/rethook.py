@@ -37,11 +37,11 @@ from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.isa.base import Code, Dead, Insn, joined
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest
-from gdb_optprobe.isa.return_codegen import ReturnBackend
-from gdb_optprobe.maps.call_table import SAVED, WORD, CallSlot, CallTable, CallTableLayout, changes
+from gdb_optprobe.maps.call_table import SAVED, WORD, CallCounts, CallSlot, CallTable, CallTableLayout, changes
 from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
+from gdb_optprobe.probes.kretprobe import return_backend
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.return_program import entry_parts, may_leave_out, return_handler, slot_word
 from gdb_optprobe.probes.return_stops import EntryHit, FindReturn, ReturnStops
@@ -50,6 +50,7 @@ from gdb_optprobe.probes.target import Target
 
 SLOTS = 512
 """Of a table at first: it grows with the calls that are under way."""
+_NO_CALLS = CallCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Rethook:
     left_trampolines: those that calls from before may return to, by address.
     closed: no call is entered here any more.
     older:  rethooks of the same function whose tables had no room for what is kept now: their calls count here.
-    earlier_counts: what those counted that are gone: returns, missed, dropped.
+    earlier_counts: of older tables that are gone.
     ended:  its probes are deleted: calls of others do not count here, nor its calls with others.
     """
 
@@ -86,7 +87,7 @@ class Rethook:
     left_trampolines: dict[int, Detour] = field(default_factory=dict)
     closed: bool = False
     older: list[Rethook] = field(default_factory=list)
-    earlier_counts: tuple[int, int, int] = (0, 0, 0)
+    earlier_counts: CallCounts = field(default_factory=CallCounts)
     ended: bool = False
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
     parts: tuple[EntryPart, ...] = ()
@@ -123,7 +124,7 @@ class Rethook:
         memory: Slot,
         left: dict[int, Detour],
         arena: Arena,
-        before: tuple[int, int, int] = (0, 0, 0),
+        before: CallCounts = _NO_CALLS,
         ended: bool = False,
     ) -> Rethook:
         """Of an earlier session, with the trampolines that calls may return to: no call is entered here any more."""
@@ -180,9 +181,9 @@ class Rethook:
     def all_calls(self, guest: Guest) -> CallTable:
         """All calls since the first probe of the function, those in older tables among them."""
         tables = [self.read_calls(guest), *(point.all_calls(guest) for point in self.older)]
-        counts = [(each.returns, each.missed, each.dropped) for each in tables]
-        returns, missed, dropped = (sum(each) for each in zip(self.earlier_counts, *counts, strict=True))
-        return CallTable(returns, missed, dropped, tuple(call for each in tables for call in each.active))
+        counts = sum(tables, self.earlier_counts)
+        active = tuple(call for each in tables for call in each.active)
+        return CallTable(counts.returns, counts.missed, counts.dropped, active)
 
     def drop_calls(self, keys: Collection[int], guest: Guest) -> None:
         """The calls with these keys never return."""
@@ -269,7 +270,7 @@ class Rethook:
         readers = next((each for each in self._readers if each is not None), None)
         before = EntryState(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
         way = EntryContext(at, self._arena_code, self.address, tuple(guest.hidden_returns))
-        return lower_kernel_returns.lower_entry(self.table, way, before, _returning(guest), self.parts)
+        return lower_kernel_returns.lower_entry(self.table, way, before, return_backend(guest), self.parts)
 
     def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, guest: Guest) -> Costs:
         def insns(code: bytes, at: int) -> list[Insn]:
@@ -286,7 +287,7 @@ class Rethook:
     def _trampoline_code(
         self, probes: Sequence[Probe], parts: Sequence[EntryPart], plan: Plan, target: Target, arena: Arena
     ) -> tuple[Trampoline, Sequence[Code]]:
-        isa = _returning(target.guest)
+        isa = return_backend(target.guest)
         handlers = [self._return_handler(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
         before = EntryState(kretprobe.dead_at_return(self.address, target.guest), read, base=plan.base)
@@ -323,7 +324,7 @@ class Rethook:
         A call whose time is wanted is missed: the clock runs on while GDB looks.
         """
         assert self.trampoline is not None
-        isa = _returning(guest)
+        isa = return_backend(guest)
         self._last_entry = None
         for probe in self._with_entry_actions:
             probe.add_hit(Outcome(held=False), hit.vcpu)  # so that what is taken back is of this entry
@@ -409,7 +410,7 @@ class Rethook:
         self, address: int, key: int, write: Callable[[Mapping[str, int]], None], guest: Guest
     ) -> None:
         """Have the call return there that stands at the entry. write: sets registers of its vCPU."""
-        isa = _returning(guest)
+        isa = return_backend(guest)
         if isa.link is not None:
             write({isa.link: address})
         else:
@@ -439,7 +440,7 @@ class Rethook:
 
 def returns_on_stack(guest: Guest) -> bool:
     """Whether a call's return address is at its stack address from its entry to its return."""
-    return _returning(guest).link is None
+    return return_backend(guest).link is None
 
 
 def table_layout(probes: Sequence[Probe], least: int = SLOTS) -> CallTableLayout:
@@ -461,15 +462,9 @@ def _own_words(probe: Probe) -> int:
 
 def return_address_slot(key: int, guest: Guest) -> int | None:
     """Where the stack shows the return address of a call; None while its key is not known yet."""
-    return _returning(guest).shown_at(key) if key > 1 else None
+    return return_backend(guest).shown_at(key) if key > 1 else None
 
 
 def _code_range(at: int, arena: Arena) -> tuple[int, int]:
     """The range of code memory that `at` is in."""
     return next((start, end) for start, end in arena.ranges.code if start <= at < end)
-
-
-def _returning(guest: Guest) -> ReturnBackend:
-    found = guest.isa.returning
-    assert found is not None, "no return probe was added"
-    return found

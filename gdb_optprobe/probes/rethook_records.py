@@ -9,7 +9,7 @@ from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.maps import validate
-from gdb_optprobe.maps.call_table import CallTableLayout
+from gdb_optprobe.maps.call_table import CallCounts, CallTableLayout
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.rethook import Rethook
 
@@ -41,19 +41,19 @@ def read_rethooks(left: ArenaContents, arena: Arena | None) -> list[Rethook]:
 
 def write_counts(point: Rethook, arena: Arena) -> None:
     """Have another GDB know what the table in the guest does not tell."""
-    value = [int(point.ended), *point.earlier_counts]
+    before = point.earlier_counts
+    value = [int(point.ended), before.returns, before.missed, before.dropped]
     if value != _NOTHING:
         arena.journal.put(Item.CALLS, point.memory.address, value)
 
 
-def _read_counts(at: int, value: Any) -> tuple[tuple[int, int, int], bool]:
+def _read_counts(at: int, value: Any) -> tuple[CallCounts, bool]:
     """What was counted in older tables than that at `at`, and whether its probes are deleted. Raises Damaged."""
     try:
         ended, *before = validate.numbers(validate.row(value, 4), 4)
     except ValueError as wrong:
         raise Damaged(f"calls at {at:#x}: {wrong}") from None
-    returns, missed, dropped = before
-    return (returns, missed, dropped), bool(ended)
+    return CallCounts(*before), bool(ended)
 
 
 def _probed_addresses(left: ArenaContents) -> frozenset[int]:

@@ -24,6 +24,7 @@ from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.maps.aggregate import number
 from gdb_optprobe.maps.call_table import WORD, CallTable, CallTableLayout
 from gdb_optprobe.probes.installed_detour import install_pad
+from gdb_optprobe.probes.kretprobe import return_backend
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.stops import Hit, Move, ReturnStop, StoppedReturn, StopPoint
 from gdb_optprobe.probes.target import Target
@@ -115,8 +116,7 @@ class ReturnStops:
         if not flags:
             return None
         if self.pad is None:
-            isa = target.guest.isa.returning
-            assert isa is not None, "it has return probes"
+            isa = return_backend(target.guest)
             self.pad = install_pad(self.address, isa.end, target.guest, arena)
             bell = self.pad.doorbell
             stop = ReturnStop(self.pad.address, bell, bell + RING_COUNT, partial(self._on_pad, target.guest))
@@ -143,8 +143,7 @@ class ReturnStops:
         probe.return_breakpoints[looks[-1].address] = target.stops.set(looks[-1].address, on_hit)
 
     def _run_return_handler(self, probe: Probe, part: EntryPart, end: int, guest: Guest, hit: Hit) -> Move | None:
-        isa = guest.isa.returning
-        assert isa is not None, "it has return probes"
+        isa = return_backend(guest)
         slot = hit.regs[isa.slot]
         wanted = probe.handler.stops and probe.enabled
         try:
@@ -207,8 +206,7 @@ class ReturnStops:
 
     def _on_pad(self, guest: Guest) -> StoppedReturn | None:
         """Where the selected vCPU, which is at the pad, is to stop; None where nobody wants that any more."""
-        isa, machine = guest.isa.returning, guest.machine
-        assert isa is not None, "it has return probes"
+        isa, machine = return_backend(guest), guest.machine
         regs = machine.registers(machine.selected(), guest.isa.registers)
         numbers = tuple(
             each
@@ -227,8 +225,7 @@ class ReturnStops:
 
 def key_after(sp: int, guest: Guest) -> int:
     """The key of a call that has returned, by what the stack pointer is then."""
-    isa = guest.isa.returning
-    assert isa is not None, "it has return probes"
+    isa = return_backend(guest)
     return isa.key_after(sp)
 
 

@@ -26,7 +26,7 @@ from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.return_scope import ReturnScope, compile_entry
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa.x86_64 import X86_64
-from gdb_optprobe.maps.call_table import CallTableLayout
+from gdb_optprobe.maps.call_table import CallCounts, CallTableLayout
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import arena_record, journal_records, rethook_records
 from gdb_optprobe.probes.handler import Handler
@@ -156,7 +156,7 @@ def _leave_kretprobe(guest: Guest, arena: Arena) -> None:
     guest.write(table.address, layout.initial())
     _branch(guest, arena, WRITE, [memory.address, table.address])
     arena.journal.put(Item.POINT, table.address, [WRITE, layout.slots, layout.saved])
-    rethook_records.write_counts(Rethook.adopted(WRITE, layout, table, {}, arena, (5, 1, 2)), arena)
+    rethook_records.write_counts(Rethook.adopted(WRITE, layout, table, {}, arena, CallCounts(5, 1, 2)), arena)
     journal_records.write_probe(Probe(2, SPECS[2], WRITE, made, SIZES, counter=memory), arena.journal)
 
 

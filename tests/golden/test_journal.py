@@ -16,7 +16,7 @@ from gdb_optprobe.detours.arena_contents import restoring_patches
 from gdb_optprobe.detours.journal import Item, TableKind
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
-from gdb_optprobe.maps.call_table import CallSlot
+from gdb_optprobe.maps.call_table import CallCounts, CallSlot
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.arena_record import RecordedArena
@@ -118,7 +118,8 @@ def test_the_calls_under_way() -> None:
     guest, left = as_it_was(), found().left
     arena = Arena(Ranges((CODE,), (DATA,), FILL), X86_64.alignment)
     (point,) = read_rethooks(left, arena)
-    assert (point.address, point.earlier_counts, point.layout.slots, point.ended) == (WRITE, (5, 1, 2), 4, False)
+    assert (point.address, point.earlier_counts, point.layout.slots) == (WRITE, CallCounts(5, 1, 2), 4)
+    assert not point.ended
     calls = point.layout.decode(guest.read(point.memory.address, point.layout.size))
     assert calls.active == (CallSlot(0xFFFF_C900_0010_7001, READ + 0x80, (5000, 77)),)
     assert (calls.returns, calls.missed, calls.dropped) == (7, 1, 0)

@@ -15,6 +15,7 @@ from gdb_optprobe.handlers.return_scope import PROBED
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes import probe_views
+from gdb_optprobe.probes.active_calls import Caller
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_views import SiteView
 from gdb_optprobe.probes.spec import Spec
@@ -23,7 +24,6 @@ from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.user.user_rethooks import UserRethook
 from gdb_optprobe.probes.views import (
-    ActiveCallView,
     CallsView,
     CodeLine,
     DetourView,
@@ -144,5 +144,5 @@ def uretprobe_calls(function: UserRethook, users: Uprobes) -> CallsView:
     own = [call for call in out if call.point == function.counts.address]
     spaces = {space.mm: space.processes for space in users.spaces(function.program)} if own else {}
     who = [process for call in own for process in spaces.get(call.mm, ())[:1]]
-    callers = (ActiveCallView(str(each), each.pid, each.name) for each in who)
-    return probe_views.calls_view(counts.returns, counts.active, counts.missed, counts.dropped, callers)
+    callers = (Caller(str(each), each.pid, each.name) for each in who)
+    return probe_views.calls_view(counts, counts.active, callers)
