@@ -137,12 +137,12 @@ def _memory(session: Session) -> dict[str, Any]:
         row = tables.setdefault(session.target.guest.text.spell(point.address), [0, 0, 0])
         row[0] += 1
         row[1] += point.memory.size
-        row[2] += len(point.read_calls(session.target).active)
+        row[2] += len(point.read_calls(session.target.guest).active)
     served = {
         id(table) for site in session.registry.sites() if site.rethook is not None for table in site.rethook.tables
     }
     served |= {id(site.next_rethook) for site in session.registry.sites() if site.next_rethook is not None}
-    over = [p for p in points if id(p) not in served and not p.read_calls(session.target).active]
+    over = [p for p in points if id(p) not in served and not p.read_calls(session.target.guest).active]
     return {
         "code": arena.code.used,
         "data": arena.data.used,

@@ -28,8 +28,8 @@ def session_of_micro() -> Session:
     """
     session = current_session()
     saved = [SavedWords("the vCPU", 0, array("Q", [symbol_value("$pc")]))]
-    object.__setattr__(session.target, "stacks_missing", "")
-    object.__setattr__(session.target, "saved", lambda: saved)
+    session.target.guest.stacks_missing = ""  # type: ignore[misc]
+    session.target.guest.saved = lambda: saved  # type: ignore[method-assign]
     return session
 
 

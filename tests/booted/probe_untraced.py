@@ -40,7 +40,7 @@ def untraced(session: Session, random: Random) -> Iterator[int]:
         if linux.text.ftrace_sites(at, entry + kretprobe.NEAR):
             continue
         try:
-            kretprobe.check_function(entry, session.target)
+            kretprobe.check_function(entry, session.target.guest)
             if session.optimizer.plan(entry, [Spec("", Kind.KRETPROBE)]).tier is Tier.OPTIMIZED:
                 yield entry
         except OptprobeError:

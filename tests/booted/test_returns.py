@@ -238,7 +238,7 @@ LOOKS = (
     "python from gdb_optprobe.debugger.attach import current_session; from random import Random; "
     "from json import dumps; _s, _r = current_session(), Random(6); _o = _s.optimizer; "
     "_k = _o.rethooks; "
-    f"_a = [_s.run(0.05 * _r.random()) and len(_k.active_calls(_s.target, _o.arena)) for _ in range({STOPS})]; "
+    f"_a = [_s.run(0.05 * _r.random()) and len(_k.active_calls(_s.target.guest, _o.arena)) for _ in range({STOPS})]; "
     "print('@@looks'); print(dumps(_a))"
 )
 

@@ -42,8 +42,8 @@ def run(seconds: float) -> None:
 
 
 texts = ProgramText(programs, run)
-writer = TextWriter(session.target)
-arrivals = MmapPatcher(session.target)
+writer = TextWriter(session.target.guest)
+arrivals = MmapPatcher(session.target.guest)
 
 
 class _Command(gdb.Command):
