@@ -178,7 +178,7 @@ def _rule(kernel: Kernel, text: LinuxText, blacklist: Sequence[tuple[int, int]])
         return PowerRule(text, blacklist)
     assert isinstance(text, KernelText)
     # Find what all processes need before there are several.
-    text.all_landings()
+    text.all_entries()
     return LinuxRule(text, blacklist, kernel.range("__indirect_thunk_start", "__indirect_thunk_end"))
 
 

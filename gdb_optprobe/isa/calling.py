@@ -1,4 +1,4 @@
-"""What a native call of a guest's function needs of an instruction set: see guest/call.py for all of it."""
+"""What a native call of a guest's function needs of an instruction set: see guest/native_call.py for all of it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.arch.base import Room, Say, StaysLent
+from gdb_optprobe.guest.linux.arch.base import Room, Say, StillLent
 from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.probes.arena_record import RecordedArena, encode_room, find_arena
 from gdb_optprobe.probes.arena_source import given_arena
@@ -208,7 +208,7 @@ class LinuxArena:
         """The guest runs; the journal goes with the memory."""
         try:
             room.give_back()
-        except StaysLent as stays:
+        except StillLent as stays:
             self.tell(stays.message)
         self.room, self._took, self._earlier, self._journal = None, False, None, Journal()
         self.linux.forget()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gdb
 
 from gdb_optprobe.debugger.attach import attachments, current_session
-from gdb_optprobe.guest.call import Caller
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import page_tables
 from gdb_optprobe.guest.linux.arch.x86_64.padding import free_slot
 from gdb_optprobe.guest.linux.arch.x86_64.user_kernel import VCPUS
 from gdb_optprobe.guest.linux.safe_points import SafePoints
+from gdb_optprobe.guest.native_call import Caller
 from gdb_optprobe.isa.x86_64.calling import CALLING
 
 

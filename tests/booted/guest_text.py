@@ -33,7 +33,7 @@ def facts() -> dict[str, Any]:
     linux = attachments.current.linux
     text = KernelText(linux.kernel, linux.isa)
     symbols = linux.recovered.symbols
-    landings = text.all_landings()
+    landings = text.all_entries()
     crossing = list(_crossing(text))
     jumps = [jump for jump in landings.within(0, 2**64) if jump.kind == Flow.JUMP.value]
     trampolines = linux.kernel.range("__static_call_text_start", "__static_call_text_end")

@@ -31,7 +31,7 @@ import gdb
 
 from gdb_optprobe.debugger.attach import attachments
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.guest.linux.arch.ppc64le import room
+from gdb_optprobe.guest.linux.arch.ppc64le import image_padding
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.symbols import Symbol
 from gdb_optprobe.isa.base import Insn
@@ -74,8 +74,8 @@ def linux() -> Any:
 def give_arena() -> dict[str, list[int]]:
     session()
     assert attachments.current is not None
-    (start, _), *_ = room.find(attachments.current.machine, kernel()).code
-    table, page = kernel().address("__stop___bug_table"), room.page_size(kernel())
+    (start, _), *_ = image_padding.find(attachments.current.machine, kernel()).code
+    table, page = kernel().address("__stop___bug_table"), image_padding.page_size(kernel())
     data = -(-table // LINE) * LINE, -(-table // page) * page
     gdb.execute(f"set optprobe arena code={start:#x}-{start + AREA:#x} data={data[0]:#x}-{data[1]:#x}")
     return {"code": [start, start + AREA], "data": list(data)}
@@ -219,8 +219,8 @@ def wrong_program(program: tuple[int, int, int], probe: Probe, isa: Isa) -> Iter
     code = session().target.guest.machine.read(program[0], program[1] - program[0])
     toc = isa.toc(*_beginning(kernel().address("schedule")))  # type: ignore[attr-defined]
     assert probe.counter is not None
-    if list(room.counters(code, toc)) != [probe.counter.address]:
-        yield f"counts at {[hex(at) for at in room.counters(code, toc)]}, not at {probe.counter.address:#x}"
+    if list(image_padding.counters(code, toc)) != [probe.counter.address]:
+        yield f"counts at {[hex(at) for at in image_padding.counters(code, toc)]}, not at {probe.counter.address:#x}"
     insns = isa.decode(code, program[0])
     at = next((n for n, insn in enumerate(insns) if insn.text.startswith("ldarx ")), None)
     texts = [insn.text for insn in insns[at:][:3]] if at is not None else []

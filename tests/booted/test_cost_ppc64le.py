@@ -17,7 +17,7 @@ from gdb_optprobe.detours.detour import build_count
 from gdb_optprobe.detours.planner import Plan, PlanRequest, plan
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.guest.linux.arch.ppc64le import room
+from gdb_optprobe.guest.linux.arch.ppc64le import image_padding
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from qemu.guest import Guest
 from qemu.memory_snapshot import take_snapshot
@@ -67,7 +67,7 @@ class Costs:
 @pytest.fixture
 def costs(ppc_guest: Guest) -> Costs:
     subject = subject_of(ppc_guest)
-    found = room.find(take_snapshot(ppc_guest), subject.kernel)
+    found = image_padding.find(take_snapshot(ppc_guest), subject.kernel)
     return Costs(subject, CfgCache(PPC64LE, subject.text), found.code[0][0], found.data[0])
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from gdb_optprobe.guest.cache import Cache, default_cache
 from gdb_optprobe.guest.kallsyms_tables import KallsymsTables
 from gdb_optprobe.guest.linux.arch.x86_64 import mid_function_entries
-from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import Landings
+from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import MidFunctionEntries
 from gdb_optprobe.guest.symbols import Symbols
 from tests.golden import golden
 
 TEXT = 0xFFFF_FFFF_8100_0000
 BUILD, KEY = bytes(range(20)).hex(), "5" * 64
 SYMBOLS = Symbols(array("Q", [0x1000, TEXT, TEXT + 0x100]), ["fixed_percpu_data", "_text", "vfs_read"], "ATt")
-ENTRIES = Landings(array("Q", [TEXT + 9, TEXT + 0x120]), array("Q", [TEXT + 4, TEXT + 0x3000]), bytes([1, 3]))
+ENTRIES = MidFunctionEntries(array("Q", [TEXT + 9, TEXT + 0x120]), array("Q", [TEXT + 4, TEXT + 0x3000]), bytes([1, 3]))
 TABLES = KallsymsTables((0x100, 0x200), (0x300, 0x400))
 
 
@@ -41,7 +41,7 @@ def test_what_is_there_is_read(tmp_path: Path) -> None:
     assert shelf.symbols(TEXT) == SYMBOLS
     assert shelf.facts()["note"] == 0x40_0000 and KallsymsTables.of(shelf.facts()["tables"]) == TABLES
     entries = shelf.load(f"landings-{KEY}")
-    assert entries is not None and Landings.unpack(entries, TEXT) == ENTRIES
+    assert entries is not None and MidFunctionEntries.unpack(entries, TEXT) == ENTRIES
     (file,) = (path for path in lines if path.endswith(".elf"))
     assert cache.file(Path(file).stem) == tmp_path / file
 

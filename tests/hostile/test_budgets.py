@@ -14,7 +14,7 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import kallsyms, kernel_image, symbolfile, vmlinux
 from gdb_optprobe.guest.btf import DEEPEST, MOST_MEMBERS, Btf
-from gdb_optprobe.guest.linux import kprobes, lists, tasks
+from gdb_optprobe.guest.linux import kprobes, list_head, tasks
 from gdb_optprobe.guest.linux.arch.ppc64le import radix, threads
 from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, mid_function_entries, nops, orc_unwind
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
@@ -418,7 +418,7 @@ def endless(*offsets: str, **names: int) -> Kernel:
 
 def test_a_list_without_end() -> None:
     there = endless()
-    found = within(lambda: list(lists.members(there, HEAD, 0)), 8 * LINES)
+    found = within(lambda: list(list_head.members(there, HEAD, 0)), 8 * LINES)
     assert "has over 524,288 members" in found.error
 
 
@@ -440,8 +440,8 @@ def test_the_threads_that_256_cpus_may_have() -> None:
         def write(self, address: int, data: bytes) -> None:
             raise AssertionError("nothing is written")
 
-    assert sum(1 for _ in lists.members(Kernel(Ring(), symbols()), HEAD, 0)) == count
-    assert count <= threads.MOST == tasks.MOST == lists.MOST
+    assert sum(1 for _ in list_head.members(Kernel(Ring(), symbols()), HEAD, 0)) == count
+    assert count <= threads.MOST == tasks.MOST == list_head.MOST
 
 
 def test_modules_that_have_all_symbols_of_one_another() -> None:

@@ -27,7 +27,7 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import kallsyms, kernel_image, vmlinux
 from gdb_optprobe.guest.btf import Btf
 from gdb_optprobe.guest.kernel_image import Run
-from gdb_optprobe.guest.linux import kprobes, lists
+from gdb_optprobe.guest.linux import kprobes, list_head
 from gdb_optprobe.guest.linux.arch.ppc64le import radix
 from gdb_optprobe.guest.linux.arch.x86_64 import jump_tables, mid_function_entries, nops, orc_unwind, paging
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND, X86Mmu
@@ -41,7 +41,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Modules
 from gdb_optprobe.guest.linux.user import cfi, files
-from gdb_optprobe.guest.linux.user.cfi import CallFrames, Computed
+from gdb_optprobe.guest.linux.user.cfi import CallFrames, Expression
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.mm import spaces
 from gdb_optprobe.guest.linux.user.page_frames import PageFrames
@@ -244,7 +244,7 @@ def of_call_frames(random: Random) -> Callable[[], Any]:
         for at in (address + 8, address + 0x18, 8, 0, (1 << 64) - 1):
             rules = outcome(lambda at=at: found.rules(at)).value
             for rule in rules.registers.values() if rules is not None else ():
-                if isinstance(rule, Computed):
+                if isinstance(rule, Expression):
                     asking(lambda rule=rule, at=at: cfi.evaluate(rule.expression, [at], register, word))
             if rules is not None and isinstance(rules.cfa, bytes):
                 asking(lambda rules=rules: cfi.evaluate(rules.cfa, [], register, word))
@@ -614,7 +614,7 @@ def of_tables(random: Random) -> Callable[[], Any]:
         end = SITES + 0x400
         asking(lambda: ExceptionTable(kernel).fixups(SITES, end), lambda: JumpLabels(kernel).within(SITES, end))
         asking(lambda: BugTable(kernel).has(SITES), lambda: StaticCalls(kernel).within(SITES, end))
-        asking(lambda: SmpLocks(kernel).within(SITES, end), lambda: list(lists.members(kernel, TABLE, 8)))
+        asking(lambda: SmpLocks(kernel).within(SITES, end), lambda: list(list_head.members(kernel, TABLE, 8)))
 
     return read
 

@@ -11,7 +11,7 @@ import pytest
 
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.arch.base import LinuxArch, Loan, Room, StaysLent
+from gdb_optprobe.guest.linux.arch.base import LinuxArch, Loan, Room, StillLent
 from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.maps.journal_format import MAGIC, Damaged, decode
 from gdb_optprobe.probes import arena_record
@@ -71,7 +71,7 @@ def lending(fails: bool = False, stays: bool = False) -> tuple[LinuxArena, Pages
     def give_back() -> None:
         events.append("give back")
         if stays:
-            raise StaysLent("it stays", "try again")
+            raise StillLent("it stays", "try again")
 
     def borrow() -> Room:
         assert not memory.writes
@@ -120,7 +120,7 @@ def test_what_failed_first_is_told_first_where_the_loan_cannot_be_given_back() -
     assert str(failed.value) == "no; it stays; try again" and events[-2:] == ["take", "give back"]
 
 
-@pytest.mark.parametrize("fails", [StaysLent("it stays"), OptprobeError("nothing has changed")])
+@pytest.mark.parametrize("fails", [StillLent("it stays"), OptprobeError("nothing has changed")])
 def test_a_loan_that_is_not_taken_back(fails: OptprobeError) -> None:
     """It is the arena as before, unless nothing leads there any more."""
 
@@ -132,7 +132,7 @@ def test_a_loan_that_is_not_taken_back(fails: OptprobeError) -> None:
     arena.take()
     assert arena.room is not None
     arena.room = replace(arena.room, give_back=give_back)
-    if isinstance(fails, StaysLent):
+    if isinstance(fails, StillLent):
         arena.give_back()
         assert arena.room is None and events[-1] == "it stays"
     else:

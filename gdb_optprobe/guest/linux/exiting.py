@@ -22,7 +22,7 @@ from typing import Protocol
 
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
-from gdb_optprobe.guest.linux.lists import MOST, members
+from gdb_optprobe.guest.linux.list_head import MOST, members
 from gdb_optprobe.guest.linux.percpu import PerCpu
 
 COUNTERS = 2  # SRCU has two generations of readers

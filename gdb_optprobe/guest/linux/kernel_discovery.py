@@ -60,7 +60,7 @@ class Finder(Protocol):
         OptprobeError.
         """
 
-    def settle(self, where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
+    def complete(self, where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
         """Return image and view, completed by means of the symbols."""
 
     def notes(self, where: Image, symbols: SymbolTable, read: Read) -> tuple[int, int]:
@@ -127,7 +127,7 @@ def discover(
     reader = KernelMemory(machine, machine, view.walk)
     known = _cached(where, reader, cache) or _sought(where, finder, reader, cache, say, vain, files or {})
     known = _completed(known, where, files or {})
-    where, view = finder.settle(where, view, SymbolTable(known.symbols))
+    where, view = finder.complete(where, view, SymbolTable(known.symbols))
     table = SymbolTable(known.symbols, [(where.text.start, where.text.end)])
     return DiscoveredKernel(where, known.build, table, known.note, view, known.shelf)
 
@@ -161,9 +161,9 @@ def _sought(
     if kernel not in vain.known:
         say("recovering the kernel's symbols from guest memory")
         try:
-            heard = Heard(where.rodata.start, read)
-            found = kallsyms.find(heard.read, where.rodata.start, where.rodata.size)
-            return _kept(found, where, *_note(where, finder, found.symbols, read), heard, cache)
+            recorded = RecordedMemory(where.rodata.start, read)
+            found = kallsyms.find(recorded.read, where.rodata.start, where.rodata.size)
+            return _kept(found, where, *_note(where, finder, found.symbols, read), recorded, cache)
         except NoSymbolTable as missing:
             vain.known[kernel] = missing
     if not files:
@@ -182,7 +182,7 @@ def _note(where: Image, finder: Finder, symbols: Symbols, read: Read) -> tuple[s
 
 
 @dataclass(slots=True)
-class Heard:
+class RecordedMemory:
     """Memory from `start` on, as it was read once: a guest may answer the next read differently."""
 
     start: int
@@ -203,11 +203,11 @@ class Heard:
         return bytes(self.data[start : start + size])
 
 
-def _kept(found: kallsyms.Found, where: Image, build: str, note: int, heard: Heard, cache: Cache) -> Known:
+def _kept(found: kallsyms.Found, where: Image, build: str, note: int, recorded: RecordedMemory, cache: Cache) -> Known:
     text = where.text.start
     names, offsets = ((start - text, end - text) for start, end in (found.names, found.offsets))
     tables = KallsymsTables(names, offsets)
-    key = tables.key(text, heard.again)
+    key = tables.key(text, recorded.again)
     shelf = cache.shelf(build, key) if key is not None else None
     if shelf is not None:
         shelf.store_symbols(found.symbols, text)

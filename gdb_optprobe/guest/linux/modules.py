@@ -25,7 +25,7 @@ from enum import IntEnum
 from gdb_optprobe import guest_text
 from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import lists
+from gdb_optprobe.guest.linux import list_head
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 
 # Limits (budget.py), and what the largest kernels of Debian's have.
@@ -202,7 +202,7 @@ def _those_there(kernel: Kernel, members: tuple[str, ...]) -> dict[str, int]:
     return found
 
 
-def _told(kernel: Kernel) -> Layout | None:
+def _by_types(kernel: Kernel) -> Layout | None:
     """Return the layout by the kernel's types; None where they do not have it."""
     try:
         return Layout.of(kernel)
@@ -218,14 +218,14 @@ class Modules:
         self._kernel = kernel
         self._area = area
         self._head = kernel.address("modules")
-        self._layout = _told(kernel)
+        self._layout = _by_types(kernel)
         self.strange: dict[str, str] = {}
 
     def loaded(self) -> Iterator[Module]:
         """Yield the loaded modules, except UNFORMED ones. Raises OptprobeError where the list is broken."""
         self.strange = {}
         links = self._layout.offsets["list"] if self._layout is not None else LINKS
-        for number, address in enumerate(lists.members(self._kernel, self._head, links)):
+        for number, address in enumerate(list_head.members(self._kernel, self._head, links)):
             if number == MOST:
                 raise OverBudget("the kernel's list of modules", MOST, "members")
             if self._layout is None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.guest.linux.exiting import exiting
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
-from gdb_optprobe.guest.linux.lists import MOST
+from gdb_optprobe.guest.linux.list_head import MOST
 from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest_text import until_zero

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux.physical_patch import Changed
 from gdb_optprobe.guest.linux.user.mm import AddressSpace
-from gdb_optprobe.guest.linux.user.pages import Standing, within_pages
+from gdb_optprobe.guest.linux.user.pages import StoppedPages, within_pages
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.writer import Write
 
@@ -30,7 +30,7 @@ class MappedText:
 
     program: Program
     space: AddressSpace
-    pages: Standing
+    pages: StoppedPages
 
     def write(self, changes: Iterable[TextChange]) -> list[Write]:
         """Make changes in this order; the first that only the guest can make: others wait for it. Raises Changed."""

@@ -61,7 +61,7 @@ class Finder:
     def find(self, _: AnyMachine) -> tuple[Image, View]:
         return self.image, self
 
-    def settle(self, where: Image, view: View, _: SymbolTable) -> tuple[Image, View]:
+    def complete(self, where: Image, view: View, _: SymbolTable) -> tuple[Image, View]:
         return where, view
 
     def notes(self, where: Image, _: SymbolTable, read: Read) -> tuple[int, int]:

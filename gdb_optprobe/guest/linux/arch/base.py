@@ -93,7 +93,7 @@ class Loan:
     size: int
 
 
-class StaysLent(OptprobeError):
+class StillLent(OptprobeError):
     """The memory holds no detours any more, but the kernel did not take it back."""
 
 

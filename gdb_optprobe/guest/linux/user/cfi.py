@@ -48,7 +48,7 @@ class Damaged(OptprobeError):
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class Saved:
     """The register is saved in memory, so far from the CFA; whole: it is that address itself."""
 
     offset: int
@@ -56,14 +56,14 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
-class In:
+class InRegister:
     """The register is in another register."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class Expression:
     """The register is saved at an expression's value; whole: it is that value itself."""
 
     expression: bytes
@@ -71,11 +71,11 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Undefined:
     """The register is undefined. An undefined return address means that there is no caller."""
 
 
-Rule = At | In | Computed | Lost
+Rule = Saved | InRegister | Expression | Undefined
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class _Bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Common:
+class _Cie:
     """A CIE. code, data: units of distances. encoding: of addresses. augmented: its FDEs have a size there.
     first: start and end of its instructions, in the section.
     """
@@ -143,12 +143,12 @@ class _Common:
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
+class _Fde:
     """An FDE: code from start to end. program: start and end of its instructions, in the section."""
 
     start: int
     end: int
-    common: _Common
+    common: _Cie
     program: tuple[int, int]
 
 
@@ -192,7 +192,7 @@ class CallFrames:
             if index.cut:
                 raise OverBudget("a program's .eh_frame", MOST_FRAMES, "descriptions of frames")
             return None
-        one = self._one(index.places[at])
+        one = self._fde(index.places[at])
         if one.program[1] - one.program[0] > LARGEST_PROGRAM:
             raise Damaged("the description of a function's frames is too long")
         machine = _Machine(one.common, self._encoded)
@@ -201,7 +201,7 @@ class CallFrames:
         return Rules(machine.cfa, machine.registers, one.common.back, one.common.interrupted)
 
     @cached_property
-    def _commons(self) -> dict[int, _Common]:
+    def _cies(self) -> dict[int, _Cie]:
         """The CIEs that were read, by their offsets."""
         return {}
 
@@ -233,7 +233,7 @@ class CallFrames:
                     if not back:
                         at = following
                         continue
-                    common = self._common(body - back)
+                    common = self._cie(body - back)
                     start, end = self._range(inside, common)
                     if (common.encoding, self.word) in _QUICK:
                         quick[body - back] = _QUICK[common.encoding, self.word], bool(common.encoding & _RELATIVE)
@@ -258,20 +258,20 @@ class CallFrames:
         reader.take(size)
         return _Bytes(self.data, start, start + size)
 
-    def _range(self, reader: _Bytes, common: _Common) -> tuple[int, int]:
+    def _range(self, reader: _Bytes, common: _Cie) -> tuple[int, int]:
         """Return start and end of an FDE's code. Raises Damaged."""
         start, size = self._encoded(reader, common.encoding), self._encoded(reader, common.encoding & 0x0F)
         return start, min(start + size, MASK)
 
-    def _common(self, at: int) -> _Common:
+    def _cie(self, at: int) -> _Cie:
         """Return the CIE at `at`. Raises Damaged."""
-        if at not in self._commons:
-            if len(self._commons) >= MOST_COMMONS:
+        if at not in self._cies:
+            if len(self._cies) >= MOST_COMMONS:
                 raise Damaged("descriptions of frames have too little in common")
-            self._commons[at] = self._read_common(at)
-        return self._commons[at]
+            self._cies[at] = self._read_cie(at)
+        return self._cies[at]
 
-    def _read_common(self, at: int) -> _Common:
+    def _read_cie(self, at: int) -> _Cie:
         if at < 0:
             raise Damaged("a description of frames refers to nothing")
         reader = _Bytes(self.data, at)
@@ -297,18 +297,18 @@ class CallFrames:
                 reader.number(1)
         if end > reader.end:
             raise Damaged("the description of frames ends too soon")
-        return _Common(code, data, back, encoding, augmented, b"S" in name, (end, reader.end))
+        return _Cie(code, data, back, encoding, augmented, b"S" in name, (end, reader.end))
 
-    def _one(self, at: int) -> _Described:
+    def _fde(self, at: int) -> _Fde:
         """Return the FDE at `at`. Raises Damaged."""
         reader = self._next(_Bytes(self.data, at))
         assert reader is not None, "it was read before"
         body = reader.at
-        common = self._common(body - reader.number(4))
+        common = self._cie(body - reader.number(4))
         start, end = self._range(reader, common)
         if common.augmented:
             reader.block()
-        return _Described(start, end, common, (reader.at, reader.end))
+        return _Fde(start, end, common, (reader.at, reader.end))
 
     def _encoded(self, reader: _Bytes, encoding: int) -> int:
         """Read a pointer (DW_EH_PE_…)."""
@@ -328,8 +328,8 @@ Encoded = Callable[[_Bytes, int], int]
 class _Machine:
     """Runs call frame instructions (DWARF 4, 6.4.2)."""
 
-    def __init__(self, common: _Common, encoded: Encoded) -> None:
-        self._common, self._encoded = common, encoded
+    def __init__(self, common: _Cie, encoded: Encoded) -> None:
+        self._cie, self._encoded = common, encoded
         self.cfa: tuple[int, int] | bytes = b""
         self.registers: dict[int, Rule] = {}
         self._first: dict[int, Rule] = {}
@@ -347,12 +347,12 @@ class _Machine:
 
     def _step(self, reader: _Bytes, opcode: int, at: int) -> int:
         """Run one instruction and return the address from which the following ones apply."""
-        common, registers, low = self._common, self.registers, opcode & 0x3F
+        common, registers, low = self._cie, self.registers, opcode & 0x3F
         match opcode & 0xC0:
             case 0x40:
                 return at + low * common.code
             case 0x80:
-                registers[low] = At(reader.leb() * common.data)
+                registers[low] = Saved(reader.leb() * common.data)
                 return at
             case 0xC0:
                 self._restore(low)
@@ -365,15 +365,15 @@ class _Machine:
             case 0x02 | 0x03 | 0x04:
                 return at + reader.number(1 << opcode - 2) * common.code
             case 0x05:
-                self._set(reader.leb(), At(reader.leb() * common.data))
+                self._set(reader.leb(), Saved(reader.leb() * common.data))
             case 0x06:
                 self._restore(reader.leb())
             case 0x07:
-                self._set(reader.leb(), Lost())
+                self._set(reader.leb(), Undefined())
             case 0x08:
                 registers.pop(reader.leb(), None)
             case 0x09:
-                self._set(reader.leb(), In(reader.leb()))
+                self._set(reader.leb(), InRegister(reader.leb()))
             case 0x0A:
                 self._keep()
             case 0x0B:
@@ -387,19 +387,19 @@ class _Machine:
             case 0x0F:
                 self.cfa = reader.block()
             case 0x10 | 0x16:
-                self._set(reader.leb(), Computed(reader.block(), opcode == 0x16))
+                self._set(reader.leb(), Expression(reader.block(), opcode == 0x16))
             case 0x11:
-                self._set(reader.leb(), At(reader.leb(True) * common.data))
+                self._set(reader.leb(), Saved(reader.leb(True) * common.data))
             case 0x12:
                 self.cfa = reader.leb(), reader.leb(True) * common.data
             case 0x13:
                 self.cfa = self._cfa[0], reader.leb(True) * common.data
             case 0x14 | 0x15:
-                self._set(reader.leb(), At(reader.leb(opcode == 0x15) * common.data, whole=True))
+                self._set(reader.leb(), Saved(reader.leb(opcode == 0x15) * common.data, whole=True))
             case 0x2E:  # DW_CFA_GNU_args_size
                 reader.leb()
             case 0x2F:  # DW_CFA_GNU_negative_offset_extended
-                self._set(reader.leb(), At(-reader.leb() * common.data))
+                self._set(reader.leb(), Saved(-reader.leb() * common.data))
             case _:
                 raise Damaged(f"the description of frames has an unknown instruction {opcode:#x}")
         return at

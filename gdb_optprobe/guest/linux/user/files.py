@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
-from gdb_optprobe.guest.linux.lists import members
+from gdb_optprobe.guest.linux.list_head import members
 from gdb_optprobe.guest_text import printable, raw
 
 MOST_LINKS = 40  # MAXSYMLINKS

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
-from gdb_optprobe.guest.linux.lists import members
+from gdb_optprobe.guest.linux.list_head import members
 from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.rw_semaphores import RwSemaphore
 from gdb_optprobe.guest.linux.user.files import File

@@ -26,12 +26,12 @@ class Pages:
     frames: PageFrames
     mmu: Mmu
 
-    def of(self, mm: int) -> Standing:
+    def of(self, mm: int) -> StoppedPages:
         """Return the pages of a space, valid while the guest is stopped."""
-        return Standing(self, mm)
+        return StoppedPages(self, mm)
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
-        """See Standing."""
+        """See StoppedPages."""
         return self.of(mm).read(address, size)
 
     def find(self, mm: int, address: int) -> Leaf | None:
@@ -49,7 +49,7 @@ class Pages:
 
 
 @dataclass
-class Standing:
+class StoppedPages:
     """The pages of a space while the guest is stopped: each is looked up once."""
 
     pages: Pages

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.lists import members
+from gdb_optprobe.guest.linux.list_head import members
 from gdb_optprobe.guest.linux.user import mm, program
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.mm import AddressSpace

@@ -17,7 +17,7 @@ from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.backtrace import MOST, Copy
 from gdb_optprobe.guest.linux.user import cfi
-from gdb_optprobe.guest.linux.user.cfi import At, CallFrames, Computed, In, Lost, Rule, Rules
+from gdb_optprobe.guest.linux.user.cfi import CallFrames, Expression, InRegister, Rule, Rules, Saved, Undefined
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.isa.abi import UserFrames
@@ -52,7 +52,7 @@ class _State:
     exact: bool
 
 
-class _Untold(OptprobeError):
+class _NoRules(OptprobeError):
     """No data describe how a frame's caller is found."""
 
 
@@ -98,7 +98,7 @@ class Loaded:
     def rules(self, address: int) -> Rules | None:
         """See CallFrames.rules. Raises OptprobeError."""
         if self.source.call_frames is None:
-            raise _Untold("what the file says of its frames cannot be read now")
+            raise _NoRules("what the file says of its frames cannot be read now")
         return self.source.call_frames.rules(address - self.bias)
 
     def holds(self, address: int) -> bool:
@@ -149,13 +149,13 @@ class Process:
     def _caller(self, state: _State, copy: Copy) -> _State | None:
         """Return the caller's state; None where there is none. Raises Unreadable, OptprobeError."""
         if not self._is_certain(state):
-            raise _Untold("the file has been written to since")
+            raise _NoRules("the file has been written to since")
         inside = self._inside(state)
         file = self._file(inside)
         rules = file.rules(inside) if file is not None else None
         found = self._linked(state, copy) if rules is None else _Frame(self.frames, rules, state, copy).caller()
         if found is not None and not (found.registers[self.frames.pc] and self._is_certain(found)):
-            raise _Untold("a return address is 0, or in a file that has been written to since")
+            raise _NoRules("a return address is 0, or in a file that has been written to since")
         return found
 
     def _inside(self, state: _State) -> int:
@@ -172,10 +172,10 @@ class Process:
         """
         frames = self.frames
         if frames.chain is None or state.exact:
-            raise _Untold("nothing tells of this code's frames")
+            raise _NoRules("nothing tells of this code's frames")
         sp = _word(copy, state.registers[frames.sp], frames.word)
         if sp <= state.registers[frames.sp]:
-            raise _Untold("the stack is damaged")
+            raise _NoRules("the stack is damaged")
         return _State({frames.sp: sp, frames.pc: _word(copy, sp + frames.chain, frames.word)}, exact=False)
 
     def _guessed(self, state: _State, copy: Copy) -> Iterator[UserFrame]:
@@ -235,8 +235,8 @@ class _Frame:
     def caller(self) -> _State | None:
         """Return the caller's state; None where there is none. Raises Unreadable, OptprobeError."""
         frames, rules, cfa = self.frames, self.rules, self._cfa()
-        back = rules.registers.get(rules.back, In(rules.back))
-        if isinstance(back, Lost):
+        back = rules.registers.get(rules.back, InRegister(rules.back))
+        if isinstance(back, Undefined):
             return None
         found = {name: self.state.registers[name] for name in frames.kept if name in self.state.registers}
         for number, rule in rules.registers.items():
@@ -250,7 +250,7 @@ class _Frame:
         if not any(frames.numbers.get(number) == frames.sp for number in rules.registers):
             found[frames.sp] = cfa
         if frames.sp not in found or not (rules.interrupted or self._is_above(found[frames.sp])):
-            raise _Untold("the stack is damaged")
+            raise _NoRules("the stack is damaged")
         return _State({**found, frames.pc: pc}, rules.interrupted)
 
     def _is_above(self, sp: int) -> bool:
@@ -267,24 +267,24 @@ class _Frame:
     def _if_there(self, rule: Rule, cfa: int) -> int | None:
         """Return a register, or None where it cannot be read: it may never be needed."""
         try:
-            return None if isinstance(rule, Lost) else self._value(rule, cfa)
-        except (Unreadable, _Untold):
+            return None if isinstance(rule, Undefined) else self._value(rule, cfa)
+        except (Unreadable, _NoRules):
             return None
 
-    def _value(self, rule: At | In | Computed, cfa: int) -> int:
+    def _value(self, rule: Saved | InRegister | Expression, cfa: int) -> int:
         match rule:
-            case In(number):
+            case InRegister(number):
                 return self._register(number)
-            case At(offset, whole):
+            case Saved(offset, whole):
                 at = cfa + offset & self._mask
-            case Computed(expression, whole):
+            case Expression(expression, whole):
                 at = cfi.evaluate(expression, [cfa], self._register, self._read)
         return at if whole else self._read(at)
 
     def _register(self, number: int) -> int:
         name = self.frames.numbers.get(number)
         if name is None or name not in self.state.registers:
-            raise _Untold(f"register {number} is not known")
+            raise _NoRules(f"register {number} is not known")
         return self.state.registers[name]
 
     def _read(self, address: int) -> int:

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.call import CallFailed
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.rw_semaphores import RwSemaphore
 from gdb_optprobe.guest.linux.safe_points import SafePoints
@@ -33,6 +32,7 @@ from gdb_optprobe.guest.linux.user.mm import LATER, Busy
 from gdb_optprobe.guest.linux.user.program_writer import HEAD, ROW, Writing
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.machine import Machine, Vcpu
+from gdb_optprobe.guest.native_call import CallFailed
 
 TABLE_SIZE = 2048
 ROWS = 16

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
-from gdb_optprobe.guest.linux.user.cfi import At, CallFrames, Computed, In, Lost, Rules, evaluate
+from gdb_optprobe.guest.linux.user.cfi import CallFrames, Expression, InRegister, Rules, Saved, Undefined, evaluate
 from gdb_optprobe.guest.linux.user.elf import Elf
 from gdb_optprobe.isa.x86_64.abi import FRAMES
 from tests.examples import examples
@@ -67,13 +67,13 @@ def _read() -> Iterator[tuple[int, str, dict[int, str]]]:
 def spelled(found: Rules, number: int) -> str:
     """As readelf has it."""
     match found.registers.get(number):
-        case At(offset, whole):
+        case Saved(offset, whole):
             return f"{'v' if whole else 'c'}{offset:+}"
-        case Computed(_, whole):
+        case Expression(_, whole):
             return "vexp" if whole else "exp"
-        case In(other):
+        case InRegister(other):
             return f"r{other}"
-        case None | Lost():
+        case None | Undefined():
             return "u"
 
 

@@ -18,7 +18,7 @@ from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.mm import Busy, Process, spaces
 from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory, PageCache
-from gdb_optprobe.guest.linux.user.pages import Pages, Standing, within_pages
+from gdb_optprobe.guest.linux.user.pages import Pages, StoppedPages, within_pages
 from tests.guest.linux import fake_kernel
 
 DIRECT = 0xFFFF888000000000
@@ -326,7 +326,7 @@ def test_the_tree_of_a_kernel_whose_locks_preempt(guest: Kernel) -> None:
 HELD = paging.PRESENT | paging.USER | paging.DIRTY
 
 
-def mapped(guest: Kernel, mapping: int, bits: int = HELD) -> tuple[Standing, int]:
+def mapped(guest: Kernel, mapping: int, bits: int = HELD) -> tuple[StoppedPages, int]:
     """A space with one page at 0x401000, whose record says `mapping`; and where that page is."""
     mm, data = guest.new(), guest.new()
     tables = [guest.new() for _ in range(4)]

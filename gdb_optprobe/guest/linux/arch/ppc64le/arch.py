@@ -20,7 +20,15 @@ from gdb_optprobe.guest.linux.arch.base import (
     Unwinder,
     nowhere,
 )
-from gdb_optprobe.guest.linux.arch.ppc64le import back_chain, current, derive, program_check, room, stacks, user_kernel
+from gdb_optprobe.guest.linux.arch.ppc64le import (
+    back_chain,
+    current,
+    derive,
+    image_padding,
+    program_check,
+    stacks,
+    user_kernel,
+)
 from gdb_optprobe.guest.linux.arch.ppc64le import find as finding
 from gdb_optprobe.guest.linux.arch.ppc64le import reads as reading
 from gdb_optprobe.guest.linux.arch.ppc64le import structures as code
@@ -82,9 +90,9 @@ class _Linux:
     find = staticmethod(finding.find)
     notes = staticmethod(finding.notes)
 
-    def settle(self, where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
+    def complete(self, where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
         assert isinstance(view, finding.LinearMap)
-        return finding.settle(where, symbols), KernelMap(view, symbols)
+        return finding.complete(where, symbols), KernelMap(view, symbols)
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
         """Return the kernel. Without types its structures are derived from its code; the layout of tables is then the
@@ -129,10 +137,10 @@ class _Linux:
         return derive.missing(kernel)
 
     def room(self, machine: Machine, kernel: Kernel) -> Room:
-        return room.find(machine, kernel)
+        return image_padding.find(machine, kernel)
 
     def places(self, machine: Machine, kernel: Kernel) -> Iterable[Room]:
-        return room.places(machine, kernel)
+        return image_padding.places(machine, kernel)
 
     def current(self, kernel: Kernel) -> Current:
         try:

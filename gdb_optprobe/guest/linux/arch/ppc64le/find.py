@@ -59,7 +59,7 @@ def find(machine: Machine) -> tuple[Image, View] | None:
     return Image(everything, everything, everything), LinearMap(machine)
 
 
-def settle(where: Image, symbols: SymbolTable) -> Image:
+def complete(where: Image, symbols: SymbolTable) -> Image:
     """Return the image's parts. Raises OptprobeError where the symbols are not a kernel's."""
     text, constants = symbols.require("_stext"), _constants(symbols)
     return Image(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.linux.arch.ppc64le import kernel_tree, probe_read, radix, room
+from gdb_optprobe.guest.linux.arch.ppc64le import image_padding, kernel_tree, probe_read, radix
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import LARGEST_FUNCTION, DerivedSymbols
 from gdb_optprobe.guest.linux.arch.ppc64le.probe_read import ADDRESS_BITS, LINEAR_BITS, LINEAR_MAP, Linear
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -89,7 +89,7 @@ def reads(machine: Machine, kernel: Kernel) -> Reads:
     root = kernel_tree.of(machine, kernel)
     if root is None:
         raise OptprobeError("page tables of this guest cannot be walked: they are no radix tree", f"{RADIX}; {HINT}")
-    pages = room.page_size(kernel)
+    pages = image_padding.page_size(kernel)
     indexes = (*UPPER_INDEXES, ADDRESS_BITS - pages.bit_length() + 1 - sum(UPPER_INDEXES))
     linear = Linear(root, _processes(machine, kernel, root), indexes, soft_mask(kernel))
     return Reads(linear, kernel.memory.read)

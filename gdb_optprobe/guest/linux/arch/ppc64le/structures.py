@@ -28,7 +28,7 @@ Path = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FromCode:
     """An instruction of this `form` in `function` with the base that `path` leads to.
 
     which: of several offsets there, in their order. less: to be taken away.
@@ -42,7 +42,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Adjacent:
     """An offset of so many bytes behind another member of the same structure."""
 
     member: str
@@ -88,37 +88,37 @@ FIXED: Mapping[str, int] = {
     "anon_vma.rb_root.rb_root.rb_node": 80,
 }
 """include/linux: path.h, mount.h, dcache.h, fs.h, xarray.h, mm_types.h, rbtree.h, rmap.h; fs/mount.h."""
-TOLD: Mapping[str, Seen | Beside] = {
-    "task_struct.mm": Seen("get_task_mm", ("r3",), LD),
-    "task_struct.flags": Seen("get_task_mm", ("r3",), LWZ),
-    "task_struct.fs": Seen("exit_fs", ("r3",), LD),
-    "mm_struct.mm_users": Seen("get_task_mm", ("r3", "task_struct.mm"), ADDI),
-    "mm_struct.pgd": Seen("init_new_context", ("r4",), LD),
-    "mm_struct.exe_file": Seen("get_mm_exe_file", ("r3",), LD),
-    "mm_struct.mmap_lock.count": Seen("setup_arg_pages", (CURRENT, "task_struct.mm"), ADDI),
+DERIVED: Mapping[str, FromCode | Adjacent] = {
+    "task_struct.mm": FromCode("get_task_mm", ("r3",), LD),
+    "task_struct.flags": FromCode("get_task_mm", ("r3",), LWZ),
+    "task_struct.fs": FromCode("exit_fs", ("r3",), LD),
+    "mm_struct.mm_users": FromCode("get_task_mm", ("r3", "task_struct.mm"), ADDI),
+    "mm_struct.pgd": FromCode("init_new_context", ("r4",), LD),
+    "mm_struct.exe_file": FromCode("get_mm_exe_file", ("r3",), LD),
+    "mm_struct.mmap_lock.count": FromCode("setup_arg_pages", (CURRENT, "task_struct.mm"), ADDI),
     # arg_start; before it start_brk, brk and start_stack, and before these the ends of code and data.
-    "mm_struct.start_code": Seen("setup_arg_pages", (CURRENT, "task_struct.mm"), STD, less=56),
-    "fs_struct.root": Seen("set_fs_root", ("r3",), LD),
-    "inode.i_count": Seen("ihold", ("r3",), ADDI),
-    "inode.i_link": Seen("simple_get_link", ("r4",), LD),
-    "vm_area_struct.vm_file": Seen("unlink_file_vma", ("r3",), LD),
-    "file.f_mapping": Seen("unlink_file_vma", ("r3", "vm_area_struct.vm_file"), LD),
-    "address_space.i_mmap_rwsem.count": Seen(
+    "mm_struct.start_code": FromCode("setup_arg_pages", (CURRENT, "task_struct.mm"), STD, less=56),
+    "fs_struct.root": FromCode("set_fs_root", ("r3",), LD),
+    "inode.i_count": FromCode("ihold", ("r3",), ADDI),
+    "inode.i_link": FromCode("simple_get_link", ("r4",), LD),
+    "vm_area_struct.vm_file": FromCode("unlink_file_vma", ("r3",), LD),
+    "file.f_mapping": FromCode("unlink_file_vma", ("r3", "vm_area_struct.vm_file"), LD),
+    "address_space.i_mmap_rwsem.count": FromCode(
         "unlink_file_vma", ("r3", "vm_area_struct.vm_file", "file.f_mapping"), ADDI
     ),
-    "address_space.i_mmap": Beside("i_mmap_rwsem.count", -16),
-    "vm_area_struct.vm_pgoff": Beside("vm_file", -8),
-    "vm_area_struct.anon_vma": Beside("vm_file", -24),
-    "vm_area_struct.vm_flags": Seen("unlink_file_vma", ("r3",), LD, which=1),
-    "vm_area_struct.vm_mm": Beside("vm_flags", -16),
-    "vm_area_struct.shared.rb": Beside("vm_flags", 8),
+    "address_space.i_mmap": Adjacent("i_mmap_rwsem.count", -16),
+    "vm_area_struct.vm_pgoff": Adjacent("vm_file", -8),
+    "vm_area_struct.anon_vma": Adjacent("vm_file", -24),
+    "vm_area_struct.vm_flags": FromCode("unlink_file_vma", ("r3",), LD, which=1),
+    "vm_area_struct.vm_mm": Adjacent("vm_flags", -16),
+    "vm_area_struct.shared.rb": Adjacent("vm_flags", 8),
 }
-KPROBES: Mapping[str, Seen | Beside] = {
-    "kprobe.addr": Seen("arch_disarm_kprobe", ("r3",), LD),
-    "kprobe.opcode": Seen("arch_disarm_kprobe", ("r3",), LWZ),
-    "kprobe.pre_handler": Beside("opcode", -16),
-    "optimized_kprobe.optinsn.insn": Seen("arch_remove_optimized_kprobe", ("r3",), LD),
-    "optimized_kprobe.optinsn.copied_insn": Beside("optinsn.insn", -8),
+KPROBES: Mapping[str, FromCode | Adjacent] = {
+    "kprobe.addr": FromCode("arch_disarm_kprobe", ("r3",), LD),
+    "kprobe.opcode": FromCode("arch_disarm_kprobe", ("r3",), LWZ),
+    "kprobe.pre_handler": Adjacent("opcode", -16),
+    "optimized_kprobe.optinsn.insn": FromCode("arch_remove_optimized_kprobe", ("r3",), LD),
+    "optimized_kprobe.optinsn.copied_insn": Adjacent("optinsn.insn", -8),
 }
 """Of the guest's own kprobes (include/linux/kprobes.h, asm/kprobes.h): what its text was is looked up by them."""
 
@@ -135,7 +135,7 @@ class CodeStructures:
     current: int
     others: Mapping[str, int] = field(default_factory=dict)
     fixed: Mapping[str, int] = field(default_factory=lambda: FIXED)
-    told: Mapping[str, Seen | Beside] = field(default_factory=lambda: TOLD)
+    told: Mapping[str, FromCode | Adjacent] = field(default_factory=lambda: DERIVED)
     _known: dict[str, int] = field(default_factory=dict)
 
     def offset(self, struct: str, member: str) -> int:
@@ -145,12 +145,12 @@ class CodeStructures:
     def _offset(self, name: str) -> int:
         found = self.others.get(name, self.fixed.get(name, self._known.get(name)))
         if found is None:
-            found = self._known[name] = self._told(name)
+            found = self._known[name] = self._from_code(name)
         return found
 
-    def _told(self, name: str) -> int:
+    def _from_code(self, name: str) -> int:
         rule = self.told.get(name)
-        if isinstance(rule, Beside):
+        if isinstance(rule, Adjacent):
             return self._offset(f"{name.partition('.')[0]}.{rule.member}") + rule.bytes
         if rule is None:
             raise NoSuchKernel(f"this kernel has no types (BTF), and {name} is not known without")

@@ -16,7 +16,7 @@ from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
-from gdb_optprobe.guest.linux.lists import MOST
+from gdb_optprobe.guest.linux.list_head import MOST
 from gdb_optprobe.guest.linux.members import Members
 from gdb_optprobe.guest.linux.percpu import MOST_CPUS
 from gdb_optprobe.guest_text import printable

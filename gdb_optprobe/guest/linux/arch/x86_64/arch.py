@@ -32,11 +32,11 @@ from gdb_optprobe.guest.linux.arch.x86_64 import (
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.linux.arch.x86_64 import reads as reading
 from gdb_optprobe.guest.linux.arch.x86_64.frame_pointers import FramePointers
-from gdb_optprobe.guest.linux.arch.x86_64.image_padding import NoFiller
-from gdb_optprobe.guest.linux.arch.x86_64.lent import Lender
+from gdb_optprobe.guest.linux.arch.x86_64.image_padding import NoPadding
 from gdb_optprobe.guest.linux.arch.x86_64.module_text import ModuleText
 from gdb_optprobe.guest.linux.arch.x86_64.text import MODULES, KernelText, modules_area
 from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
+from gdb_optprobe.guest.linux.arch.x86_64.vmalloc_loan import Borrower
 from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
@@ -60,7 +60,7 @@ class _Linux:
     clock: Sequence[ClockRate] = (ClockRate("tsc_khz", 4, 1000),)  # arch/x86/kernel/tsc.c
     loaded = MODULES
     find = staticmethod(finding.find)
-    settle = staticmethod(finding.settle)
+    complete = staticmethod(finding.complete)
     notes = staticmethod(finding.notes)
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
@@ -122,8 +122,8 @@ class _Linux:
             return Room(left.code, left.data, image_padding.FILL)
         try:
             found = image_padding.find(kernel)
-        except NoFiller as missing:
-            return Lender(machine, kernel, user_kernel.VCPUS).room(missing.message)
+        except NoPadding as missing:
+            return Borrower(machine, kernel, user_kernel.VCPUS).room(missing.message)
         mapping = image_padding.plan_mapping(found, tables, machine.read_physical)
         take = partial(physical_patch.apply, mapping, machine)
         give_back = partial(physical_patch.undo, mapping, machine)
@@ -136,7 +136,7 @@ class _Linux:
             if place.journal[0] < place.journal[1]:
                 code = partial(image_padding.as_found, kernel, place.code)
                 yield Room(place.code, place.data, image_padding.FILL, journal=place.journal, as_found=code)
-        lent = Lender(machine, kernel, user_kernel.VCPUS).place()
+        lent = Borrower(machine, kernel, user_kernel.VCPUS).place()
         if lent is not None:
             yield lent
 

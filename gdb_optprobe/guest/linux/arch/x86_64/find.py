@@ -70,7 +70,7 @@ def find(machine: Machine) -> tuple[Image, View] | None:
     return None
 
 
-def settle(where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
+def complete(where: Image, view: View, symbols: SymbolTable) -> tuple[Image, View]:
     """Return the image with its text up to its end, by the kernel's own top page table, which no process frees.
     Data that an earlier session left inside the text (image_padding.py) have another protection.
     """

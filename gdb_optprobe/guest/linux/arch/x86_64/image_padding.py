@@ -72,7 +72,7 @@ Range = tuple[int, int]
 Sizes = Sequence[tuple[int, int]]
 
 
-class NoFiller(OptprobeError):
+class NoPadding(OptprobeError):
     """This kernel's text has no filler that can be used."""
 
 
@@ -86,7 +86,7 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True)
-class Filler:
+class ImagePadding:
     """What is used for what: virtual ranges (start, end); `tables` are page addresses within the text.
 
     data_used: bytes at the start of the data that belong to an earlier session. journal: behind the code.
@@ -103,8 +103,8 @@ class Filler:
         return DATA_AT + self.data_used, DATA_AT + self.data_used + self.frames[1] - self.frames[0]
 
 
-def find(kernel: Kernel, sizes: Sizes = SIZES, code_pages: int = CODE_PAGES) -> Filler:
-    """Return padding for an arena. Raises NoFiller.
+def find(kernel: Kernel, sizes: Sizes = SIZES, code_pages: int = CODE_PAGES) -> ImagePadding:
+    """Return padding for an arena. Raises NoPadding.
     Tables and frames are checked to the last byte here, each piece of code memory when it is handed out.
     """
     runs = [run for span in spans(kernel) if (run := _filled(kernel, span)) is not None]
@@ -119,7 +119,7 @@ def find(kernel: Kernel, sizes: Sizes = SIZES, code_pages: int = CODE_PAGES) -> 
                 continue
             return replace(home, code=_capped(_code(runs, run, home.journal[0]), code_pages))
     data, journal = sizes[-1]
-    raise NoFiller(
+    raise NoPadding(
         f"this kernel's text has {pages * PAGE >> 10} KiB of filler in whole pages, in {len(runs)} runs, and "
         f"{(2 * (data + journal) + TABLES) * PAGE >> 10} KiB are needed, {(data + journal + TABLES) * PAGE >> 10} of "
         "them in one run",
@@ -129,7 +129,7 @@ def find(kernel: Kernel, sizes: Sizes = SIZES, code_pages: int = CODE_PAGES) -> 
 
 def left_behind(
     kernel: Kernel, tables: Tables, read_physical: ReadPhysical, sizes: Sizes = SIZES
-) -> Filler | None:
+) -> ImagePadding | None:
     """Return what is free of an arena that an earlier session left mapped with its probes in it; None without one.
     Free are the code behind the last byte of each run that is not fill, and the data behind the last byte that is not
     fill
@@ -160,7 +160,7 @@ def left_behind(
     return None
 
 
-def places(kernel: Kernel, sizes: Sizes = SIZES) -> Iterator[Filler]:
+def places(kernel: Kernel, sizes: Sizes = SIZES) -> Iterator[ImagePadding]:
     """Yield where an arena may be, whatever is there now; `code` is where its code may be, with what else is there."""
     around = spans(kernel)
     for data, journal in sizes:
@@ -175,8 +175,8 @@ def as_found(kernel: Kernel, code: Sequence[Range]) -> tuple[Range, ...]:
     return _capped((run for span in code if (run := _filled(kernel, span)) is not None), CODE_PAGES)
 
 
-def _home(run: Range, data: int, journal: int) -> Filler | None:
-    """Return the Filler with tables, data and journal at the end of `run`; None where the run is too short.
+def _home(run: Range, data: int, journal: int) -> ImagePadding | None:
+    """Return the ImagePadding with tables, data and journal at the end of `run`; None where the run is too short.
     data, journal: in pages.
     """
     # One large page holds all of them, so that one is split.
@@ -185,7 +185,7 @@ def _home(run: Range, data: int, journal: int) -> Filler | None:
         return None
     frames = end - data * PAGE
     tables = tuple(frames - (n + 1) * PAGE for n in range(TABLES))
-    return Filler((), tables, (frames, end), journal=(tables[-1] - journal * PAGE, tables[-1]))
+    return ImagePadding((), tables, (frames, end), journal=(tables[-1] - journal * PAGE, tables[-1]))
 
 
 def _code(runs: Sequence[Range], home: Range, end: int) -> Iterator[Range]:
@@ -253,7 +253,7 @@ def page_tables(machine: Machine, kernel: Kernel) -> Tables:
             if translate(machine.read_physical, root, data, la57=la57) is None:
                 continue
             return Tables((root, *_users_copy(machine, kernel, root, la57, isolation)), la57, no_execute)
-    raise NoFiller("no vCPU's page tables map the kernel")
+    raise NoPadding("no vCPU's page tables map the kernel")
 
 
 def _data(kernel: Kernel) -> int:
@@ -277,8 +277,8 @@ def _users_copy(machine: Machine, kernel: Kernel, root: int, la57: bool, isolati
     return (user,) if mapped else ()
 
 
-def plan_mapping(filler: Filler, tables: Tables, read_physical: ReadPhysical) -> tuple[PhysicalPatch, ...]:
-    """Return all writes, in order, that map the data of `filler`. Raises NoFiller."""
+def plan_mapping(filler: ImagePadding, tables: Tables, read_physical: ReadPhysical) -> tuple[PhysicalPatch, ...]:
+    """Return all writes, in order, that map the data of `filler`. Raises NoPadding."""
     never = NO_EXECUTE if tables.no_execute else 0
     frames = tuple(range(*filler.frames, PAGE))
     physical = {page: _physical(page, tables, read_physical) for page in (*filler.tables, *frames)}
@@ -303,16 +303,16 @@ def unused(tables: Tables, read_physical: ReadPhysical) -> int:
     for shift in (48, 39) if tables.la57 else (39,):
         entry = int.from_bytes(read_physical(table + (DATA_AT >> shift & 0x1FF) * 8, 8), "little")
         if not entry & 1:
-            raise NoFiller("the kernel's page tables are not what they should be")
+            raise NoPadding("the kernel's page tables are not what they should be")
         table = entry & ADDRESS
     at = table + (DATA_AT >> 30 & 0x1FF) * 8
     if any(read_physical(at, 8)):
-        raise NoFiller(f"something is mapped at {DATA_AT:#x} already", ADVICE)
+        raise NoPadding(f"something is mapped at {DATA_AT:#x} already", ADVICE)
     return at
 
 
 def _no_execute(
-    filler: Filler, tables: Tables, read_physical: ReadPhysical, split: int, never: int
+    filler: ImagePadding, tables: Tables, read_physical: ReadPhysical, split: int, never: int
 ) -> Iterator[PhysicalPatch]:
     """Yield the writes that make the frames of data and tables not executable, wherever the text is mapped."""
     pages = (*filler.tables, *range(*filler.frames, PAGE))
@@ -341,7 +341,7 @@ def _no_execute(
             table = PhysicalPatch(split, filled, new)
             yield table
         elif table.new != new:
-            raise NoFiller("the user's copy of the page tables maps the text with other attributes")
+            raise NoPadding("the user's copy of the page tables maps the text with other attributes")
         yield PhysicalPatch(entry_address, _word(leaf.entry), _word(table_entry(split) | leaf.entry & NO_EXECUTE))
 
 
@@ -350,7 +350,7 @@ def _split(leaf: Mapping, pages: set[int], never: int) -> dict[int, int]:
     (SDM volume 3, 4.5)
     """
     if leaf.level != 2:
-        raise NoFiller("the kernel's text is mapped by a page of 1 GiB")
+        raise NoPadding("the kernel's text is mapped by a page of 1 GiB")
     attributes = (leaf.entry & ~ADDRESS & ~LARGE) | ACCESSED
     if leaf.entry & PAT_LARGE:
         attributes |= PAT_SMALL
@@ -363,7 +363,7 @@ def _split(leaf: Mapping, pages: set[int], never: int) -> dict[int, int]:
 def _physical(page: int, tables: Tables, read_physical: ReadPhysical) -> int:
     leaf = translate(read_physical, tables.roots[0], page, la57=tables.la57)
     if leaf is None:
-        raise NoFiller(f"the kernel's text at {page:#x} is not mapped")
+        raise NoPadding(f"the kernel's text at {page:#x} is not mapped")
     return leaf.frame_of(page)
 
 

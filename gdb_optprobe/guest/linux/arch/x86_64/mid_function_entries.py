@@ -2,7 +2,7 @@
 
     text ──────────► every rel32 of a branch or call, every `lea` and every immediate that is an address of code
     rodata, data ──► every aligned word that is one
-                       └─► those strictly inside a function ─► confirmed by decoding ─► Landings
+                       └─► those strictly inside a function ─► confirmed by decoding ─► MidFunctionEntries
 
 Candidates are bytes that look so, at whatever offset, so none is missed; decoding only throws out those that are no
 operand of any instruction, in functions that decode from end to end. An address that a function takes of itself counts
@@ -89,7 +89,7 @@ class Functions:
 
 
 @dataclass(frozen=True, slots=True)
-class Landings:
+class MidFunctionEntries:
     """Entries into functions: three columns, ascending by target. Kinds are indices of `KINDS`."""
 
     targets: array[int]
@@ -97,7 +97,7 @@ class Landings:
     kinds: bytes
 
     @classmethod
-    def of(cls, jumps: Iterable[Jump]) -> Landings:
+    def of(cls, jumps: Iterable[Jump]) -> MidFunctionEntries:
         rows = sorted({(jump.target, jump.source, KINDS.index(jump.kind)) for jump in jumps})
         return cls(array("Q", [r[0] for r in rows]), array("Q", [r[1] for r in rows]), bytes(r[2] for r in rows))
 
@@ -118,7 +118,7 @@ class Landings:
         return HEADER.pack(FORMAT, len(self)) + b"".join(column.tobytes() for column in columns) + self.kinds
 
     @classmethod
-    def unpack(cls, data: bytes, base: int) -> Landings | None:
+    def unpack(cls, data: bytes, base: int) -> MidFunctionEntries | None:
         """Decode what `pack` made; None where it is of another format or damaged."""
         if len(data) < HEADER.size:
             return None
@@ -145,7 +145,7 @@ class Found:
     alone: no branch leads to where such code may be written either, so our detours there make no difference.
     """
 
-    landings: Landings
+    landings: MidFunctionEntries
     pristine: bool
     alone: bool = False
 
@@ -185,7 +185,7 @@ def find(text: bytes, base: int, functions: Functions, decode: Decode, words: It
         jumps = [jump for jump in jumps if functions.index(jump.source) >= 0]
     jumps += _words(words, functions)
     alone = not foreign and not _confirmed(idle, text, base, functions, decode)
-    return Found(Landings.of(jumps), not foreign, alone)
+    return Found(MidFunctionEntries.of(jumps), not foreign, alone)
 
 
 def _relative(text: bytes, base: int, functions: Functions) -> Iterator[Candidate]:
@@ -253,7 +253,7 @@ def of_kernel(
     shelf: Shelf | None,
     say: Callable[[str], None],
     at_rest: AtRest = lambda text, base: text,
-) -> Landings:
+) -> MidFunctionEntries:
     """Return the mid-function entries of a kernel's text. Raises OptprobeError.
     shelf: caches what an earlier session found in the same bytes, for a kernel with these symbols.
     """
@@ -264,7 +264,7 @@ def of_kernel(
     key = _key(shelf.key, start, *_functions_alone(kernel, start, text, words)) if shelf is not None else ""
     name = f"landings-{key}"
     kept = shelf.load(name) if shelf is not None else None
-    known = Landings.unpack(kept, start) if kept is not None else None
+    known = MidFunctionEntries.unpack(kept, start) if kept is not None else None
     if known is not None:
         return known
     say("finding out what leads into the kernel's functions, once for each boot")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from gdb_optprobe.guest.linux.arch.x86_64 import mid_function_entries, nops, smp_locks
-from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import Functions, Landings
+from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import Functions, MidFunctionEntries
 from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.bug_table import row_size
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
@@ -85,7 +85,7 @@ class ModuleText(KernelText):
         found = self.symbols.table.at(address)
         return f"{self.module.name}:{found}" if found is not None else ""
 
-    def all_landings(self) -> Landings:
+    def all_entries(self) -> MidFunctionEntries:
         if self._landings is None:
             start, end = self.module.text
             self.originals.check()

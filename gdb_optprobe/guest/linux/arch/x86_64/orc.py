@@ -47,12 +47,12 @@ def _encoding(kernel: Kernel, facts: Facts, found: Tables) -> Encoding:
         if 0 <= which < len(candidates):
             return candidates[which].numbered(registers)
     witnesses = list(_witnesses(kernel, found))
-    settled = orc_layout.settle(candidates, witnesses)
-    if settled is None:
+    chosen = orc_layout.choose_encoding(candidates, witnesses)
+    if chosen is None:
         raise NoSuchKernel("the tables to unwind this kernel's stack by (ORC) are of an unknown layout", HINT)
-    which = next(at for at, candidate in enumerate(candidates) if candidate.numbered(settled.registers) == settled)
-    facts.learn(FACT, [which, *settled.registers])
-    return settled
+    which = next(at for at, candidate in enumerate(candidates) if candidate.numbered(chosen.registers) == chosen)
+    facts.learn(FACT, [which, *chosen.registers])
+    return chosen
 
 
 def _candidates(facts: Facts) -> tuple[Encoding, ...]:

@@ -30,7 +30,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.orc_unwind import (
 )
 from gdb_optprobe.isa.base import Flow, Insn
 
-__all__ = ["LEAST", "Witness", "expected", "is_entered", "settle"]
+__all__ = ["LEAST", "Witness", "choose_encoding", "expected", "is_entered"]
 
 Witness = tuple[Entry, bytes]
 """What an entry has to say, and the entry."""
@@ -84,7 +84,7 @@ def is_entered(data: bytes | None) -> bool:
     return data is not None and data[:4] == CALLED
 
 
-def settle(candidates: Iterable[Encoding], witnesses: Sequence[Witness]) -> Encoding | None:
+def choose_encoding(candidates: Iterable[Encoding], witnesses: Sequence[Witness]) -> Encoding | None:
     """Return the encoding by which the witnesses agree, with the registers' numbers as voted; None where none does."""
     for candidate in candidates:
         voted = candidate.numbered(_numbering(witnesses))

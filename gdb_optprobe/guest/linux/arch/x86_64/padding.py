@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.arch.x86_64.image_padding import FILL, PAGE, NoFiller, Range, Tables
+from gdb_optprobe.guest.linux.arch.x86_64.image_padding import FILL, PAGE, NoPadding, Range, Tables
 from gdb_optprobe.guest.linux.arch.x86_64.paging import translate
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -73,10 +73,10 @@ def slots(machine: Machine, kernel: Kernel, tables: Tables) -> Iterator[Slot]:
 
 
 def free_slot(machine: Machine, kernel: Kernel, tables: Tables) -> Slot:
-    """Return a free slot. Raises NoFiller."""
+    """Return a free slot. Raises NoPadding."""
     found = next((slot for slot in slots(machine, kernel, tables) if slot.is_free), None)
     if found is None:
-        raise NoFiller("its text has no padding for the code of a call")
+        raise NoPadding("its text has no padding for the code of a call")
     return found
 
 

@@ -48,7 +48,7 @@ OF_VCPU = ("rsp", "cpl", "eflags", "gs_base", "k_gs_base", "cr0")
 
 
 @dataclass(frozen=True, slots=True)
-class _Own:
+class _OwnStack:
     name: str
     start: int
     end: int
@@ -174,21 +174,21 @@ class _CpuStacks:
                 return self._percpu.bases.index(values[name])
         raise NoSuchKernel(f"vCPU {vcpu.number} is none of Linux's CPUs just now")
 
-    def interrupt(self, cpu: int) -> _Own:
+    def interrupt(self, cpu: int) -> _OwnStack:
         # The pointer is to the top word, or just behind it (before 5.12).
         end = -(-self._kernel.word(self._interrupt[cpu]) // PAGE) * PAGE
         if not end:
             raise NoSuchKernel(f"CPU {cpu} has no interrupt stack yet")
-        return _Own(f"an interrupt on CPU {cpu}", end - self._interrupt_size, end)
+        return _OwnStack(f"an interrupt on CPU {cpu}", end - self._interrupt_size, end)
 
-    def entry(self, cpu: int) -> Iterator[_Own]:
+    def entry(self, cpu: int) -> Iterator[_OwnStack]:
         start = self._entry[cpu]
-        yield _Own(f"entry code on CPU {cpu}", start, start + ENTRY_STACK)
+        yield _OwnStack(f"entry code on CPU {cpu}", start, start + ENTRY_STACK)
         area = self._kernel.word(self._areas[cpu])
         for name, offset in self._exceptions.items():
             start = area + offset
             if name not in SECURE_GUESTS_ONLY or self._mapped(start):
-                yield _Own(f"an exception ({name}) on CPU {cpu}", start, start + self._exception_size)
+                yield _OwnStack(f"an exception ({name}) on CPU {cpu}", start, start + self._exception_size)
 
     def _mapped(self, address: int) -> bool:
         try:

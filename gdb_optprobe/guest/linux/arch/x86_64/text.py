@@ -22,7 +22,7 @@ from functools import cached_property
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.arch.x86_64 import areas, jump_tables, mid_function_entries, nops
-from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import Landings, foreign
+from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import MidFunctionEntries, foreign
 from gdb_optprobe.guest.linux.arch.x86_64.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.arch.x86_64.static_calls import StaticCalls
 from gdb_optprobe.guest.linux.arch.x86_64.text_at_rest import Rewritten, at_rest
@@ -78,7 +78,7 @@ class KernelText(CoreText):
         self._pieces: dict[int, bytes] = {}
         self._shelf = shelf
         self._say = say
-        self._landings: Landings | None = None
+        self._landings: MidFunctionEntries | None = None
         self._constants = kernel.range("__start_rodata", "__end_rodata")
 
     @cached_property
@@ -171,7 +171,7 @@ class KernelText(CoreText):
         bounds = self._family(start, end)
         parts = [self._part(*part) for part in bounds]
         around = {near: self._part(*near) for near in self._around(start, end)}
-        landed, missing = self._landings_within(start, end)
+        landed, missing = self._entries_within(start, end)
         jumps = list(parts[0].jumps)
         hidden = {near for near, part in around.items() if part.hidden is not None}
         leaving = [self._may_leave(*near) if near in hidden else part.leaving for near, part in around.items()]
@@ -190,7 +190,7 @@ class KernelText(CoreText):
             missing=missing,
         )
 
-    def all_landings(self) -> Landings:
+    def all_entries(self) -> MidFunctionEntries:
         """Return all mid-function entries. Raises OptprobeError where they cannot be found now."""
         if self._landings is None:
             decode = self._isa.decode
@@ -218,10 +218,10 @@ class KernelText(CoreText):
         )
         return at_rest(text, base, rewritten, is_entry)
 
-    def _landings_within(self, start: int, end: int) -> tuple[list[Jump] | None, str]:
+    def _entries_within(self, start: int, end: int) -> tuple[list[Jump] | None, str]:
         """Return the entries in [start, end); None where they cannot be found, and why."""
         try:
-            return self.all_landings().within(start, end), ""
+            return self.all_entries().within(start, end), ""
         except OptprobeError as error:
             return None, error.message
 

@@ -13,7 +13,6 @@ from collections.abc import Collection
 from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.call import INTERRUPTS
 from gdb_optprobe.guest.linux import trap_calls
 from gdb_optprobe.guest.linux.arch.x86_64 import leaf_entry, page_table_walk, preemption
 from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import Mapping
@@ -30,6 +29,7 @@ from gdb_optprobe.guest.linux.user.program_writer import Writing
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
+from gdb_optprobe.guest.native_call import INTERRUPTS
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import Expr, Load, Op
 from gdb_optprobe.handlers.scope import Missing

@@ -8,7 +8,7 @@ from struct import pack
 import pytest
 
 from gdb_optprobe.guest.linux import physical_patch
-from gdb_optprobe.guest.linux.arch.ppc64le import areas, data_page, radix, room
+from gdb_optprobe.guest.linux.arch.ppc64le import areas, data_page, image_padding, radix
 from gdb_optprobe.guest.linux.arch.ppc64le.arch import LINUX_PPC64LE
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols, constants
 from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP, LinearMap
@@ -320,12 +320,12 @@ def test_modules_are_mapped_by_the_kernel_s_own_tree_whatever_a_cpu_translates_b
 def test_the_counters_of_detours_that_were_left() -> None:
     first, second = BASE + 0x2714F00, BASE + 0x2714F08
     code = PPC64LE.count(first, BASE, PPC64LE.dead_at_entry()) + PPC64LE.count(second, BASE, Dead())
-    assert list(room.counters(code)) == [first, second]
-    assert list(room.counters(to_bytes(*load(9, first)))) == []
+    assert list(image_padding.counters(code)) == [first, second]
+    assert list(image_padding.counters(to_bytes(*load(9, first)))) == []
     toc = BASE + 0x1148100
     named = [PPC64LE.count(at, BASE, PPC64LE.dead_at_entry(), toc) for at in (first, toc - 0x20000, toc + 8)]
-    assert list(room.counters(b"".join(named), toc)) == [first, toc - 0x20000, toc + 8]
-    assert list(room.counters(named[0])) == [], "where r2 is not known it names nothing"
+    assert list(image_padding.counters(b"".join(named), toc)) == [first, toc - 0x20000, toc + 8]
+    assert list(image_padding.counters(named[0])) == [], "where r2 is not known it names nothing"
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.arch.ppc64le import room
+from gdb_optprobe.guest.linux.arch.ppc64le import image_padding
 from gdb_optprobe.guest.linux.arch.ppc64le.derive import derive, missing
 from gdb_optprobe.guest.linux.arch.ppc64le.stacks import Stacks
 from gdb_optprobe.guest.linux.arch.ppc64le.threads import Threads
@@ -99,22 +99,22 @@ def hashed_guest() -> tuple[Machine, Kernel]:
 
 def test_entries_of_cpus_that_the_machine_cannot_have_are_room_for_data() -> None:
     there, known = hashed_guest()
-    found = room.find(there, known)
+    found = image_padding.find(there, known)
     first = HARD + 0x800000
-    assert found.data == (-(-(first + 16) // room.LINE) * room.LINE, first + 0x4000)
-    assert found.code == ((KVM_TMP, KVM_TMP + 0x10000 - room.SMALL_JOURNAL),)
+    assert found.data == (-(-(first + 16) // image_padding.LINE) * image_padding.LINE, first + 0x4000)
+    assert found.code == ((KVM_TMP, KVM_TMP + 0x10000 - image_padding.SMALL_JOURNAL),)
     assert found.journal == (found.code[0][1], KVM_TMP + 0x10000)
     there.put_words(found.data[0] + 0x100, 1)
     there.put_words(found.journal[0], 1)
-    (again,) = room.places(there, known)
+    (again,) = image_padding.places(there, known)
     assert (again.code, again.data, again.journal) == (found.code, found.data, found.journal), "whatever they hold"
 
 
 def test_what_is_in_use_is_no_room() -> None:
     there, known = hashed_guest()
     there.put_words(HARD + 0x800000 + 0x1000, 1)
-    with pytest.raises(room.NoRoom, match="holds something"):
-        room.find(there, known)
+    with pytest.raises(image_padding.NoPadding, match="holds something"):
+        image_padding.find(there, known)
 
 
 # --- what the code says ----------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ TAIL = {**NAMES, "text_tail": IMAGE + 0x1E4008}
 
 def found(
     there: Guest, isolated: bool = False
-) -> tuple[image_padding.Filler, image_padding.Tables, tuple[physical_patch.PhysicalPatch, ...]]:
+) -> tuple[image_padding.ImagePadding, image_padding.Tables, tuple[physical_patch.PhysicalPatch, ...]]:
     names = {**TAIL, **({"pti_finalize": IMAGE, "init_top_pgt": IMAGE + 0x400000} if isolated else {})}
     if isolated:
         # init_top_pgt lies at PGD: map its page so.
@@ -104,7 +104,7 @@ def test_filler_is_whole_pages_below_the_entry_text() -> None:
 def test_filler_with_a_foreign_byte_is_not_filler() -> None:
     there = guest()
     there.put(PHYSICAL + 0x1FF123, b"\x90")
-    with pytest.raises(image_padding.NoFiller):
+    with pytest.raises(image_padding.NoPadding):
         found(there)
 
 
@@ -176,7 +176,7 @@ def test_old_bytes_first() -> None:
 def test_something_is_mapped_already() -> None:
     there = guest()
     there.put_words(PUD + 509 * 8, 0x9063)
-    with pytest.raises(image_padding.NoFiller) as refused:
+    with pytest.raises(image_padding.NoPadding) as refused:
         found(there)
     assert "set optprobe arena" in refused.value.hint
 
@@ -282,7 +282,7 @@ class Image:
         return bytes(found)
 
 
-def pieces(use: image_padding.Filler) -> list[tuple[int, int]]:
+def pieces(use: image_padding.ImagePadding) -> list[tuple[int, int]]:
     return sorted([*use.code, use.journal, *((page, page + 4096) for page in use.tables), use.frames])
 
 
@@ -351,7 +351,7 @@ def test_what_is_no_filler_is_none_however_long_its_symbol() -> None:
 
 
 def test_too_little_filler_is_refused_with_its_figures() -> None:
-    with pytest.raises(image_padding.NoFiller) as refused:
+    with pytest.raises(image_padding.NoPadding) as refused:
         image_padding.find(Image(((100, 180), (300, 340))).kernel)
     text = str(refused.value)
     assert "120 KiB" in text and "2 runs" in text and "204 KiB" in text and "108 of them in one run" in text

@@ -13,7 +13,7 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache, Shelf
 from gdb_optprobe.guest.linux.arch.x86_64 import mid_function_entries
-from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import Functions, Landings
+from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import Functions, MidFunctionEntries
 from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.arch.x86_64.text_at_rest import Rewritten, at_rest
 from gdb_optprobe.guest.linux.kprobes import hashed
@@ -125,23 +125,23 @@ def test_filler_behind_a_function_is_none_of_it() -> None:
 
 def test_within_is_strictly_inside() -> None:
     jumps = [Jump(1, 10, "jump"), Jump(2, 11, "call"), Jump(3, 11, "pointer"), Jump(4, 15, "branch")]
-    table = Landings.of(reversed(jumps))
+    table = MidFunctionEntries.of(reversed(jumps))
     assert table.within(10, 15) == jumps[1:3]
     assert table.within(9, 16) == jumps
     assert table.within(11, 15) == []
 
 
 def test_kept_rows_move_with_the_kernel() -> None:
-    table = Landings.of([Jump(TEXT + 7, TEXT + 0x99, "jump"), Jump(DATA, TEXT + 0x55, "pointer")])
+    table = MidFunctionEntries.of([Jump(TEXT + 7, TEXT + 0x99, "jump"), Jump(DATA, TEXT + 0x55, "pointer")])
     packed = table.pack(TEXT)
-    assert Landings.unpack(packed, TEXT) == table
-    moved = Landings.unpack(packed, TEXT + 0x20_0000)
+    assert MidFunctionEntries.unpack(packed, TEXT) == table
+    moved = MidFunctionEntries.unpack(packed, TEXT + 0x20_0000)
     assert moved is not None
     assert moved.within(0, 2**64) == [
         Jump(DATA + 0x20_0000, TEXT + 0x20_0055, "pointer"),
         Jump(TEXT + 0x20_0007, TEXT + 0x20_0099, "jump"),
     ]
-    assert Landings.unpack(packed[:-1], TEXT) is None and Landings.unpack(b"", TEXT) is None
+    assert MidFunctionEntries.unpack(packed[:-1], TEXT) is None and MidFunctionEntries.unpack(b"", TEXT) is None
 
 
 # --- a whole kernel --------------------------------------------------------------------------------------------------
@@ -269,12 +269,12 @@ def test_a_damaged_entry_is_found_anew(shelf: Shelf, size: int) -> None:
 
 
 def test_kept_rows_are_bounded_and_in_order() -> None:
-    packed = Landings.of([Jump(TEXT + 7, TEXT + 0x99, "jump"), Jump(DATA, TEXT + 0x55, "pointer")]).pack(TEXT)
+    packed = MidFunctionEntries.of([Jump(TEXT + 7, TEXT + 0x99, "jump"), Jump(DATA, TEXT + 0x55, "pointer")]).pack(TEXT)
     far = packed[:8] + pack("<q", -(1 << 62)) + packed[16:]
     swapped = packed[:8] + packed[16:24] + packed[8:16] + packed[24:]
-    assert Landings.unpack(packed, TEXT) is not None
+    assert MidFunctionEntries.unpack(packed, TEXT) is not None
     for wrong in (far, swapped, packed[:-1] + b"\x09", pack("<II", 2, 1 << 31) + packed[8:]):
-        assert Landings.unpack(wrong, TEXT) is None
+        assert MidFunctionEntries.unpack(wrong, TEXT) is None
 
 
 KPROBE = {"kprobe.hlist": 0, "kprobe.addr": 0x28, "kprobe.pre_handler": 0x40, "kprobe.opcode": 0x50}

@@ -55,7 +55,7 @@ MASK = (1 << 64) - 1
 ADVICE = "set optprobe arena code=START-END data=START-END"
 
 
-class NoRoom(OptprobeError):
+class NoPadding(OptprobeError):
     """This kernel's image has no gap that could hold detours."""
 
 
@@ -69,12 +69,12 @@ class Gap:
 
 
 def find(machine: Machine, kernel: Kernel) -> Room:
-    """Return the memory. Raises NoRoom."""
+    """Return the memory. Raises NoPadding."""
     root = kernel_tree.of(machine, kernel)
     gap, page = _gaps(machine, kernel, root)
     data = (page.start, page.end) if page is not None else _data(kernel)
     if data is None:
-        raise NoRoom("this kernel's data have no gap", ADVICE)
+        raise NoPadding("this kernel's data have no gap", ADVICE)
     switch = page.switch if page is not None else ()
 
     def is_in_place() -> bool:
@@ -89,7 +89,7 @@ def find(machine: Machine, kernel: Kernel) -> Room:
     used = max((data[0] + -(-len(kernel.read(*data).rstrip(b"\0")) // 8) * 8, *theirs))
     free = gap.start + -(-len(gap.left) // LINE) * LINE
     if gap.end - free < LEAST or data[1] - used < LINE:
-        raise NoRoom("earlier sessions have left no room for detours", ADVICE)
+        raise NoPadding("earlier sessions have left no room for detours", ADVICE)
     return Room(((free, gap.end),), (used, data[1]), FILL, is_in_place=is_in_place)
 
 
@@ -125,7 +125,7 @@ def _fresh(
 ) -> Room:
     """Return memory that no detour is in. A page that is data already may hold counters that no code uses now."""
     if page is None and not _is_zero(kernel, *data):
-        raise NoRoom("what should be a gap of this kernel's image holds something", ADVICE)
+        raise NoPadding("what should be a gap of this kernel's image holds something", ADVICE)
     switch = page.switch if page is not None else ()
 
     def take() -> None:
@@ -181,7 +181,7 @@ def _page(machine: Machine, kernel: Kernel, root: int | None, code: int) -> Data
 
 
 def _gaps(machine: Machine, kernel: Kernel, root: int | None) -> tuple[Gap, DataPage | None]:
-    """Return memory for code, and the page or pages beside it for data. Raises NoRoom."""
+    """Return memory for code, and the page or pages beside it for data. Raises NoPadding."""
     start, end = _image_gap(kernel)
     if kernel.address("_etext") < start - LEAST and _executable(machine, root, start, end):
         gap = _gap(kernel, start, end)
@@ -192,7 +192,7 @@ def _gaps(machine: Machine, kernel: Kernel, root: int | None) -> tuple[Gap, Data
     start, end = _template(kernel)
     gap = _gap(kernel, start, end) if start else None
     if gap is None:
-        raise NoRoom("this kernel's image has no gap that could hold detours", ADVICE)
+        raise NoPadding("this kernel's image has no gap that could hold detours", ADVICE)
     return gap, None
 
 

@@ -9,12 +9,12 @@ import pytest
 import unicorn
 from unicorn import x86_const
 
-from gdb_optprobe.guest import call
-from gdb_optprobe.guest.call import Caller, CallFailed
+from gdb_optprobe.guest import native_call
 from gdb_optprobe.guest.linux import safe_points
 from gdb_optprobe.guest.linux.arch.x86_64.user_kernel import VCPUS
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest.native_call import Caller, CallFailed
 from gdb_optprobe.isa.base import OutOfReach
 from gdb_optprobe.isa.calling import Thunk
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -33,7 +33,7 @@ CHANGED = ("rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11")
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "time", CLOCK)
+    monkeypatch.setattr(native_call, "time", CLOCK)
 
 
 def thunk(arguments: Sequence[int] = ARGUMENTS) -> Thunk:

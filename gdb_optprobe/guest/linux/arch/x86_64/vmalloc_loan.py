@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.call import Caller, CallFailed
 from gdb_optprobe.guest.linux import physical_patch
-from gdb_optprobe.guest.linux.arch.base import Loan, Room, StaysLent
+from gdb_optprobe.guest.linux.arch.base import Loan, Room, StillLent
 from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, padding, stacks
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import (
     ADVICE,
@@ -32,7 +31,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.image_padding import (
     FILL,
     LARGE_PAGE,
     PAGE,
-    NoFiller,
+    NoPadding,
     Tables,
 )
 from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
@@ -42,6 +41,7 @@ from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.native_call import Caller, CallFailed
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING
 
@@ -64,7 +64,7 @@ LEAVING = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lender:
+class Borrower:
     """Borrows memory from a guest's kernel, and gives it back."""
 
     machine: Machine
@@ -74,7 +74,7 @@ class Lender:
     # a loan --------------------------------------------------------------------------------------------------------
 
     def room(self, why: str) -> Room:
-        """Return what would be lent, without changing the guest. Raises NoFiller where nothing can be.
+        """Return what would be lent, without changing the guest. Raises NoPadding where nothing can be.
         why: why there is no other memory, in words.
         """
         tables = image_padding.page_tables(self.machine, self.kernel)
@@ -84,9 +84,9 @@ class Lender:
             image_padding.unused(tables, self.machine.read_physical)
             self._direct(tables)
             if not self._points.points():
-                raise NoFiller("this kernel has no function at which it could be called")
-        except NoFiller as missing:
-            raise NoFiller(f"{why}; and the kernel cannot be asked for memory: {missing.message}", ADVICE) from None
+                raise NoPadding("this kernel has no function at which it could be called")
+        except NoPadding as missing:
+            raise NoPadding(f"{why}; and the kernel cannot be asked for memory: {missing.message}", ADVICE) from None
         told = f"at the first probe that needs memory the guest runs until its kernel has lent {SIZE >> 10} KiB"
         return Room((CODE,), DATA, FILL, journal=JOURNAL, borrow=self.borrow, told=f"{why}; {told}")
 
@@ -104,7 +104,7 @@ class Lender:
             self._free(caller, left.area)
         area = caller.call(functions[ALLOCATES[0]], (SIZE,), CALL)
         if not area:
-            raise NoFiller(f"this guest's kernel has no {SIZE >> 10} KiB to lend", ADVICE)
+            raise NoPadding(f"this guest's kernel has no {SIZE >> 10} KiB to lend", ADVICE)
         padding.write_note(self.kernel.memory, slot, area)
         try:
             caller.call(functions[FILLS], (area, FILL, SIZE), CALL)
@@ -120,7 +120,7 @@ class Lender:
                     self._free(caller, area)
                 except OptprobeError as stays:
                     lost = f"{SIZE >> 10} KiB of the guest's memory stay lent, used by nothing: {stays.message}"
-                    raise NoFiller(f"{error.message}; {lost}", error.hint) from error
+                    raise NoPadding(f"{error.message}; {lost}", error.hint) from error
             raise
         return self._lent(Loan(area, SIZE), mapping, slot)
 
@@ -172,7 +172,7 @@ class Lender:
         return Room((CODE,), DATA, FILL, journal=JOURNAL, repay=self.repay)
 
     def repay(self, loan: Loan, mapping: Sequence[PhysicalPatch]) -> None:
-        """Give the memory back. Raises StaysLent, or OptprobeError with nothing changed."""
+        """Give the memory back. Raises StillLent, or OptprobeError with nothing changed."""
         functions, tables = self._functions(), image_padding.page_tables(self.machine, self.kernel)
         slot, caller = self._caller(tables)
         try:
@@ -194,7 +194,7 @@ class Lender:
             caller.call(functions[FREES], (loan.area,), CALL)
         except OptprobeError as error:
             why = f"{loan.size >> 10} KiB of the guest's memory stay lent, used by nothing: {error.message}"
-            raise StaysLent(why) from None
+            raise StillLent(why) from None
 
     def _free(self, caller: Caller, area: int) -> None:
         functions = self._functions()
@@ -204,12 +204,12 @@ class Lender:
     # what it takes -------------------------------------------------------------------------------------------------
 
     def _functions(self) -> dict[str, int]:
-        """Return the kernel's functions that a loan calls, by name. Raises NoFiller."""
+        """Return the kernel's functions that a loan calls, by name. Raises NoPadding."""
         found: dict[str, int] = {}
         for names in (ALLOCATES, (FILLS,), (PROTECTS,), (UNPROTECTS,), (FLUSHES,), (FREES,)):
             at = next((at for name in names if (at := self.kernel.symbols.address(name)) is not None), None)
             if at is None:
-                raise NoFiller(f"it has no function {names[0]}")
+                raise NoPadding(f"it has no function {names[0]}")
             found[names[0]] = at
         return found
 
@@ -222,7 +222,7 @@ class Lender:
         return slot, Caller(self.machine, self.kernel.memory, CALLING, self._points, slot.thunk)
 
     def _direct(self, tables: Tables) -> int:
-        """Return the start of the direct map, proven by a frame of the text. Raises NoFiller."""
+        """Return the start of the direct map, proven by a frame of the text. Raises NoPadding."""
         known = self.kernel.symbols.address("page_offset_base")
         bases = ((self.kernel.word(known),) if known is not None else ()) + DIRECT_MAPS
         frame = self._frame(self.kernel.address("_stext"), tables)
@@ -230,18 +230,18 @@ class Lender:
             found = translate(self.machine.read_physical, tables.roots[0], base + frame, la57=tables.la57)
             if found is not None and found.frame_of(base + frame) == frame:
                 return base
-        raise NoFiller("the address of its direct map is not known")
+        raise NoPadding("the address of its direct map is not known")
 
     def _frame(self, address: int, tables: Tables) -> int:
         found = translate(self.machine.read_physical, tables.roots[0], address, la57=tables.la57)
         if found is None:
-            raise NoFiller(f"{address:#x} is not mapped")
+            raise NoPadding(f"{address:#x} is not mapped")
         return found.frame_of(address)
 
     # the window ----------------------------------------------------------------------------------------------------
 
     def _mapping(self, area: int, tables: Tables) -> tuple[PhysicalPatch, ...]:
-        """Return the writes, in order, that map the lent area in the window. Raises NoFiller if the code is writable.
+        """Return the writes, in order, that map the lent area in the window. Raises NoPadding if the code is writable.
         """
         read = _by_page(self.machine.read_physical)
         direct = self._direct(tables)
@@ -249,13 +249,13 @@ class Lender:
         for at in range(area, area + SIZE, PAGE):
             found = translate(read, tables.roots[0], at, la57=tables.la57)
             if found is None:
-                raise NoFiller("what this guest's kernel has lent is not mapped")
+                raise NoPadding("what this guest's kernel has lent is not mapped")
             frame = found.frame_of(at)
             frames.append(frame)
             alias = translate(read, tables.roots[0], direct + frame, la57=tables.la57)
             is_code = CODE[0] <= at - area + DATA_AT < END
             if is_code and (found.writable or (alias is not None and alias.writable)):
-                raise NoFiller("the kernel did not make the memory that it lent read-only")
+                raise NoPadding("the kernel did not make the memory that it lent read-only")
         never = NO_EXECUTE if tables.no_execute else 0
         *pages, last, middle = frames
         entries = [

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from gdb_optprobe.guest import call
-from gdb_optprobe.guest.call import CallFailed
+from gdb_optprobe.guest import native_call
 from gdb_optprobe.guest.linux import physical_patch
-from gdb_optprobe.guest.linux.arch.base import Room, StaysLent
-from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, lent, padding
-from gdb_optprobe.guest.linux.arch.x86_64.lent import Lender
+from gdb_optprobe.guest.linux.arch.base import Room, StillLent
+from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, padding, vmalloc_loan
 from gdb_optprobe.guest.linux.arch.x86_64.padding import Slot
 from gdb_optprobe.guest.linux.arch.x86_64.paging import ADDRESS, NO_EXECUTE, WRITABLE, Mapping, table_entry, translate
 from gdb_optprobe.guest.linux.arch.x86_64.user_kernel import VCPUS
+from gdb_optprobe.guest.linux.arch.x86_64.vmalloc_loan import Borrower
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest.native_call import CallFailed
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING
@@ -28,7 +28,7 @@ from tests.guest.linux.fake_kernel import Clock, Machine, kernel
 PAGE = 4096
 IMAGE, TEXT_END = 0xFFFFFFFF81000000, 0xFFFFFFFF81001A21
 PHYSICAL = 0x4000000
-DIRECT = lent.DIRECT_MAPS[0]
+DIRECT = vmalloc_loan.DIRECT_MAPS[0]
 AREA = 0xFFFFC90000400000
 FRAMES = 0x9000000
 PGD, SAFE = 0x1000, IMAGE + 0x100
@@ -45,7 +45,7 @@ ARGUMENT = re.compile(r"mov(?:l|absq) \$(-?(?:0x)?[0-9a-f]+), %[re](?:di|si|dx)$
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "time", CLOCK)
+    monkeypatch.setattr(native_call, "time", CLOCK)
 
 
 def argument(text: str) -> int:
@@ -72,7 +72,7 @@ class Guest(Machine):
         tail = TEXT_END % PAGE
         self.pages[PHYSICAL // PAGE + 1][tail:] = b"\xcc" * (PAGE - tail)
         self.pages[PHYSICAL // PAGE + 2][:] = bytes(PAGE)
-        for n in range(lent.SIZE // PAGE):
+        for n in range(vmalloc_loan.SIZE // PAGE):
             # Not side by side, as vmalloc has them.
             self.map(DIRECT + FRAMES + 2 * n * PAGE, FRAMES + 2 * n * PAGE, 0x163 | NO_EXECUTE)
 
@@ -146,7 +146,7 @@ class Guest(Machine):
         CLOCK.now += time
 
     def vmalloc(self, size: int) -> int:
-        assert size == lent.SIZE
+        assert size == vmalloc_loan.SIZE
         for n in range(size // PAGE if self.lends else 0):
             self.frame(FRAMES + 2 * n * PAGE, 0x5A)
             self.map(AREA + n * PAGE, FRAMES + 2 * n * PAGE, 0x163 | NO_EXECUTE)
@@ -177,7 +177,7 @@ class Guest(Machine):
         return 0
 
     def vfree(self, address: int) -> int:
-        for at in range(address, address + lent.SIZE, PAGE):
+        for at in range(address, address + vmalloc_loan.SIZE, PAGE):
             found = self.at(at)
             assert found is not None and found.writable
             alias = self.at(DIRECT + found.frame_of(at))
@@ -186,9 +186,9 @@ class Guest(Machine):
         return 0
 
 
-def lender(guest: Guest, **names: int) -> Lender:
+def lender(guest: Guest, **names: int) -> Borrower:
     known = {name: at for name, at in (NAMES | names).items() if at}
-    return Lender(guest, kernel(guest, known), VCPUS)
+    return Borrower(guest, kernel(guest, known), VCPUS)
 
 
 def lends(guest: Guest) -> Room:
@@ -205,7 +205,7 @@ def test_what_would_be_lent_is_known_before_anything_is_changed() -> None:
     guest = Guest()
     planned = lender(guest).room(WHY)
     assert guest.writes == [] and guest.calls == []
-    assert WHY in planned.told and f"{lent.SIZE >> 10} KiB" in planned.told
+    assert WHY in planned.told and f"{vmalloc_loan.SIZE >> 10} KiB" in planned.told
     assert planned.loan is None and planned.mapping == ()
     room = lends(guest)
     assert (room.code, room.data, room.fill) == (planned.code, planned.data, planned.fill)
@@ -227,7 +227,7 @@ def test_nothing_is_writable_and_executable() -> None:
     assert guest.at(image_padding.DATA_AT) is None, "not before the journal tells of it"
     room.take()
     rights: dict[str, set[tuple[bool, bool]]] = {}
-    for name, (start, end) in {"data": room.data, "code": room.code[0], "journal": lent.JOURNAL}.items():
+    for name, (start, end) in {"data": room.data, "code": room.code[0], "journal": vmalloc_loan.JOURNAL}.items():
         for at in range(start, end, PAGE):
             found = guest.at(at)
             assert found is not None and not found.user
@@ -236,7 +236,7 @@ def test_nothing_is_writable_and_executable() -> None:
                 assert other is not None and other.physical == found.physical
                 assert (other.writable, other.executable) == (name == "data", False)
     assert rights == {"data": {(True, False)}, "code": {(False, True)}, "journal": {(False, False)}}
-    assert set(guest.read(lent.CODE[0], 64)) == {lent.FILL}
+    assert set(guest.read(vmalloc_loan.CODE[0], 64)) == {vmalloc_loan.FILL}
 
 
 def test_the_journal_can_be_written_before_the_window_is_there() -> None:
@@ -244,9 +244,9 @@ def test_the_journal_can_be_written_before_the_window_is_there() -> None:
     room = lends(guest)
     guest.write(room.journal[0], b"optprobe")
     room.take()
-    assert guest.read(lent.JOURNAL[0], 8) == b"optprobe"
+    assert guest.read(vmalloc_loan.JOURNAL[0], 8) == b"optprobe"
     place = lender(guest).place()
-    assert place is not None and place.journal == lent.JOURNAL and place.repay is not None
+    assert place is not None and place.journal == vmalloc_loan.JOURNAL and place.repay is not None
 
 
 def test_the_loan_is_paid_back() -> None:
@@ -277,14 +277,14 @@ def test_another_gdb_pays_it_back() -> None:
 def test_an_arena_of_filler_is_no_loan() -> None:
     guest = Guest()
     assert lender(guest).place() is None
-    for at in range(*lent.DATA, PAGE):
+    for at in range(*vmalloc_loan.DATA, PAGE):
         guest.map(at, FRAMES, 0x163 | NO_EXECUTE)
     assert lender(guest).place() is None
 
 
 def test_code_that_can_be_written_by_another_name_is_not_mapped_to_be_run() -> None:
     guest = Guest(aliases=False)
-    with pytest.raises(image_padding.NoFiller, match="read-only"):
+    with pytest.raises(image_padding.NoPadding, match="read-only"):
         lends(guest)
     assert guest.calls[-2:] == ["set_memory_rw", "vfree"] and guest.at(AREA) is None
     assert guest.at(image_padding.DATA_AT) is None
@@ -293,7 +293,7 @@ def test_code_that_can_be_written_by_another_name_is_not_mapped_to_be_run() -> N
 def test_why_it_is_not_lent_is_told_where_it_cannot_be_given_back_either() -> None:
     guest = Guest(aliases=False)
     guest.fails = "vfree"
-    with pytest.raises(image_padding.NoFiller, match=r"read-only; \d+ KiB .* stay lent, used by nothing"):
+    with pytest.raises(image_padding.NoPadding, match=r"read-only; \d+ KiB .* stay lent, used by nothing"):
         lends(guest)
     assert guest.calls[-1] == "vfree" and guest.at(image_padding.DATA_AT) is None
 
@@ -301,7 +301,7 @@ def test_why_it_is_not_lent_is_told_where_it_cannot_be_given_back_either() -> No
 def test_a_kernel_that_has_nothing_to_lend() -> None:
     guest = Guest(lends=0)
     before = tail(guest)
-    with pytest.raises(image_padding.NoFiller, match="lend"):
+    with pytest.raises(image_padding.NoPadding, match="lend"):
         lends(guest)
     assert guest.calls == ["vmalloc"] and tail(guest) == before
 
@@ -330,7 +330,7 @@ def test_what_cannot_be_given_back_is_used_by_nothing(name: str) -> None:
     room = lends(guest)
     room.take()
     guest.fails = name
-    with pytest.raises(StaysLent, match="stay lent"):
+    with pytest.raises(StillLent, match="stay lent"):
         room.give_back()
     assert guest.at(image_padding.DATA_AT) is None
 
@@ -338,7 +338,7 @@ def test_what_cannot_be_given_back_is_used_by_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", [*FUNCTIONS, "ksys_read"])
 def test_a_kernel_that_cannot_be_asked_is_refused_with_both_reasons(name: str) -> None:
     guest = Guest()
-    with pytest.raises(image_padding.NoFiller) as refused:
+    with pytest.raises(image_padding.NoPadding) as refused:
         lender(guest, **{name: 0}).room(WHY)
     assert WHY in refused.value.message and "cannot be asked" in refused.value.message
     if name != "ksys_read":
@@ -367,7 +367,7 @@ def test_padding_in_use_is_passed_over() -> None:
     guest.put(PHYSICAL + slot.start - IMAGE + 3, b"\x55")
     assert free(guest).start == slot.start + padding.SIZE
     assert not any(each.is_left for each in padding.slots(guest, *known(guest))), "it is not known whose that is"
-    with pytest.raises(image_padding.NoFiller, match="no padding"):
+    with pytest.raises(image_padding.NoPadding, match="no padding"):
         free(guest, d__etext=IMAGE + 0x1FF1)
 
 
@@ -385,7 +385,7 @@ def test_padding_before_an_aligned_section_serves_where_the_text_fills_its_last_
     padding.wipe_note(guest, left, AREA)
     assert free(guest, **aligned) == slot
     guest.put(PHYSICAL + 0xFFF, b"\xc3")
-    with pytest.raises(image_padding.NoFiller, match="no padding"):
+    with pytest.raises(image_padding.NoPadding, match="no padding"):
         free(guest, **aligned)
 
 
@@ -416,8 +416,8 @@ def killed_at(guest: Guest, name: str) -> None:
 
 def stacks_hold(monkeypatch: pytest.MonkeyPatch, *words: int) -> None:
     saved = SimpleNamespace(saved=lambda: [SavedWords("one", 0, array("Q", words))])
-    monkeypatch.setattr(lent.stacks, "missing", lambda kernel: "")
-    monkeypatch.setattr(lent.stacks, "Stacks", lambda *_: saved)
+    monkeypatch.setattr(vmalloc_loan.stacks, "missing", lambda kernel: "")
+    monkeypatch.setattr(vmalloc_loan.stacks, "Stacks", lambda *_: saved)
 
 
 @pytest.mark.parametrize("name", ["memset", "set_memory_ro", "flush_tlb_all", "set_memory_rw"])
@@ -453,7 +453,7 @@ def test_a_thunk_that_a_thread_may_be_in_stays(monkeypatch: pytest.MonkeyPatch) 
     lends(guest).take()
     assert guest.calls[0] == "vmalloc"
     assert [slot.held for slot in padding.slots(guest, *known(guest)) if slot.is_left] == [left.held]
-    monkeypatch.setattr(lent.stacks, "missing", lambda kernel: "not all are known")
+    monkeypatch.setattr(vmalloc_loan.stacks, "missing", lambda kernel: "not all are known")
     assert lender(guest)._clear_up(known(guest)[1]) == ()
 
 
@@ -479,7 +479,7 @@ def test_a_note_is_gone_before_the_area_is(monkeypatch: pytest.MonkeyPatch) -> N
 def test_something_is_in_the_window_already() -> None:
     guest = Guest()
     guest.map(image_padding.DATA_AT, FRAMES, 0x163)
-    with pytest.raises(image_padding.NoFiller, match="mapped at"):
+    with pytest.raises(image_padding.NoPadding, match="mapped at"):
         lender(guest).room(WHY)
 
 
