@@ -167,7 +167,7 @@ def questions(rng: random.Random, count: int, kept: Sequence[int]) -> Iterator[s
 def program_offset(rng: random.Random) -> int:
     """Return an offset in the code of PROGRAM, most often of a function's start."""
     try:
-        program = attachments.seen().session.target.user().texts.program(PROGRAM, None)
+        program = attachments.seen().session.uprobes.user.texts.program(PROGRAM, None)
     except OptprobeError:
         # Programs of this guest are not probed: `explain` and `add` say so of any place.
         return rng.randrange(FEWEST)

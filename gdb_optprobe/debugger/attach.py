@@ -19,7 +19,6 @@ from gdb_optprobe.debugger.machine import GdbMachine
 from gdb_optprobe.debugger.messages import note, progress, warn
 from gdb_optprobe.debugger.modules import LinuxModules
 from gdb_optprobe.debugger.parameters import current_settings, on_change
-from gdb_optprobe.debugger.programs import LinuxPrograms
 from gdb_optprobe.debugger.running import describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
@@ -298,15 +297,13 @@ def attach(
     unwind = _unwind(linux, recovered, machine)
     loaded = kernel_symbols.provide(recovered, cache, isa.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry, linux.text)
-    debugger = GdbDebugger(locations, linux)
     target = Target(
         guest=linux,
-        debugger=debugger,
+        debugger=GdbDebugger(locations, linux),
         stops=stops,
         tracer=SiteTracer(linux.text, memory),
         arena_source=arena,
         modules=LinuxModules(linux, locations, stops),
-        user=LinuxPrograms(linux, debugger.run, stops.shows_program).target,
     )
     session = Session(target, current_settings, original.registry)
     _tell_of_earlier(arena)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
+from gdb_optprobe.guest.linux.user.programs import Programs
+from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
@@ -89,3 +91,30 @@ class Guest(ABC):
     def trap_calls(self) -> TrapCalls:
         """Return where the guest calls its handler of traps. Raises OptprobeError where that is not known."""
         raise OptprobeError("this guest's handler of traps is not known")
+
+    # user programs ---------------------------------------------------------------------------------------------------
+
+    @property
+    def user_kernel(self) -> UserKernel:
+        """Return what probes on programs need of the kernel. Raises OptprobeError."""
+        raise _no_programs()
+
+    @property
+    def programs(self) -> Programs:
+        """Return how programs are looked into. Raises OptprobeError."""
+        raise _no_programs()
+
+    def program_names_at(self, address: int, is_entry: bool, bits: int) -> NamesAt:
+        """Return what names mean at an address of a program of so many bits. is_entry: a function starts there."""
+        raise _no_programs()
+
+    def program_names_at_return(self, bits: int) -> NamesAt:
+        """Return what names mean where a function of a program of so many bits has returned."""
+        raise _no_programs()
+
+
+def _no_programs() -> OptprobeError:
+    return OptprobeError(
+        "programs are probed in a Linux guest, and GDB's symbol file is of no Linux kernel",
+        "symbol-file without a name, then add-symbol-file FILE for symbols of a program",
+    )

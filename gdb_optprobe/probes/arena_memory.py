@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused, reason_of
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.arena_source import ArenaSource
 
 MUST_RUN = "the guest's kernel is to lend it, for which the guest runs: add or enable a probe"
 
@@ -21,7 +21,7 @@ MUST_RUN = "the guest's kernel is to lend it, for which the guest runs: add or e
 class ArenaMemory:
     """arena: what was taken."""
 
-    target: Target
+    arena_source: ArenaSource
     arena: Arena | None = None
     _found: Arena | None = None
     _missing: Reason | None = None
@@ -31,7 +31,7 @@ class ArenaMemory:
         found = self.arena or self._found
         if found is None and self._missing is None:
             try:
-                found = self._found = self.target.arena_source.find()
+                found = self._found = self.arena_source.find()
             except OptprobeError as error:
                 self._missing = reason_of(error, Refusal.ARENA_MISSING)
         if found is None:
@@ -47,7 +47,7 @@ class ArenaMemory:
             self.find()
         except Refused:
             return False
-        return self.target.arena_source.lends()
+        return self.arena_source.lends()
 
     def take(self, entered: Callable[[Arena], None], borrow: bool) -> Arena:
         """entered: called with what was taken. Raises Refused, also where the guest must run for it, unless `borrow`.
@@ -57,10 +57,10 @@ class ArenaMemory:
         found = self.find()
         if self.arena is not None:
             return found
-        if not borrow and self.target.arena_source.lends():
+        if not borrow and self.arena_source.lends():
             raise Refused(self._missing or Refusal.ARENA_MISSING.because(why=MUST_RUN))
         try:
-            self.target.arena_source.take()
+            self.arena_source.take()
             self.arena, self._missing = found, None
             entered(found)
         except OptprobeError as error:
@@ -72,5 +72,5 @@ class ArenaMemory:
     def release(self) -> None:
         """Raises OptprobeError where it stays as it is."""
         if self.arena is not None:
-            self.target.arena_source.give_back()
+            self.arena_source.give_back()
         self.arena = self._found = self._missing = None

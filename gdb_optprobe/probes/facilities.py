@@ -24,7 +24,6 @@ from gdb_optprobe.probes import probe_views
 from gdb_optprobe.probes.leftovers import LEFT, RECOVER
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.user import requirements
 from gdb_optprobe.probes.views import FacilityView
 
 TRIED = 8
@@ -140,7 +139,7 @@ class _Guest:
         return f"traps are taken at {_counted(len(found.calls), 'place')}, before {handler}"
 
     def user_programs(self) -> str:
-        user = requirements.check_guest(self.optimizer)
+        user = self.session.uprobes.check_guest()
         return f"traps in private copies of their pages, which are of {user.kernel.mmu.kind.page // KIB} KiB"
 
 

@@ -13,33 +13,34 @@ from dataclasses import dataclass, field
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.lower_program import RING_COUNT
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.stops import Hit, ProbeStop
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.stops import Hit, ProbeStop, Stops
 
 
 @dataclass
 class KernelStops:
     """The pads of probes that stop the guest, and the branches that are out of the text meanwhile, by head."""
 
-    target: Target
+    guest: Guest
+    stops: Stops
     registry: Registry
     links: Links
     _lifted: dict[int, Branch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.target.stops.on_resume(self._resume_address, self.restore_branches)
+        self.stops.on_resume(self._resume_address, self.restore_branches)
 
     def install(self, site: Site) -> None:
         """A branch leads to programs of `site`: have those that come to its probes' pads stop."""
         for probe in site.enabled:
             if probe.pad is not None and probe.pad_breakpoint is None:
-                probe.pad_breakpoint = self.target.stops.stop_at_probe(self._stop_pad(probe, probe.pad))
+                probe.pad_breakpoint = self.stops.stop_at_probe(self._stop_pad(probe, probe.pad))
 
     def is_lifted(self, branch: Branch) -> bool:
         return branch.plan.head in self._lifted
@@ -53,8 +54,8 @@ class KernelStops:
         while self._lifted:
             _, branch = self._lifted.popitem()
             # Where a snapshot of before the stop was loaded it stands, in an older one there is nothing to lead to.
-            if self._is_installed(branch) and patch.check([branch.patch], self.target.guest.machine):
-                patch.apply([branch.patch], self.target.guest.machine)
+            if self._is_installed(branch) and patch.check([branch.patch], self.guest.machine):
+                patch.apply([branch.patch], self.guest.machine)
 
     def _stop_pad(self, probe: Probe, pad: StopPad) -> ProbeStop:
         return ProbeStop(
@@ -76,12 +77,12 @@ class KernelStops:
     def _on_arrival(self, probe: Probe, hit: Hit) -> None:
         site = self.registry.site_of(probe)
         self._lift_branch(site)
-        site.run_stopped(probe, hit, self.target.guest)
+        site.run_stopped(probe, hit, self.guest)
 
     def _lift_branch(self, site: Site) -> None:
         branch = site.branch
         if branch is not None and branch.plan.head != site.address and not self.is_lifted(branch):
-            patch.revert([branch.patch], self.target.guest.machine)
+            patch.revert([branch.patch], self.guest.machine)
             self._lifted[branch.plan.head] = branch
 
     def _resume_address(self, address: int) -> int | None:
@@ -92,7 +93,7 @@ class KernelStops:
     def _is_installed(self, branch: Branch) -> bool:
         """Whether the guest holds the detour of `branch`; asked while GDB resumes it, which is no time for more."""
         try:
-            held = self.target.guest.machine.read(branch.detour.address, branch.detour.size)
+            held = self.guest.machine.read(branch.detour.address, branch.detour.size)
         except Unreadable:
             return False
         return held == self.links.detour_bytes(branch)

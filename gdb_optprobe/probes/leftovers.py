@@ -85,7 +85,7 @@ def _wait_for_writers(left: ArenaContents, target: Target, users: Uprobes) -> No
 
     Raises OptprobeError where a thread stays there, or where the threads cannot be enumerated.
     """
-    own, run = users.mmap_hooked(), target.user().texts.run
+    own, run = users.mmap_hooked(), target.debugger.run
     routines = [(at.address, at.end) for at, detour in left.detours.items() if detour.head in (at.address, *own)]
     for _ in range(TRIES):
         try:

@@ -103,10 +103,10 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         self.links = Links(self.target.guest, self.registry)
-        self.kernel_stops = KernelStops(self.target, self.registry, self.links)
+        self.kernel_stops = KernelStops(self.target.guest, self.target.stops, self.registry, self.links)
         self.collector = Collector(self.target.guest, self.rethooks, self.check_alive)
         self.traps = KernelTraps(self.target.guest)
-        self.memory = ArenaMemory(self.target)
+        self.memory = ArenaMemory(self.target.arena_source)
         self._cfgs = CfgCache(self.target.guest.isa, self.target.guest.text)
         self.read_registers = ReadRegisters(self.target.guest, self.registry, self._cfgs)
 

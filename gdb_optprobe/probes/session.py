@@ -329,7 +329,7 @@ class Session:
         (view,) = self._views([probe])
         if probe.spec.in_program:
             return uprobe_views.show_view(
-                view, self.registry.uprobe_site_of(probe), self.target.guest, self.target.user().kernel.isa
+                view, self.registry.uprobe_site_of(probe), self.target.guest, self.target.guest.user_kernel.isa
             )
         if probe.absence is not None:
             raise OptprobeError(f"probe {number} has no code to show: {probe.absence.text}", probe.absence.hint)

@@ -11,7 +11,6 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.stops import StopPoint, Stops
-from gdb_optprobe.probes.user.target import UserTarget
 
 
 class Debugger(Protocol):
@@ -121,19 +120,11 @@ class NoModules:
         raise OptprobeError("no text comes or goes in this guest: a probe has nothing to wait for")
 
 
-def _no_user() -> UserTarget:
-    raise OptprobeError(
-        "programs are probed in a Linux guest, and GDB's symbol file is of no Linux kernel",
-        "symbol-file without a name, then add-symbol-file FILE for symbols of a program",
-    )
-
-
 @dataclass(frozen=True)
 class Target:
     """One stopped guest.
 
     arena_source: where memory for detours is found. modules: text that comes and goes.
-    user:         what probes on programs need. Raises OptprobeError where there can be none.
     """
 
     guest: Guest
@@ -142,4 +133,3 @@ class Target:
     tracer: Tracer
     arena_source: ArenaSource
     modules: Modules = field(default_factory=NoModules)
-    user: Callable[[], UserTarget] = _no_user

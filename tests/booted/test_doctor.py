@@ -143,7 +143,7 @@ def test_explain_writes_nothing_and_does_not_run_the_guest(each_linux: Guest) ->
         before, start = len(proxy.sent()), proxy.count()
         entry = gdb(
             "python from gdb_optprobe.debugger.attach import attachments; "
-            "program = attachments.current.session.target.user().texts.program('/bin/busybox', None); "
+            "program = attachments.current.session.uprobes.user.texts.program('/bin/busybox', None); "
             "print(hex(program.offset(program.elf.entry)))"
         ).strip()
         for line in (*EXPLAINED, f"-user /bin/busybox:{entry}", f"-user /bin/busybox:{entry} do count by $comm"):

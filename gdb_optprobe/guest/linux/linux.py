@@ -20,6 +20,7 @@ from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.structures import KernelStructures, Layouts, no_layouts
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
+from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
@@ -236,10 +237,19 @@ class LinuxGuest(Guest):
             self._constants[name] = self._types.btf.constant(name) if self._types is not None else None
         return self._constants[name]
 
-    def user_names(self, address: int, entry: bool, bits: int, returns: bool = False) -> NamesAt:
-        """Return what names mean at an address of a program. bits: of the program. returns: where a function returned.
-        """
-        found = self._names(scope.Site(address, "", entry, returns))
+    @cached_property
+    def programs(self) -> Programs:
+        kernel = self.user_kernel
+        return Programs.of(self.machine, kernel.kernel, kernel.mmu, kernel.vcpus, self.constant, self.forget)
+
+    def program_names_at(self, address: int, is_entry: bool, bits: int) -> NamesAt:
+        return self._program_names(scope.Site(address, "", is_entry), bits)
+
+    def program_names_at_return(self, bits: int) -> NamesAt:
+        return self._program_names(scope.Site(0, "", returns=True), bits)
+
+    def _program_names(self, site: Probed, bits: int) -> NamesAt:
+        found = self._names(site)
         assert isinstance(found.names, scope.KernelScope), "of this kernel"
         return replace(found, names=user_scope(found.names, bits, self.user_kernel.isa, self.user_kernel.kernel.offset))
 

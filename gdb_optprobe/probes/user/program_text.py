@@ -67,7 +67,7 @@ class ProgramText:
     """
 
     programs: Programs
-    run: Callable[[float], None]
+    run: Callable[[float], object]
     shows_program: Callable[[], bool] = lambda: False
     writer: Writer | None = None
     mmap_patcher: MmapPatcher | None = None

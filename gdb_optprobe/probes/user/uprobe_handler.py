@@ -7,7 +7,6 @@ from dataclasses import replace
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD, And, Program
 from gdb_optprobe.handlers.scope import Missing
@@ -22,10 +21,10 @@ from gdb_optprobe.probes.user.trap_context import TrapSite, dead_at_trap, is_pro
 from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 
 
-def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, guest: Guest, settings: Settings) -> Handler:
-    """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
-    program = point.program
-    names = user.names(point.insn.address, program.is_entry(point.insn.address), program.bits)
+def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, settings: Settings) -> Handler:
+    """Return what a hit does. Raises OptprobeError, pointing at what cannot be done."""
+    guest, program = user.guest, point.program
+    names = guest.program_names_at(point.insn.address, program.is_entry(point.insn.address), program.bits)
     if spec.is_plain_count and not spec.pid:
         return Handler()
     limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)

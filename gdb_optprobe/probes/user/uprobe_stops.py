@@ -19,6 +19,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import StopPad
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.user import mm
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.trap_frames import Gate, SavedRegisters
@@ -35,8 +36,7 @@ from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.stops import ProgramStop, StoppedProgram, StopPoint
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.stops import ProgramStop, StoppedProgram, StopPoint, Stops
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_context import TrapSite
 from gdb_optprobe.probes.user.uprobe_site import UprobeSite
@@ -68,7 +68,8 @@ class UprobeStops:
     shown: by vCPUs, the programs that were stopped there last, where their code was.
     """
 
-    target: Target
+    guest: Guest
+    stops: Stops
     registry: Registry
     counts: Counter[int] = field(default_factory=Counter)
     shown: dict[Vcpu, Shown] = field(default_factory=dict)
@@ -79,19 +80,19 @@ class UprobeStops:
         assert probe.counter is not None, "reserved"
         near, memory = user.kernel.calls.handler, probe.counter.address
         if not handler.stops:
-            return handler.code(self.target.guest.isa, TrapSite(near), dead, memory, probe.readers)
+            return handler.code(self.guest.isa, TrapSite(near), dead, memory, probe.readers)
         stopping = user.kernel.isa.stopping
         assert stopping is not None, "else it was refused"
         pad = self._install_pad(0 if probe.spec.is_return else user.kernel.isa.behind, user, arena).pad
 
         def program(leaves: int) -> Code:
             way = StopPad(Slot(leaves, 0), b"", pad.doorbell)
-            return handler.code(self.target.guest.isa, TrapSite(near), dead, memory, probe.readers, way)
+            return handler.code(self.guest.isa, TrapSite(near), dead, memory, probe.readers, way)
 
         told = joined(
             (_count_ticket(user.kernel.isa, dead, pad.doorbell + TICKET), stopping.call(probe.number, pad.address))
         )
-        return with_stop_call(program, told, self.target.guest.isa, near)
+        return with_stop_call(program, told, self.guest.isa, near)
 
     def gate_at(self, pc: int) -> Gate | None:
         """By which a debugger sees the program of who stands at `pc`; None where that is no place of ours."""
@@ -99,7 +100,7 @@ class UprobeStops:
 
     def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
-        shown = self.shown.get(self.target.guest.machine.selected()) if self.target.stops.selects_program() else None
+        shown = self.shown.get(self.guest.machine.selected()) if self.stops.selects_program() else None
         if shown is None:
             return {}
         return {
@@ -128,23 +129,23 @@ class UprobeStops:
         if behind not in self._pads:
             stopping = user.kernel.isa.stopping
             assert stopping is not None, "else it was refused"
-            pad = install_pad(user.kernel.calls.handler, stopping.place, self.target.guest, arena)
+            pad = install_pad(user.kernel.calls.handler, stopping.place, self.guest, arena)
             comes = partial(self._on_pad, user)
             ticket = partial(self._read_register, stopping.ticket)
             stop = ProgramStop(
                 pad.address, pad.doorbell, pad.doorbell + RING_COUNT, comes, ticket, saved_registers(user.kernel.isa)
             )
-            point = self.target.stops.stop_in_program(stop)
+            point = self.stops.stop_in_program(stop)
             self._pads[behind] = _InstalledPad(pad, point, Gate(behind, stopping.swapped))
         return self._pads[behind]
 
     def _read_register(self, name: str) -> int:
         """By a register of the selected vCPU."""
-        return self.target.guest.machine.registers(self.target.guest.machine.selected(), (name,))[name]
+        return self.guest.machine.registers(self.guest.machine.selected(), (name,))[name]
 
     def _on_pad(self, user: UserTarget) -> StoppedProgram | None:
         """Of the selected vCPU, which is at a place; None where nobody wants that it stops any more."""
-        isa, machine = user.kernel.isa, self.target.guest.machine
+        isa, machine = user.kernel.isa, self.guest.machine
         assert isa.stopping is not None, "else it was refused"
         user.programs.forget()
         vcpu = machine.selected()
@@ -155,7 +156,7 @@ class UprobeStops:
         self.counts[probe.number] += 1
         point, registers = self.registry.uprobe_site_of(probe), _Registers(isa, told[isa.frame], machine.read)
         returned = _return_value(point, user, registers, machine.read) if probe.spec.is_return else None
-        at = registers[self.target.guest.isa.pc] - isa.behind
+        at = registers[self.guest.isa.pc] - isa.behind
         self.shown.pop(vcpu, None)
         if not probe.spec.is_return:
             self.shown[vcpu] = Shown(point.program.inode, at - point.insn.address)
@@ -210,7 +211,7 @@ def _return_value(
     point: UprobeSite, user: UserTarget, registers: Mapping[str, int], read: Callable[[int, int], bytes]
 ) -> tuple[str, int] | None:
     """What the function has returned, and which that is."""
-    found = user.names_at_return(point.program.bits).names.dollar("retval")
+    found = user.guest.program_names_at_return(point.program.bits).names.dollar("retval")
     if not isinstance(found, Rvalue):
         return None
     word = interpreter.evaluate(found.expr, interpreter.Hit(registers, read))

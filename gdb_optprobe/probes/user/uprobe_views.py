@@ -45,49 +45,49 @@ def site_view(probe: Probe, users: Uprobes, target: Target) -> SiteView:
         tier=Tier.TRAPPED.value,
         original_bytes=point.insn.data,
         patched_bytes=point.trap if point.installed is not None else b"",
-        detour=_detour_view(point, function, target),
+        detour=_detour_view(point, function, target.guest),
         stops=users.stops.counts[probe.number],
         calls=uretprobe_calls(function, users) if function is not None else None,
-        frames=_frames(point, target),
+        frames=_frames(point, target.guest),
     )
 
 
-def _detour_view(point: UprobeSite, function: UserRethook | None, target: Target) -> DetourView | None:
+def _detour_view(point: UprobeSite, function: UserRethook | None, guest: Guest) -> DetourView | None:
     if point.installed is None:
         return None
     detour = point.installed.detour
-    code = target.guest.isa.decode(detour.data, detour.address)
+    code = guest.isa.decode(detour.data, detour.address)
     own = [each for each in point.parts if each.part.program]
     programs = ([insn for insn in code if each.start <= insn.address < each.end] for each in own)
     most = sum(map(probe_views.cost_of, code))
-    least, most = most - probe_views.skippable(programs), most + _stack_cost(point, target)
+    least, most = most - probe_views.skippable(programs), most + _stack_cost(point, guest)
     if function is not None and function.installed is not None:
         back = function.installed.detour
-        *returns, last = target.guest.isa.decode(back.data, back.address)
+        *returns, last = guest.isa.decode(back.data, back.address)
         least += shortest(returns, probe_views.cost_of) + probe_views.cost_of(last)
         most += sum(map(probe_views.cost_of, (*returns, last)))
     return DetourView(detour.address, detour.size, len(code), most, least, detour.head)
 
 
-def _stack_cost(point: UprobeSite, target: Target) -> int:
+def _stack_cost(point: UprobeSite, guest: Guest) -> int:
     """Instructions that the code does not show: it takes one word of a stack after the other."""
     objects = [each for probe in point.enabled for each in probe.handler.objects]
     words = sum(each.stack - 1 for each in objects if isinstance(each, Records) and each.tried)
-    return words * target.user().kernel.isa.frames[point.program.bits].cost if words else 0
+    return words * guest.user_kernel.isa.frames[point.program.bits].cost if words else 0
 
 
-def _frames(point: UprobeSite, target: Target) -> Callable[[Mapping[str, int], bytes], Iterator[FrameView]]:
+def _frames(point: UprobeSite, guest: Guest) -> Callable[[Mapping[str, int], bytes], Iterator[FrameView]]:
     """Of hits' stacks, by the probed file and the program that ran."""
-    user, bits = target.user(), point.program.bits
-    frames, decode = user.kernel.isa.frames[bits], partial(user.kernel.isa.decode, bits=bits)
+    isa, programs, bits = guest.user_kernel.isa, guest.programs, point.program.bits
+    frames, decode = isa.frames[bits], partial(isa.decode, bits=bits)
 
     @cache
     def probed() -> Source:
-        return Source(point.program, executable.is_as_it_was(user.programs, point.program))
+        return Source(point.program, executable.is_as_it_was(programs, point.program))
 
     @cache
     def ran(*taken: tuple[str, int]) -> Source | None:
-        program = executable.executable(user.programs, dict(taken))
+        program = executable.executable(programs, dict(taken))
         if program is None or program.inode == point.program.inode or program.bits != bits:
             return None
         return Source(program)

@@ -10,18 +10,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.base import Reads
+from gdb_optprobe.guest.linux.user import writer
 from gdb_optprobe.guest.linux.user.mm import AddressSpace, Busy
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.writer import flags
 from gdb_optprobe.handlers.clauses import check_action
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Insn, joined
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.maps.trap_table import Key
@@ -36,10 +41,11 @@ from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user import requirements, trap_records
+from gdb_optprobe.probes.user import trap_records
 from gdb_optprobe.probes.user.known import ProbedPrograms
 from gdb_optprobe.probes.user.mapped_text import TextChange
 from gdb_optprobe.probes.user.mmap_hook import MmapPatcher
+from gdb_optprobe.probes.user.program_text import ProgramText
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.text_writer import TextWriter
 from gdb_optprobe.probes.user.trap_context import TrapSite, dead_at_trap
@@ -85,16 +91,39 @@ class Uprobes:
 
     def __post_init__(self) -> None:
         self.traps = UprobeTraps(self.target.guest)
-        self.stops = UprobeStops(self.target, self.registry)
-        self.rethooks = UserRethooks(self.target, self.traps, self.stops, self._xol_slots, self._next_record)
+        self.stops = UprobeStops(self.target.guest, self.target.stops, self.registry)
+        self.rethooks = UserRethooks(self.target.guest, self.traps, self.stops, self._xol_slots, self._next_record)
         self.xol_steps = XolSteps(self.target.guest, self.traps, self._xol_slots, self._next_record)
         self._writer = TextWriter(self.target.guest)
         self._mmap_patcher = MmapPatcher(self.target.guest)
 
+    @cached_property
+    def user(self) -> UserTarget:
+        """Return what probes on programs need of the guest. Raises OptprobeError where programs cannot be probed."""
+        guest = self.target.guest
+        texts = ProgramText(guest.programs, self.target.debugger.run, self.target.stops.shows_program)
+        return UserTarget(guest, guest.user_kernel, guest.programs, texts)
+
+    def check_guest(self) -> UserTarget:
+        """Return `user`. Raises OptprobeError where anything is missing for all probes on programs.
+
+        `add`, `explain` and `doctor` ask it before anything is changed.
+        """
+        if not self.settings().trap:
+            raise Refused(Refusal.TRAP_OFF.because())
+        user = self.user
+        _check_probe_read(user)
+        writer.check(user.programs)
+        # A list that a thread changes just now is waited for when a probe is added.
+        with contextlib.suppress(Busy):
+            user.programs.check()
+        self.optimizer.find_arena()
+        return user
+
     def _plan(self, spec: Spec) -> tuple[UserTarget, UprobeSite, Handler]:
         """Return what a probe would be, all asked that `add` asks. Raises OptprobeError; nothing is changed."""
         self._check(spec)
-        user = requirements.check_guest(self.optimizer)
+        user = self.check_guest()
         point = self._resolve(spec, user)
         handler = self._handler(spec, point, user, self.settings())
         user.texts.check_install(point.program, {point.insn.address: point.trap})
@@ -116,7 +145,7 @@ class Uprobes:
 
     def add_recovered(self, one: ProbeRecord, data: Slot | None) -> Probe:
         """A probe of an earlier GDB's, whose traps were taken out; data: its memory. Raises OptprobeError."""
-        user, settings = self.target.user(), replace(self.settings(), **one.sizes)  # type: ignore[arg-type]
+        user, settings = self.user, replace(self.settings(), **one.sizes)  # type: ignore[arg-type]
         try:
             point = self._resolve(one.spec, user)
             handler = self._handler(one.spec, point, user, settings)
@@ -134,16 +163,16 @@ class Uprobes:
 
     def mmap_hooked(self) -> Sequence[int]:
         """Functions of the kernel before which an earlier GDB may have code that writes traps. Raises OptprobeError."""
-        return (self.target.user().kernel.arriving.to,)
+        return (self.user.kernel.arriving.to,)
 
     def mmap_patches(self, undone: Sequence[Patch]) -> Sequence[Patch]:
         """Of patches that undo an earlier GDB's, those of what leads to that code. Raises OptprobeError."""
-        calls = {call.address for call in self.target.user().kernel.arriving.calls}
+        calls = {call.address for call in self.user.kernel.arriving.calls}
         return [change for change in undone if change.address in calls]
 
     def check_memory(self, left: Sequence[TrapRecord], arena: Arena) -> None:
         """Raises OptprobeError where there is no memory for what these are taken out with; nothing is changed."""
-        user, near = self.target.user(), self.target.user().kernel.calls.handler
+        user, near = self.user, self.user.kernel.calls.handler
         counts = COUNTERS_SIZE * sum(1 for trap in left if trap.calls)
         files = {trap.file.inode: trap.file for trap in left}
         programs = {inode: user.programs.known(file) for inode, file in files.items()}
@@ -159,7 +188,7 @@ class Uprobes:
         """
         if not left:
             return AdoptedTraps()
-        user = self.target.user()
+        user = self.user
         user.texts.writer = self._writer.install(user.programs, arena, self._may_stop_at)
         keys: list[Key] = []
         kept: list[tuple[TrapRecord, Program]] = []
@@ -187,7 +216,7 @@ class Uprobes:
         """
         if not taken.trampolines:
             return ()
-        user, standing = self.target.user(), {change.address: change.old for change in undone}
+        user, standing = self.user, {change.address: change.old for change in undone}
         codes = self.rethooks.adopt_trampolines(taken.trampolines, user, arena)
         known = {**codes, **dict.fromkeys(taken.removed)}
         self.traps.install(user, self._install_probe_read(user, arena), arena, standing, known)
@@ -197,7 +226,7 @@ class Uprobes:
     def adopt_traps(self, taken: AdoptedTraps, arena: Arena) -> None:
         """Where traps of an earlier GDB's were until now: who has just come to one goes on. Raises OptprobeError."""
         if taken.removed or taken.trampolines:
-            user = self.target.user()
+            user = self.user
             self._install_shared(user, arena)
             for change in self.traps.dispatcher.patches:
                 arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
@@ -242,7 +271,7 @@ class Uprobes:
         """Raises OptprobeError where these cannot be switched on or off before the guest has run on: see UserTexts."""
         numbers = {probe.number for probe in probes}
         for point in self.registry.uprobe_sites(probes):
-            texts = self.target.user().texts
+            texts = self.user.texts
             if on and point.installed is None:
                 texts.check_install(point.program, {point.insn.address: point.trap})
             elif not on and point.installed is not None and not {each.number for each in point.enabled} - numbers:
@@ -254,7 +283,7 @@ class Uprobes:
 
     def _settle_all(self, points: Sequence[UprobeSite]) -> None:
         if points:
-            user, arena = self.target.user(), self.optimizer.take_arena()
+            user, arena = self.user, self.optimizer.take_arena()
             for point in points:
                 self._settle(point, user, arena)
 
@@ -278,7 +307,7 @@ class Uprobes:
         arena = self.optimizer.arena
         if arena is None or not self.traps.dispatcher.patches or self.target.stops.shows_program():
             return
-        user = self.target.user()
+        user = self.user
         if self.rethooks.tidy(user, arena) and not self.registry.uprobe_sites():
             for program in self._programs:
                 user.texts.retain(program, [at for copy in self._xol_slots.slots_of(program) for at in copy])
@@ -294,7 +323,7 @@ class Uprobes:
 
     def spaces(self, program: Program) -> tuple[AddressSpace, ...]:
         """Those that run it. Raises OptprobeError."""
-        return self.target.user().texts.spaces(program.file)
+        return self.user.texts.spaces(program.file)
 
     def missed(self, probe: Probe) -> int:
         """How many calls of its function found no room."""
@@ -309,13 +338,13 @@ class Uprobes:
     def problems(self) -> Sequence[str]:
         """Where the kernel or a process does not have what was written, in words."""
         hooks = patch.check((*self.traps.dispatcher.patches, *self.registry.hooks), self.target.guest.machine)
-        texts = self.target.user().texts.problems() if self.registry.uprobe_sites() else ()
+        texts = self.user.texts.problems() if self.registry.uprobe_sites() else ()
         return (*(str(change.message) for change in hooks), *texts)
 
     def abandon(self) -> None:
         """The guest that held it all is gone."""
         if self.registry.uprobe_sites():
-            self.target.user().texts.abandon()
+            self.user.texts.abandon()
         self.traps.abandon()
         self.stops.abandon()
         self.rethooks.abandon()
@@ -360,8 +389,8 @@ class Uprobes:
     def _handler(self, spec: Spec, point: UprobeSite, user: UserTarget, settings: Settings) -> Handler:
         """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
         if spec.is_return:
-            return compile_uretprobe(spec, point.program, point.insn.address, user, self.target.guest, settings)
-        return compile_uprobe(spec, point, user, self.target.guest, settings)
+            return compile_uretprobe(spec, point.program, point.insn.address, user, settings)
+        return compile_uprobe(spec, point, user, settings)
 
     def _reserve(self, probe: Probe, user: UserTarget, arena: Arena) -> None:
         """Memory for what its program gathers, and all that traps come to. Raises Refused."""
@@ -387,7 +416,7 @@ class Uprobes:
 
     def _install_probe_read(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
         """Raises Refused, OptprobeError."""
-        routine = requirements.check_probe_read(user)
+        routine = _check_probe_read(user)
         return install_probe_read(routine, user.kernel.calls.handler, self.target.guest, arena)
 
     def _forget(self, probe: Probe) -> None:
@@ -507,3 +536,11 @@ class Uprobes:
         copy = None if not point.needs_copy else point.insn.address
         done = [part.code for part in self._instruction_code(point, copy, True, near, user)]
         return point, joined([count, *done])(near)
+
+
+def _check_probe_read(user: UserTarget) -> Reads:
+    """Return how memory of programs is read. Raises OptprobeError."""
+    found = user.guest.program_names_at(0, False, 64).reads
+    if isinstance(found, Missing):
+        raise OptprobeError(found.message, found.hint)
+    return found

@@ -43,16 +43,17 @@ SOME, JUMPS = 128, 4
 
 
 def compile_uretprobe(
-    spec: Spec, program: Program, address: int, user: UserTarget, guest: Guest, settings: Settings
+    spec: Spec, program: Program, address: int, user: UserTarget, settings: Settings
 ) -> Handler:
-    """Of the function that is entered at `address`. Raises OptprobeError, pointing at what cannot be done."""
-    isa = user.kernel.returning().isa
+    """Return what a return of the function at `address` does. Raises OptprobeError, pointing at what cannot be done."""
+    guest, isa = user.guest, user.kernel.returning().isa
     _check_function(program, address, user.kernel.isa, isa)
-    at_entry = user.names(address, True, program.bits)
+    at_entry = guest.program_names_at(address, True, program.bits)
     if spec.is_plain_count and not spec.pid:
         return Handler()
     limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
-    compiled, entry = _compile(spec, at_entry, user.names_at_return(program.bits), user.kernel.isa, guest, limits)
+    returned = guest.program_names_at_return(program.bits)
+    compiled, entry = _compile(spec, at_entry, returned, user.kernel.isa, guest, limits)
     check_stop(compiled, user.kernel.isa)
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits)

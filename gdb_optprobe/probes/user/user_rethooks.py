@@ -18,6 +18,7 @@ from gdb_optprobe.detours.journal import Item, TableKind
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.user.mm_hooks import MmHooks
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
@@ -40,7 +41,6 @@ from gdb_optprobe.probes.hooks import NOT_INSTALLED, InstalledBytes
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.return_program import return_handler
-from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records
 from gdb_optprobe.probes.user.mapped_text import TextChange
 from gdb_optprobe.probes.user.target import UserTarget
@@ -108,7 +108,7 @@ class _Installed:
 class UserRethooks:
     """functions: with return probes, by program and address. retired: without, which calls may still return from."""
 
-    target: Target
+    guest: Guest
     traps: UprobeTraps
     stops: UprobeStops
     xol_slots: XolSlots
@@ -138,7 +138,7 @@ class UserRethooks:
             program.bits // 8,
             max(bounds) if all(bounds) else LAYOUT.slots,
         )
-        return entry_code(there.table, way, probes, user, self.traps.writable, self.target.guest)
+        return entry_code(there.table, way, probes, user, self.traps.writable, self.guest)
 
     def release(self, program: Program, address: int) -> None:
         """The function has no return probe any more."""
@@ -158,19 +158,19 @@ class UserRethooks:
         return bool(self.retired) or (self._installed is not None and not self.functions)
 
     def read_counts(self, function: UserRethook) -> CallCounters:
-        return CallCounters.decode(self.target.guest.machine.read(function.counts.address, COUNTERS_SIZE))
+        return CallCounters.decode(self.guest.machine.read(function.counts.address, COUNTERS_SIZE))
 
     def active_calls(self) -> Sequence[UserCallSlot]:
         """All calls that have a slot."""
         there = self._installed
-        return list(LAYOUT.calls(self.target.guest.machine.read(there.memory.address, LAYOUT.size))) if there else ()
+        return list(LAYOUT.calls(self.guest.machine.read(there.memory.address, LAYOUT.size))) if there else ()
 
     # what an earlier GDB has left ------------------------------------------------------------------------------------
 
     def has_active_calls(self, table: int, arena: Arena) -> bool:
         """Whether calls may return to a trampoline whose calls are in `table`."""
-        self.target.guest.step_out(arena.ranges.code)
-        return any(LAYOUT.calls(self.target.guest.machine.read(table, LAYOUT.size)))
+        self.guest.step_out(arena.ranges.code)
+        return any(LAYOUT.calls(self.guest.machine.read(table, LAYOUT.size)))
 
     def adopt_trampolines(self, kept: KeptTrampolines, user: UserTarget, arena: Arena) -> Mapping[Key, int]:
         """Code that calls return to which an earlier GDB saw entered; nothing leads there yet. Raises OptprobeError."""
@@ -219,12 +219,12 @@ class UserRethooks:
         """Calls in these spaces, or in all, return to the function's code and are counted there."""
         active = 0
         taken = {function.counts.address for function in self.retired}
-        for at, call in LAYOUT.places(self.target.guest.machine.read(there.memory.address, LAYOUT.size)):
+        for at, call in LAYOUT.places(self.guest.machine.read(there.memory.address, LAYOUT.size)):
             if call.point not in taken and (spaces is None or call.mm in spaces):
                 words = encode((function.retired[-1].detour.address, function.counts.address))
-                self.target.guest.machine.write(there.memory.address + at + CODE, words)
+                self.guest.machine.write(there.memory.address + at + CODE, words)
                 active += 1
-        self.target.guest.machine.write(function.counts.address + ACTIVE, encode((active,)))
+        self.guest.machine.write(function.counts.address + ACTIVE, encode((active,)))
 
     @property
     def memory(self) -> tuple[Slot, ...]:
@@ -256,7 +256,7 @@ class UserRethooks:
         """Those that may be it, the newest of a space first."""
         if pc >> 63 or not any(one.address - pc & PAGE - 1 == 0 for one in self._trampolines.values()):
             return
-        isa = self.target.user().kernel.returning().isa
+        isa = self.guest.user_kernel.returning().isa
         sizes = {one.program.bits // 8 for one in self._trampolines.values()}
         at = {sp - isa.popped(size) for size in sizes}
         yield from (call for call in self._read_calls(read) if call.trampoline == pc and call.at in at)
@@ -285,11 +285,11 @@ class UserRethooks:
         traps = user.kernel.isa
         memory = old or self._reserve_table(kernel, arena)
         if old is None:
-            self.target.guest.machine.write(memory.address, LAYOUT.initial())
+            self.guest.machine.write(memory.address, LAYOUT.initial())
         table = PlacedUserCallTable(LAYOUT, memory.address, kernel.mm)
         placed: list[InstalledDetour] = []
         patches: list[Patch] = []
-        machine = self.target.guest.isa.codegen
+        machine = self.guest.isa.codegen
         try:
             placed.append(self._install_hook_code(kernel.copied, lambda at: kernel.shared, arena))
             shared = placed[0].detour.address
@@ -303,10 +303,10 @@ class UserRethooks:
             for calls, code in routines:
                 placed.append(self._install_hook_code(calls, code, arena))
                 patches += [self._hook_patch(calls, placed[-1], number) for number in range(len(calls.calls))]
-            hooks.install(patches, self.target.guest, arena, standing)
+            hooks.install(patches, self.guest, arena, standing)
         except OptprobeError:
             for one in placed:
-                one.release(self.target.guest, arena, reached=False)
+                one.release(self.guest, arena, reached=False)
             arena.release_table(TableKind.USER_CALLS, memory)
             raise
         self._installed = _Installed(table, memory, tuple(placed), tuple(patches))
@@ -316,20 +316,20 @@ class UserRethooks:
         """Memory for one: an earlier session's holds no call. Raises Refused."""
         found = arena.adopt_table(TableKind.USER_CALLS, lambda size: size == LAYOUT.size)
         if found is not None:
-            if not any(LAYOUT.calls(self.target.guest.machine.read(found.address, LAYOUT.size))):
+            if not any(LAYOUT.calls(self.guest.machine.read(found.address, LAYOUT.size))):
                 return found
             arena.release_table(TableKind.USER_CALLS, found)
-        reach = self.target.guest.isa.data_reach
+        reach = self.guest.isa.data_reach
         return arena.allocate_table(TableKind.USER_CALLS, LAYOUT.size, kernel.copied.to, reach)
 
     def _install_hook_code(self, calls: MmHooks, code: Code, arena: Arena) -> InstalledDetour:
         return InstalledDetour.install_or_reuse(
-            calls.to, lambda at: Detour(at, code(at), calls.to, ()), self.target.guest, arena
+            calls.to, lambda at: Detour(at, code(at), calls.to, ()), self.guest, arena
         )
 
     def _hook_patch(self, calls: MmHooks, to: InstalledDetour, number: int) -> Patch:
         call = calls.calls[number]
-        return Patch(call.address, call.data, self.target.guest.isa.redirect(call, to.detour.address))
+        return Patch(call.address, call.data, self.guest.isa.redirect(call, to.detour.address))
 
     def _install_trampoline(
         self, program: Program, kernel: ReturnKernel, user: UserTarget, arena: Arena
@@ -357,7 +357,7 @@ class UserRethooks:
         try:
             self.traps.dispatcher.set_code(found.key, found.code.detour.address)
         except OptprobeError:
-            found.code.release(self.target.guest, arena, reached=False)
+            found.code.release(self.guest, arena, reached=False)
             raise
         trap_records.write_trap(found.record, program, address, original, arena.journal, there.memory.address)
         self._trampolines[program.inode] = found
@@ -382,8 +382,8 @@ class UserRethooks:
 
     def _create_function(self, program: Program, address: int, near: int, arena: Arena) -> UserRethook:
         """With nothing counted yet. Raises Refused."""
-        counts = arena.allocate_data(COUNTERS_SIZE, near, self.target.guest.isa.data_reach)
-        self.target.guest.machine.write(counts.address, initial_counters(program.bits // 8))
+        counts = arena.allocate_data(COUNTERS_SIZE, near, self.guest.isa.data_reach)
+        self.guest.machine.write(counts.address, initial_counters(program.bits // 8))
         return UserRethook(program, address, counts)
 
     def _install_return_code(
@@ -433,7 +433,7 @@ class UserRethooks:
         inside = [
             *self.traps.ranges, *((one.address, one.end) for one in arena.retired)
         ]
-        if not hooks.is_quiescent(inside, self.target.guest, arena.ranges.code):
+        if not hooks.is_quiescent(inside, self.guest, arena.ranges.code):
             return False
         calls = self.active_calls()
         codes, points = {call.code for call in calls}, {call.point for call in calls}
@@ -441,7 +441,7 @@ class UserRethooks:
             return False
         for function in some:
             for one in [one for one in function.retired if one.detour.address not in codes]:
-                one.release(self.target.guest, arena, reached=True)
+                one.release(self.guest, arena, reached=True)
                 function.retired.remove(one)
         for function in [one for one in self.retired if one.counts.address not in points]:
             arena.data.release(function.counts)
@@ -465,16 +465,16 @@ class UserRethooks:
             return
         user.texts.revert(one.program, [TextChange(one.address, one.original, user.kernel.isa.trap)])
         self.traps.dispatcher.clear(one.key)
-        one.code.release(self.target.guest, arena, reached=True)
+        one.code.release(self.guest, arena, reached=True)
         arena.journal.drop(Item.USER, one.record)
         del self._trampolines[one.program.inode]
 
     def _remove(self, arena: Arena) -> None:
         there, self._installed = self._installed, None
         assert there is not None, "begin"
-        hooks.remove(there.patches, self.target.guest, arena)
+        hooks.remove(there.patches, self.guest, arena)
         for one in there.codes:
-            one.release(self.target.guest, arena, reached=True)
+            one.release(self.guest, arena, reached=True)
         arena.release_table(TableKind.USER_CALLS, there.memory)
 
     def abandon(self) -> None:
