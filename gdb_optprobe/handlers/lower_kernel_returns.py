@@ -1,9 +1,10 @@
-"""The code of return probes that does not depend on what they do: a call's entry, and the two ends of a trampoline.
+"""Lower what all kretprobes of a function do at its entry, and the two ends of the trampoline that its calls return to.
 
     entry       claim a slot, key and return address into it, return to the trampoline
     trampoline  begin, find the slot and where the call returns │ programs, each falling through │ free the slot, return
                                                                   └ look: a debugger stops there   └ or leave to a pad
-See maps/call_table.py for the search, and for why nobody waits.
+Most calls find the first slot of their key free. So an entry saves the registers of this way alone at first; those of
+the search and of actions are saved where they begin. No thread waits for another: see maps/call_table.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.handlers.lower_program import ring_doorbell
+from gdb_optprobe.handlers.lower_program import lower_saving, ring_doorbell
 from gdb_optprobe.handlers.lower_returns import (
     EntryPart,
     PlacedSlots,
@@ -55,9 +56,9 @@ class PlacedCallTable(PlacedSlots[CallTableLayout]):
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """See lower_returns.CallSearch: all slots, round the end, of which `count` counts down those that are left.
+    """The CallSearch of a function's own table: all slots, round its end; `count` counts those that are left.
 
-    word: the key. other: for words that are copied.
+    word: has the key. other: is changed.
     """
 
     emit: ReturnEmitter
@@ -99,7 +100,7 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class EntryRegisters:
-    """Registers by the usual way through an entry, by that through a taken slot, and by actions: as UsedRegisters."""
+    """Registers that an entry uses. usual: where the first slot is free. other: by the search. acting: by actions."""
 
     usual: frozenset[str] = frozenset()
     other: frozenset[str] = frozenset()
@@ -111,11 +112,12 @@ class EntryRegisters:
 
 @dataclass(frozen=True, slots=True)
 class EntryContext:
-    """trampoline: what the function returns to.
+    """The function that is entered.
 
-    ours: the range (start, end) of our code. A return address in it is a trampoline's: the call that made it is alive.
-    pc:   the function's entry.
-    hidden: where a tracer of the guest's own has calls return to: such an address does not tell who is alive.
+    trampoline: the return address that its calls get.
+    ours:   the range (start, end) of the arena's code. A return address in it is a trampoline's: the caller is active.
+    pc:     the function's entry.
+    hidden: return addresses that a tracer of the guest sets: they do not tell whether the caller is active.
     """
 
     trampoline: int
@@ -127,18 +129,18 @@ class EntryContext:
 def lower_entry(
     table: PlacedCallTable, way: EntryContext, before: EntryState, isa: ReturnBackend, parts: Sequence[EntryPart] = ()
 ) -> Code:
-    """What runs at the entry of a function; falls through at its end. All or nothing: without room the call is missed.
+    """Lower what runs at the entry of a function; it falls through at its end. Without a free slot the call is missed.
 
-    Raises NotLowered.
+    before: at the entry. Raises NotLowered.
     """
     before = replace(before, reads=before.reads.union(*(part.registers for part in parts)))
-    used = EntryRegisters()
-    while True:
-        emit = isa.emitter(before)
-        more = used | _entry(table, way, before, isa, emit, used, parts)
-        if more == used:
-            return emit.finish
-        used = more
+
+
+    def emit(used: EntryRegisters) -> tuple[ReturnEmitter, EntryRegisters]:
+        emitter = isa.emitter(before)
+        return emitter, _entry(table, way, before, isa, emitter, used, parts)
+
+    return lower_saving(emit, EntryRegisters())
 
 
 def _entry(
@@ -195,7 +197,7 @@ def _entry(
 
 
 def _search(emit: ReturnEmitter, table: PlacedCallTable, way: EntryContext, slot: str, word: str) -> None:
-    """The slot behind `slot`, the first of the search, that is now the call's; 0 where there is none."""
+    """Emit: claim a slot; `slot`, the home of the key in `word`, becomes its address, or 0 where no slot is free."""
     at, count, other = (emit.pool.allocate() for _ in range(3))
     search, done = Label(), Label()
     calls = _Search(emit, table, word, count, other)
@@ -222,10 +224,10 @@ def _search(emit: ReturnEmitter, table: PlacedCallTable, way: EntryContext, slot
 
 @dataclass(frozen=True, slots=True)
 class PadExit:
-    """A trampoline leaves to `pad` where one of `flags` (offsets in the slot) is set.
+    """How a trampoline leaves to `pad` where one of `flags` (offsets in the slot) is set.
 
-    Returning.slot holds all of them there, but where the trampoline saves registers, which are all as they were then.
-    doorbell: see lower_program.LoweringContext.
+    The slot's register holds all flags there, unless the trampoline saves registers: then all are as the function left
+    them. doorbell: see lower_program.LoweringContext.
     """
 
     flags: tuple[int, ...]
@@ -261,10 +263,10 @@ class Trampoline:
 def lower_trampoline(
     table: PlacedCallTable, before: EntryState, isa: ReturnBackend, leaving: PadExit | None = None
 ) -> Trampoline:
-    """before: what is dead where the function has returned. Where that is not enough for what is done here, all that is
-    used is saved, around the programs.
+    """Lower both ends of a trampoline. Raises TooManyRegisters.
 
-    Raises TooManyRegisters.
+    before: what is dead where the function has returned. Where that is not enough, all that is used is saved around the
+    programs.
     """
     before = replace(before, reads=before.reads - {isa.slot})
     made, used = _trampoline(table, before, isa, leaving)
@@ -281,7 +283,7 @@ def lower_trampoline(
 def _trampoline(
     table: PlacedCallTable, before: EntryState, isa: ReturnBackend, leaving: PadExit | None
 ) -> tuple[Trampoline, frozenset[str]]:
-    """With what was used saved, and what it uses."""
+    """Return the trampoline, and the registers that it uses."""
     slot, kept = isa.slot, before.kept.names
     taken = before.reads | {slot}
     order = [name for name in isa.order(before) if name not in taken]
@@ -315,9 +317,9 @@ def _trampoline(
 
 
 def lower_debugger_check(before: EntryState, isa: ReturnBackend, flag: int) -> Code:
-    """Comes to its last instruction, which does nothing, where a program has set a flag, for a debugger to stop there.
+    """Lower code that comes to its last instruction, which does nothing, where a program has set a flag.
 
-    before: as of a program. flag: offset in the slot.
+    A debugger has a breakpoint there. before: as of a program. flag: offset in the slot.
     """
     emit, over = isa.emitter(before), Label()
     emit.pool = RegisterPool([name for name in isa.order(before) if name in before.dead.registers - {isa.slot}])
@@ -329,6 +331,7 @@ def lower_debugger_check(before: EntryState, isa: ReturnBackend, flag: int) -> C
 
 
 def _flags_into(emit: ReturnEmitter, to: str, slot: str, flags: Sequence[int]) -> None:
+    """Emit: put all of the call's flags into `to`."""
     first, *others = flags
     emit.load(to, MemoryValue(Address(slot, first)))
     with emit.pool.scratch() as more:
@@ -338,7 +341,7 @@ def _flags_into(emit: ReturnEmitter, to: str, slot: str, flags: Sequence[int]) -
 
 
 def _find(emit: ReturnEmitter, table: PlacedCallTable, slot: str) -> None:
-    """A call whose return address is the trampoline's has a slot."""
+    """Emit: find the slot of the call that has returned, and return to its return address. It surely has one."""
     again, found = Label(), Label()
     with emit.pool.scratch() as word:
         _home(emit, table, slot, word)
@@ -356,6 +359,6 @@ def _find(emit: ReturnEmitter, table: PlacedCallTable, slot: str) -> None:
 
 
 def _home(emit: ReturnEmitter, table: PlacedCallTable, slot: str, word: str) -> None:
-    """The address of a key's first slot; changes `word`."""
+    """Emit: put the address of the first slot of the call's key into `slot`; changes `word`."""
     emit.key(word)
     lower_home(emit, table.slots, word, slot, word)

@@ -21,9 +21,10 @@ another register, so the set of used ones grows, up to all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
 from gdb_optprobe.handlers.ir import (
     Action,
@@ -105,6 +106,13 @@ class UsedRegisters:
         return UsedRegisters(self.condition | other.condition, self.actions | other.actions)
 
 
+class _Registers(Protocol):
+    def __or__(self, more: Any, /) -> Any: ...
+
+
+Used = TypeVar("Used", bound=_Registers)
+
+
 def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
     """Return the code of a program. Raises NotLowered."""
     of_cpu = {node.name for node in nodes(around.cpu) if isinstance(node, Register)} if around.cpu else set()
@@ -112,11 +120,23 @@ def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
     dead = around.dead if program.stop is None else Dead()
     reads = around.kept.in_place(program.registers | of_cpu)
     before = EntryState(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
-    used = UsedRegisters()
-    while True:
+
+    def emit(used: UsedRegisters) -> tuple[Emitter, UsedRegisters]:
         emitter = machine.emitter(before)
-        more = used | _emit(program, around, machine, before, emitter, used)
-        if more == used:
+        return emitter, _emit(program, around, machine, before, emitter, used)
+
+    return lower_saving(emit, UsedRegisters())
+
+
+def lower_saving(emit: Callable[[Used], tuple[Emitter, Used]], nothing: Used) -> Code:
+    """Return code that saves all registers that it uses; which these are is known once it is emitted.
+
+    emit: emits the code, with the registers saved that were used before; returns those that are used now.
+    """
+    used = nothing
+    while True:
+        emitter, now = emit(used)
+        if (more := used | now) == used:
             return emitter.finish
         used = more
 

@@ -51,13 +51,13 @@ class PlacedSlots(Generic[Layout]):
 class EntryPart:
     """What one return probe does at the entry.
 
-    area:   where in a slot its words begin; others of ours are before: offsets in the slot, 0 for none.
-    faults: where its faults are counted.
-    armed:  whether it sees the call, which others see in any case.
-    flag:   what its program sets to have the guest stop.
-    data:   a number that a debugger gives the call; 0 where it has none.
-    time:   when it was entered, where that can be told.
-    around: of what it does there.
+    faults: the address of its count of faults. around: of its actions.
+    area:   the offset in a slot of the words that it saves.
+    armed, flag, data, time: offsets of words of its own, 0 for none:
+        whether it looks at the call, where another probe may be the one that does;
+        set by its program to stop the guest;
+        a number that a debugger gives the call, or 0;
+        when the call was entered, or 0 where a debugger stopped there.
     """
 
     entry: EntryProgram
@@ -71,13 +71,13 @@ class EntryPart:
 
     @property
     def registers(self) -> frozenset[str]:
-        """What it reads at the entry."""
+        """Return the registers that it reads at the entry."""
         cpu = nodes(self.around.cpu) if self.around is not None and self.around.cpu is not None else ()
         return self.entry.registers | {node.name for node in cpu if isinstance(node, Register)}
 
     @property
     def kept(self) -> Iterator[tuple[int, Expr]]:
-        """Offsets in a slot, and what is kept there."""
+        """Yield offsets in a slot, and what is saved there."""
         if self.armed:
             yield self.armed, self.entry.condition or Constant(1)
         for none in filter(None, (self.flag, self.data)):
@@ -89,7 +89,7 @@ class EntryPart:
 
 
 def lower_entry_conditions(emit: Emitter, pc: tuple[str, int], parts: Sequence[EntryPart], end: Label) -> None:
-    """To `end` where no probe wants to see the call."""
+    """Emit: to `end` where no probe looks at the call."""
     tests = [(part.entry.condition, part.faults) for part in parts]
     if any(test is None for test, _ in tests):
         return
@@ -110,7 +110,7 @@ def lower_entry_conditions(emit: Emitter, pc: tuple[str, int], parts: Sequence[E
 
 
 def lower_kept_words(emit: Emitter, pc: tuple[str, int], part: EntryPart, slot: str) -> None:
-    """The words of one probe into the call's slot; 0 for what cannot be evaluated."""
+    """Emit: save the words of one probe in the call's slot; 0 for one that cannot be evaluated, which is counted."""
     for offset, node in part.kept:
         at = Address(slot, offset)
         words, done = ExpressionLowering(emit, pc), Label()
@@ -125,7 +125,7 @@ def lower_kept_words(emit: Emitter, pc: tuple[str, int], part: EntryPart, slot: 
 
 
 def lower_entry_actions(emit: Emitter, pc: tuple[str, int], part: EntryPart, slot: str) -> None:
-    """What a probe that sees the call does besides."""
+    """Emit: carry out the actions of a probe at the entry, where it looks at the call."""
     if part.around is None:
         return
     skip = Label()

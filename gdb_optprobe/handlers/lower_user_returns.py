@@ -1,11 +1,13 @@
-"""The code of return probes on user programs, all of it over one table: maps/user_call_table.py.
+"""Lower what uretprobes do at entries and returns, and what keeps their table right when spaces are copied or end.
 
     trap at a function's entry ─► entered   a slot for the call, the trampoline's address in place of the return address
     trap in the trampoline     ─► returned  finds the slot ─► code of the function's probes: begin │ programs │ end
     fork                       ─► copied    the child has the parent's stack, and so its calls
     the end of a space         ─► ended     its calls never return
-Traps run with interrupts off, and only one thread's stack has a call's stack address: so nobody but that thread, and a
-fork that copies what it may not need, looks at a call's slot while it is changed.
+The table is one for all programs (maps/user_call_table.py), as trampolines are one for all functions of a program.
+Traps run with interrupts off, and only one thread's stack has a call's stack address: so only this thread, and a fork
+that copies what it may not need, reads a call's slot while it changes. Most registers are saved by the kernel before
+a trap's code runs: so an entry does not save more on its slower ways, as that of a kretprobe does.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.ir import MASK, Expr
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
+from gdb_optprobe.handlers.lower_program import lower_saving
 from gdb_optprobe.handlers.lower_returns import (
     EntryPart,
     PlacedSlots,
@@ -70,7 +73,7 @@ class PlacedUserCallTable(PlacedSlots[UserCallTableLayout]):
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """See lower_returns.CallSearch: slots up to the end of the table, of one address space. word: is changed."""
+    """The CallSearch of the table: slots up to its end. key, mm: have what names a call. word: is changed."""
 
     emit: Emitter
     table: PlacedUserCallTable
@@ -101,10 +104,10 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class FunctionContext:
-    """Of a function's calls. point: where they are counted. code: what their return comes to.
+    """A probed function. point: the address of its counters. code: what runs where its calls return.
 
-    on:   how far the trampoline is behind the PC that a trap at the entry saves. size: of the program's words.
-    most: how many calls at once are looked at.
+    on:   distance from the PC that a trap at the entry saves to the trampoline. size: bytes of the program's words.
+    most: how many calls are seen at once.
     """
 
     point: int
@@ -130,26 +133,25 @@ def lower_call_entered(
     machine: Backend,
     writable: int,
 ) -> Code:
-    """What runs at a trap on a function's entry; falls through at its end. Without room the call is missed.
+    """Lower what runs at a trap on a function's entry; it falls through at its end. Without a slot the call is missed.
 
-    before: of that trap's programs. Raises NotLowered.
+    before: of that trap's programs. writable: the address of the routine that UserReturning.emitter takes.
+    Raises NotLowered.
     """
     reads = before.reads.union({traps.frame}, *(part.registers for part in parts))
     before = replace(before, reads=reads)
-    used: frozenset[str] = frozenset()
-    while True:
-        emit = isa.emitter(before, writable)
+
+    def emit(used: frozenset[str]) -> tuple[Emitter, frozenset[str]]:
+        emitter, end = isa.emitter(before, writable), Label()
         saved = machine.kept(used, before)
-        emit.pool = RegisterPool([name for name in machine.order(before) if name not in reads])
-        end = Label()
-        emit.save(saved)
-        _entered(emit, table, way, parts, traps, isa, end)
-        emit.bind(end)
-        emit.restore(saved)
-        more = used | emit.pool.used
-        if more == used:
-            return emit.finish
-        used = more
+        emitter.pool = RegisterPool([name for name in machine.order(before) if name not in reads])
+        emitter.save(saved)
+        _entered(emitter, table, way, parts, traps, isa, end)
+        emitter.bind(end)
+        emitter.restore(saved)
+        return emitter, frozenset(emitter.pool.used)
+
+    return lower_saving(emit, frozenset[str]())
 
 
 def _entered(
@@ -212,7 +214,7 @@ def _entered(
 
 
 def _trampoline(emit: Emitter, to: str, way: FunctionContext, traps: UserTrapping) -> None:
-    """Its address in the program that runs."""
+    """Emit: put the trampoline's address in the program that runs into `to`."""
     emit.load(to, MemoryValue(Address(_frame(emit, to, traps), traps.pc), way.size))
     emit.binary(Arithmetic.ADD, to, to, way.on & MASK, 64, False)
     if way.size < WORD:
@@ -224,7 +226,7 @@ def _key_of_trap(emit: Emitter, to: str, size: int, traps: UserTrapping, isa: Us
 
 
 def _frame(emit: Emitter, to: str, traps: UserTrapping) -> str:
-    """The register that leads to what the trap has saved: `to` where its own has been moved."""
+    """Return the register with the address of what the trap has saved: `to` where its own register was saved."""
     if (found := emit.register(traps.frame)) is not None:
         return found
     emit.read(to, traps.frame)
@@ -232,7 +234,7 @@ def _frame(emit: Emitter, to: str, traps: UserTrapping) -> str:
 
 
 def _drop(emit: Emitter, at: str, word: str) -> None:
-    """The call whose slot `at` is never returns."""
+    """Emit: free the slot of a call that never returns, and count the call."""
     emit.load(word, MemoryValue(Address(at, POINT)))
     emit.atomic_add(Address(word, DROPPED), 1)
     emit.atomic_add(Address(word, ACTIVE), MASK)
@@ -240,7 +242,7 @@ def _drop(emit: Emitter, at: str, word: str) -> None:
 
 
 def _copy(emit: Emitter, to: str, source: str, word: str, first: int) -> None:
-    """A slot's words from that offset on."""
+    """Emit: copy a slot's words from the offset `first` on."""
     for offset in range(first, SLOT, WORD):
         emit.load(word, MemoryValue(Address(source, offset)))
         emit.store(Address(to, offset), word)
@@ -252,7 +254,10 @@ def _copy(emit: Emitter, to: str, source: str, word: str, first: int) -> None:
 def lower_call_returned(
     table: PlacedUserCallTable, size: int, kernels: int, traps: UserTrapping, isa: UserReturning
 ) -> Code:
-    """What runs at a trap in a trampoline of programs with words of that size. kernels: its own handler."""
+    """Lower what runs at a trap in the trampoline of a program.
+
+    size: bytes of the program's words. kernels: the kernel's own handler of traps.
+    """
     before = EntryState(traps.scratch, frozenset((traps.frame,)))
     emit = traps.emitter(before)
     emit.pool = _scratch(traps, before)
@@ -280,7 +285,7 @@ def lower_call_returned(
 
 
 def returning(point: int, programs: Sequence[Code], traps: UserTrapping, isa: UserReturning) -> Code:
-    """What the return of a function's calls comes to. The programs find the call's slot in `isa.slot`."""
+    """Return what runs where a function's calls return. The programs find the address of the slot in `isa.slot`."""
     before = EntryState(traps.scratch, frozenset((traps.frame, isa.slot)))
     begin, end = traps.emitter(before), traps.emitter(before)
     begin.pool, end.pool = _scratch(traps, before), _scratch(traps, before)
@@ -296,7 +301,7 @@ def returning(point: int, programs: Sequence[Code], traps: UserTrapping, isa: Us
 
 
 def dead_at_return(traps: UserTrapping, isa: UserReturning) -> Dead:
-    """What programs between may overwrite."""
+    """Return what the programs at a return may overwrite."""
     return replace(traps.scratch, registers=traps.scratch.registers - {traps.frame, isa.slot})
 
 
@@ -306,24 +311,22 @@ def dead_at_return(traps: UserTrapping, isa: UserReturning) -> Dead:
 def lower_space_copied(
     table: PlacedUserCallTable, shared: int, kernels: int, isa: UserReturning, machine: Backend
 ) -> Code:
-    """Before the kernel's function(old space, new space): calls of the old one are the new one's too.
+    """Lower what runs before the kernel's function(old space, new space): the new space has the old one's calls too.
 
-    Where there is no room for that any more they return, in both, to where they would have: that is not seen.
-    shared: the routine that finds the stack.
+    A call that finds no slot for its copy returns in both to its caller, unseen.
+    shared: the routine that finds the stack. kernels: the kernel's function.
     """
     before = EntryState(isa.scratch, frozenset(isa.arguments))
-    used: frozenset[str] = frozenset()
-    while True:
-        emit = isa.emitter(before, shared)
-        saved = machine.kept(used, before)
-        emit.pool = RegisterPool([name for name in machine.order(before) if name not in isa.arguments])
-        emit.save(saved)
-        _copied(emit, table, isa)
-        emit.restore_and_jump(saved, kernels)
-        more = used | emit.pool.used
-        if more == used:
-            return emit.finish
-        used = more
+
+    def emit(used: frozenset[str]) -> tuple[Emitter, frozenset[str]]:
+        emitter, saved = isa.emitter(before, shared), machine.kept(used, before)
+        emitter.pool = RegisterPool([name for name in machine.order(before) if name not in isa.arguments])
+        emitter.save(saved)
+        _copied(emitter, table, isa)
+        emitter.restore_and_jump(saved, kernels)
+        return emitter, frozenset(emitter.pool.used)
+
+    return lower_saving(emit, frozenset[str]())
 
 
 def _copied(emit: UserReturnEmitter, table: PlacedUserCallTable, isa: UserReturning) -> None:
@@ -361,9 +364,9 @@ def _copied(emit: UserReturnEmitter, table: PlacedUserCallTable, isa: UserReturn
 def _give_up(
     emit: UserReturnEmitter, table: PlacedUserCallTable, key: str, mm: str, first: str, at: str, word: str, size: int
 ) -> None:
-    """The calls with this key return, from now on, to where the last of them does.
+    """Emit: have the calls with this key return to where the oldest of them does.
 
-    They may be another thread's, which returns just now: so it is exchanged, and their slots stay.
+    Another thread may be returning from them: so the return address is exchanged atomically, and their slots stay.
     """
     find, on, found, follow, older, last, end = (Label() for _ in range(7))
     emit.constant(first, table.first)
@@ -387,8 +390,7 @@ def _give_up(
     emit.binary(Arithmetic.ADD, at, at, SLOT, 64, False)
     emit.constant(word, table.end)
     emit.branch(Comparison.EQ, at, word, False, end)
-    emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), key, False, older)
-    emit.branch(Comparison.NE, MemoryValue(Address(at, SPACE)), mm, False, older)
+    _Search(emit, table, key, mm, word).unless_key(at, older)
     emit.jump(follow)
     emit.bind(last)
     emit.load(first, MemoryValue(Address(first, TRAMPOLINE)))
@@ -399,7 +401,10 @@ def _give_up(
 
 
 def lower_space_ended(table: PlacedUserCallTable, kernels: int, traps: UserTrapping, isa: UserReturning) -> Code:
-    """Before the kernel's function(space), which nobody runs in any more."""
+    """Lower what runs before the kernel's function(space), when no thread runs in the space any more: drop its calls.
+
+    kernels: that function.
+    """
     space, _ = isa.arguments
     before = EntryState(isa.scratch, frozenset(isa.arguments))
     emit = traps.emitter(before)
@@ -433,13 +438,13 @@ def _key(emit: Emitter, to: str, stack_pointer: MemoryValue, popped: int = 0) ->
 
 
 def _home(emit: Emitter, table: PlacedUserCallTable, key: str, mm: str, slot: str, word: str) -> None:
-    """The address of a key's first slot; changes `word`."""
+    """Emit: put the address of a key's first slot into `slot`; changes `word`."""
     emit.binary(Arithmetic.ADD, word, key, mm, 64, False)
     lower_home(emit, table.slots, word, slot, word)
 
 
 def _next(emit: Emitter, table: PlacedUserCallTable, at: str, word: str, label: Label) -> None:
-    """On to the next slot; to the label unless that was the last; changes `word`."""
+    """Emit: on to the next slot, and to the label; fall through behind the last. Changes `word`."""
     emit.binary(Arithmetic.ADD, at, at, SLOT, 64, False)
     emit.constant(word, table.end)
     emit.branch(Comparison.NE, at, word, False, label)
