@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,6 +33,7 @@ _KEY = re.compile(r"""[rbfu]*(['"])\w+\1""", re.IGNORECASE)
 _PROSE = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 
 
+@cache
 def counts() -> Mapping[str, int]:
     """Return how many of the words each file has, by its path from the root. Files without any are left out."""
     listed = subprocess.run(["git", "ls-files", "-z", *FOLDERS], cwd=ROOT, capture_output=True, check=True).stdout

@@ -11,6 +11,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gdb_optprobe"
 
@@ -64,9 +66,14 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), named(path))
 
 
+@cache
+def nodes(path: Path) -> Sequence[ast.AST]:
+    return tuple(ast.walk(tree(path)))
+
+
 def imported(path: Path, statements: Sequence[ast.AST] | None = None) -> Iterator[str]:
     """The full names of all that a file imports, or that some of its statements do."""
-    for node in statements or ast.walk(tree(path)):
+    for node in statements or nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -81,6 +88,7 @@ def layer(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@cache
 def layers_used(path: Path) -> set[str]:
     names = (name.split(".") for name in imported(path))
     return {name[1] for name in names if name[0] == "gdb_optprobe" and len(name) > 1} & HEIGHT.keys()
@@ -231,13 +239,14 @@ def is_decoding(node: ast.AST) -> bool:
 def test_bytes_of_the_guests_become_characters_in_one_place() -> None:
     """Raw text is bytes, which mypy keeps from the output: only guest_text.py makes characters of them."""
     for path in files():
-        found = [node for node in ast.walk(tree(path)) if is_decoding(node)]
+        found = [node for node in nodes(path) if is_decoding(node)]
         assert not found or named(path) in DECODES, (named(path), [ast.unparse(node) for node in found])
-        calls = {ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)}
+        calls = {ast.unparse(node.func) for node in nodes(path) if isinstance(node, ast.Call)}
         loads = calls & {"json.loads", "json.load", "pickle.loads", "marshal.loads"}
         assert not loads or named(path) in LOADS, (named(path), loads)
 
 
+@pytest.mark.thorough
 def test_mypy_keeps_raw_text_of_the_guests_from_the_output(tmp_path: Path) -> None:
     raw = tmp_path / "raw.py"
     raw.write_text(
@@ -302,7 +311,7 @@ def test_gdb_is_given_nothing_of_the_guests_to_carry_out() -> None:
     found = {
         (str(path.relative_to(PACKAGE)), ast.unparse(node.args[0]))
         for path in files(*KNOWS_GDB)
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in EVALUATES
         if ast.unparse(node.func.value) == "gdb" and node.args and not numbers_alone(node.args[0])
     }
@@ -310,7 +319,7 @@ def test_gdb_is_given_nothing_of_the_guests_to_carry_out() -> None:
 
 
 def test_no_shell_no_eval_and_no_format_that_is_not_ours() -> None:
-    for node in (each for path in files() for each in ast.walk(tree(path)) if isinstance(each, ast.Call)):
+    for node in (each for path in files() for each in nodes(path) if isinstance(each, ast.Call)):
         function = node.func
         called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
         assert called not in RUNS or ast.unparse(function) == "self.exec", ast.unparse(node)

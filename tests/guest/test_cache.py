@@ -249,6 +249,7 @@ def test_where_it_is() -> None:
     assert default_cache({}).folder == Path.home() / ".cache/optprobe/symbols"
 
 
+@pytest.mark.thorough
 def test_150_000_symbols_are_not_looked_at_one_by_one(shelf: Shelf) -> None:
     shelf.store_symbols(columns(150_000), TEXT)
 

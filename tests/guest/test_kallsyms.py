@@ -81,6 +81,7 @@ def test_no_more_is_read_than_it_takes(layout: blobs.Layout) -> None:
     assert sum(size for _, size in memory.accesses) <= 2 << 20
 
 
+@pytest.mark.thorough
 def test_constants_of_100_mib() -> None:
     """Read in few pieces: what was read is copied with each."""
     layout, start = blobs.LAYOUTS["6.12 ppc64le"], 90 << 20
@@ -163,6 +164,7 @@ def test_constants_that_do_not_hold_the_table_are_not_believed(layout: blobs.Lay
     assert rows(recovered(blobs.kallsyms(symbols, layout))) == symbols
 
 
+@pytest.mark.thorough
 def test_150_000_symbols_take_few_steps_each() -> None:
     layout = blobs.LINUX_6_4
     symbols = written(150_000, layout)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -14,11 +12,11 @@ from gdb_optprobe.handlers.interpreter import Hit, evaluate
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import Typer
+from tests.examples import samples
 
 from .expressions import Pair, expressions, states
 from .oracle import Answer, State, answers, needs_gcc, scope
 
-FULL = bool(os.environ.get("OPTPROBE_FULL"))
 PROGRAMS = 40  # of one compilation
 
 
@@ -41,7 +39,7 @@ def ours(text: str, state: State) -> Answer | None:
 
 @needs_gcc
 @settings(
-    max_examples=1250 if FULL else 12,
+    max_examples=samples(12, 1250),
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink 40 at once takes minutes; the shortest is named
 )

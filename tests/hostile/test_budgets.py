@@ -43,6 +43,8 @@ from tests.guest.linux.arch.x86_64 import test_orc_unwind
 from tests.guest.linux.fake_kernel import Pages, Structures, kernel, symbols
 from tests.hostile.measured import in_memory, outcome, within
 
+pytestmark = pytest.mark.thorough
+
 FUNC_PROTO, FUNC, TYPEDEF, ARRAY, ENUM = 13, 12, 8, 3, 6
 LINES = 2_000_000
 

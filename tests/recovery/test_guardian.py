@@ -46,7 +46,7 @@ def guarded(address: str) -> Iterator[tuple[Callable[[bytes], object], Callable[
         if not ended:
             os.close(writes)
             ended = True
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
     try:

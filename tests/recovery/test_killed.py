@@ -19,7 +19,7 @@ from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.recovery import adopt
-from tests.examples import examples
+from tests.examples import examples, some
 from tests.fake_guest import (
     CODE,
     DATA,
@@ -112,9 +112,9 @@ def leave_detours(guest: FakeGuest, session: Session) -> None:
     session.commit(0)
 
 
-def after_each_write(before: FakeGuest, writes: Sequence[tuple[int, bytes]]) -> Iterator[FakeGuest]:
-    for number in range(len(writes) + 1):
-        yield before.after(writes[:number])
+def after_each_write(before: FakeGuest, writes: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, FakeGuest]]:
+    for number in some(range(len(writes), -1, -1)):
+        yield number, before.after(writes[:number])
 
 
 def check_killed(guest: FakeGuest, alone: FakeGuest, text: bytes) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def test_a_gdb_may_be_killed_behind_any_write(orders: list[tuple[str, int, int, 
         world.guest.machine.writes.clear()
         world.command(what, where, kind)
         assert world.session.check() == ()
-        for number, left in enumerate(after_each_write(before, world.guest.machine.writes)):
+        for number, left in after_each_write(before, world.guest.machine.writes):
             try:
                 check_killed(left, program(), text)
             except BaseException as error:
@@ -204,7 +204,7 @@ def test_a_gdb_may_be_killed_behind_any_write_on_ppc64le() -> None:
         before = guest.copy()
         guest.machine.writes.clear()
         action()
-        for left in after_each_write(before, guest.machine.writes):
+        for _, left in after_each_write(before, guest.machine.writes):
             _check_taken_over(left, original)
 
 

@@ -15,6 +15,7 @@ from gdb_optprobe.guest.kernel_image import Image, Run
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel, KnownFailures, Read, View, discover
 from gdb_optprobe.guest.machine import Machine as AnyMachine
 from gdb_optprobe.guest.symbols import SymbolTable
+from tests.examples import examples
 from tests.guest import blobs, elf_blobs
 from tests.guest.linux.fake_kernel import Machine
 
@@ -223,7 +224,7 @@ def test_places_of_tables_that_cannot_be_are_passed_over(cache: Cache, fact: obj
     assert sought and found.symbols.symbols == first.symbols.symbols
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_mutated_cache_gives_the_facts_of_no_cache(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

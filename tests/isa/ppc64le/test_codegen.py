@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +16,11 @@ from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, EntryState
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
 from gdb_optprobe.isa.ppc64le.codegen import BACKEND, PowerEmitter
 from gdb_optprobe.isa.ppc64le.fields import rotated, to_bytes
+from tests.examples import samples
 
 from .oracle import DATA, HERE, MASK, STACK, TRAP, Outcome, execute, needs_oracle
 
-CASES = 40_000 if os.environ.get("OPTPROBE_FULL") else 6_000
+CASES = samples(6_000, 40_000)
 PACA, DATA_OFFSET, FAR = DATA + 0x2000, 0x30, 0xC000_0000_0E34_5678
 USABLE = [name for name in abi.GENERAL if name not in (*abi.RESERVED, "r0")]
 EDGES = (0, 1, 2, 7, 8, 15, 16, 31, 32, 33, 47, 48, 63, 64, 65, 127, 128, 0x7F, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x1_0000)

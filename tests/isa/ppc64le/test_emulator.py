@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 
@@ -11,6 +10,7 @@ import pytest
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi
 from gdb_optprobe.isa.ppc64le.fields import rt, to_bytes, word_of
+from tests.examples import samples
 
 from .differential import fitting_state
 from .kernel import kernel
@@ -66,7 +66,7 @@ def wrong(insns: list[Insn], rng: random.Random) -> list[str]:
 @needs_oracle
 def test_the_kernels_instructions() -> None:
     rng = random.Random(1)
-    insns = some(rng, 12_000 if os.environ.get("OPTPROBE_FULL") else 2_000)
+    insns = some(rng, samples(2_000, 12_000))
     assert len({insn.text.split()[0] for insn in insns}) > 50
     assert not wrong(insns, rng)
 

@@ -169,6 +169,7 @@ def instructions(rng: random.Random, wanted: int) -> list[Insn]:
 
 
 @needs_oracle
+@pytest.mark.thorough
 def test_the_tables_against_the_cpu() -> None:
     rng = random.Random(1)
     insns = instructions(rng, 20_000 if os.environ.get("OPTPROBE_FULL") else 2_000)

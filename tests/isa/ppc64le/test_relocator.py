@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -11,6 +10,7 @@ from gdb_optprobe.isa.base import Dead, Hazard, Insn, Relocated, Unrelocatable
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.ppc64le.templates import load
+from tests.examples import samples
 from tests.isa.ppc64le.differential import Trial, differences, survey
 from tests.isa.ppc64le.kernel import kernel
 from tests.isa.ppc64le.oracle import ABOVE, BELOW, DATA, HERE, NEAR, STACK, Case, needs_oracle, random_state, run
@@ -309,7 +309,7 @@ def test_start_of_a_transaction_is_refused() -> None:
 
 
 def test_moves_as_it_is_says_what_relocate_does() -> None:
-    for address, data in random.Random(3).sample(kernel().words(), 5_000):
+    for address, data in random.Random(3).sample(kernel().words(), samples(5_000)):
         for insn in PPC64LE.decode(data, address)[:1]:
             if PPC64LE.moves_as_it_is(insn):
                 copy = PPC64LE.relocate([insn], address - 0x100_0000).data
@@ -356,7 +356,7 @@ def test_constants_of_every_shape() -> None:
 
 @needs_oracle
 def test_windows_of_the_kernel_have_the_same_effect() -> None:
-    windows = 21_000 if os.environ.get("OPTPROBE_FULL") else 2_500
+    windows = samples(2_500, 21_000)
     found = survey(kernel().words(), windows, seed=1)
     assert not found.differences
     assert found.executed > 0.95 * found.windows

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.isa.base import Effects
 from gdb_optprobe.isa.x86_64 import X86_64, abi
-from tests.examples import examples
+from tests.examples import examples, samples
 
 from .differential import DATA, STACK, Outcome, contents, execute, random_state
 
@@ -30,7 +30,7 @@ def run(data: bytes, state: dict[str, int]) -> Outcome:
 
 def assert_emulated(data: str, **fixed: int) -> None:
     (insn,) = X86_64.decode(bytes.fromhex(data), HERE)
-    for seed in range(12):
+    for seed in range(samples(12)):
         state = random_state(random.Random(seed)) | fixed
         registers = {name: value for name, value in state.items() if not name.startswith("xmm")}
         effects = X86_64.emulate(insn, registers | {"rip": HERE}, read)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.x86_64 import X86_64, abi, liveness
 from gdb_optprobe.isa.x86_64.liveness import uses_of
-from tests.examples import examples
+from tests.examples import examples, some
 from tests.isa.x86_64.second_opinion import allowed_by_iced
 
 HERE = 0xFFFF_FFFF_8100_1230
@@ -210,7 +210,7 @@ def test_every_opcode_against_iced() -> None:
         b"\xf3\x48\x0f",
         b"\xf0\x48",
     ):
-        for opcode in range(256):
+        for opcode in some(range(256)):
             for modrm in (0x05, 0x44, 0xC0, 0xC1, 0xD0, 0xE3, 0xD8, 0xFF, 0x25, 0x3C, 0x2F):
                 for imm in (b"\0", b"\1", b"\x20", b"\x09"):
                     allowed_by_iced(escape + bytes((opcode, modrm)) + imm + rng.randbytes(3) + imm + rng.randbytes(7))
