@@ -109,8 +109,10 @@ class ArenaContents:
     def detours(self) -> Mapping[Slot, Detour]:
         return self.code or {}
 
-    def data_at(self, address: int) -> Slot | None:
+    def data_at(self, address: int | None) -> Slot | None:
         """Return the piece of data that begins at `address`."""
+        if address is None:
+            return None
         place = bisect_left(self.data, address, key=lambda slot: slot.address)
         return self.data[place] if place < len(self.data) and self.data[place].address == address else None
 

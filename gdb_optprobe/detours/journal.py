@@ -157,6 +157,10 @@ class Journal:
         if self.state.pop(key, None) is not None:
             self._changes[key] = None
 
+    def text(self, address: int, original: bytes, traced: bool = False) -> None:
+        """Record that text is about to be changed. traced: whether ftrace is kept off its site for it."""
+        self.put(Item.TEXT, address, [original.hex(), traced])
+
     def code(self, slot: Slot, detour: Detour) -> None:
         """Record that `detour` is about to be written into `slot`."""
         origins = [[at - slot.address, original - detour.head] for at, original in detour.origins]

@@ -56,7 +56,7 @@ def install(
     programs = {address: joined([code for _, code in some]) for address, some in codes.items()}
     for probe in (probe for site in sites for probe in site.enabled):
         write_probe(probe, arena.journal)
-    arena.journal.put(Item.TEXT, plan.head, [plan.original.hex(), plan.ftrace is not None])
+    arena.journal.text(plan.head, plan.original, plan.ftrace is not None)
     isa = target.guest.isa
     placed = InstalledDetour.install(plan.head, lambda at: build_detour(plan, isa, at, programs), target.guest, arena)
     ways: list[Patch] = []

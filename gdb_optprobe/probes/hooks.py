@@ -22,11 +22,16 @@ NOT_INSTALLED: InstalledBytes = MappingProxyType({})
 
 def install(patches: Sequence[Patch], guest: Guest, arena: Arena, standing: InstalledBytes = NOT_INSTALLED) -> None:
     """One of the two, an earlier GDB's or ours, leads on at any instant. Raises TextChanged."""
-    for change in patches:
-        arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
+    record(patches, arena)
     arena.journal.flush()
     changes = [Patch(one.address, standing.get(one.address, one.old), one.new) for one in patches]
     patch.apply(changes, guest.machine)
+
+
+def record(patches: Sequence[Patch], arena: Arena) -> None:
+    """Have the journal know of these patches."""
+    for change in patches:
+        arena.journal.text(change.address, change.old)
 
 
 def exchange(old: Sequence[Patch], new: Sequence[Patch], guest: Guest) -> None:

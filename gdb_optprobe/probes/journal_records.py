@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.journal import Item, Journal
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.encoding import encode
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.maps import validate
@@ -37,13 +39,12 @@ RECORDS, WORDS, ACTIONS = 1 << 16, 1 << 16, 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class ProbeRecord:
-    """home, waits: where in a module it is, or was; whether it was nowhere in the guest.
+    """What the journal keeps of a probe of any kind.
 
-    python: whether it had a handler of Python's. data: address of its memory. program: see `fingerprint`.
-
-    sizes: settings it was made with, by name. seen: the head of what hits left that stopped the guest.
-
-    lost: whether it is more than a journal takes, and all but where it is was left out.
+    home: where it is or was in a module. waits: whether it was at no site in the kernel; of a probe on a program, true.
+    python: whether it had a handler in Python. data: the address of its memory. program: see `fingerprint`.
+    sizes: the settings that it was made with, by name. seen: the head of what hits left that stopped the guest.
+    lost: whether it was too large for a journal, so that only its place was written.
     """
 
     number: int
@@ -125,6 +126,20 @@ def read_probe(number: int, value: Any, left: ArenaContents) -> ProbeRecord:
         return one
     except (ValueError, KeyError) as wrong:
         raise Damaged(f"probe {number}: {wrong}") from None
+
+
+def restored_probe(one: ProbeRecord, address: int, handler: Handler, data: Slot | None) -> Probe:
+    """Return the probe of a record, of any kind, with the memory that it had.
+
+    Raises OptprobeError where `handler` would do something else with that memory.
+    """
+    fits = data is None or handler.size <= data.size
+    if not fits or (not handler.is_plain and fingerprint(handler) != one.program):
+        raise OptprobeError("it would not do here what it did there")
+    probe = Probe(one.number, one.spec, address, handler, one.sizes, one.enabled, data, since=one.since, home=one.home)
+    if len(one.seen) == len(handler.head()):
+        probe.seen = replace(probe.seen, head=one.seen)
+    return probe
 
 
 def _check_places(one: ProbeRecord, left: ArenaContents) -> None:

@@ -26,7 +26,7 @@ from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.settings import Settings
+from gdb_optprobe.probes.settings import Settings, with_sizes
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import StopPoint
@@ -211,8 +211,7 @@ class ModuleTracker:
             raise OptprobeError(f"{len(found)} functions are called so")
         plan = self.plan(found[0], replace(probe.spec, glob=False))
         assert plan is not None, "only a glob leaves out what is refused"
-        settings = replace(self.settings(), **probe.sizes)  # type: ignore[arg-type]
-        handler = self.compile(probe.spec, plan, settings)
+        handler = self.compile(probe.spec, plan, with_sizes(self.settings(), probe.sizes))
         if probe.home and handler.size != probe.handler.size:
             raise OptprobeError("it would not do there what it did before")
         probe.handler = handler

@@ -39,14 +39,9 @@ class Registry:
         number, self._next = self._next, self._next + 1
         return number
 
-    def use_number(self, number: int) -> None:
-        """New probes come behind it."""
-        self._next = max(self._next, number + 1)
-
     def add(self, probe: Probe, site: Site | UprobeSite) -> None:
         """Add `probe`, which is at `site`."""
-        probe.presence, probe.absence = Presence.HERE, None
-        self._probes[probe.number] = probe
+        self._put(probe, Presence.HERE, None)
         site.probes.append(probe)
         if isinstance(site, UprobeSite):
             self._uprobe_sites[probe.number] = site
@@ -61,8 +56,12 @@ class Registry:
         """Add `probe` as pending or gone, or make it so; it leaves its site and keeps its number."""
         if self.has(probe):
             self.leave_site(probe)
-        self._probes[probe.number] = probe
+        self._put(probe, presence, why)
+
+    def _put(self, probe: Probe, presence: Presence, why: Reason | None) -> None:
         probe.presence, probe.absence = presence, why
+        self._probes[probe.number] = probe
+        self._next = max(self._next, probe.number + 1)  # the number may be that of an earlier GDB
 
     def remove(self, probe: Probe) -> None:
         """Forget a probe."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gdb_optprobe.errors import OptprobeError
@@ -80,8 +80,13 @@ SIZES = {
 
 
 def sizes_of(settings: Settings) -> Mapping[str, int]:
-    """Those of new probes, by the names of their fields."""
+    """Return the sizes of new probes, by the names of their fields."""
     return {field: getattr(settings, field) for field in (name.replace("-", "_") for name in SIZES)}
+
+
+def with_sizes(settings: Settings, sizes: Mapping[str, int]) -> Settings:
+    """Return the settings with the sizes that a probe was made with."""
+    return replace(settings, **sizes)  # type: ignore[arg-type]
 
 
 def size_of(name: str, value: Any) -> int:

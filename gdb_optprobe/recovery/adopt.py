@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import ArenaContents
@@ -14,15 +14,14 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint
+from gdb_optprobe.probes.journal_records import ProbeRecord, restored_probe
 from gdb_optprobe.probes.leftovers import adopt_arena, read_leftovers
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.settings import with_sizes
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.views import ProbeView
 
-CHANGED = "it would not do here what it did there"
 LOST = "the journal could not hold it: add it anew"
 
 
@@ -68,7 +67,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
         returns.adopt(site, session.target.guest)
     memory = {probe.counter for probe in probes if probe.counter is not None}
     memory |= {point.memory for point in returns.known if not point.closed}
-    kept = (left.data_at(one.data) for one in programs if one.data is not None)
+    kept = (left.data_at(one.data) for one in programs)
     arena.release_data(
         memory.union(filter(None, kept), session.optimizer.traps.dispatcher.memory, session.uprobes.rethooks.memory)
     )
@@ -84,7 +83,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     session.optimizer.settle(session.registry.sites(there))
     for one in programs:
         try:
-            probes.append(session.uprobes.add_recovered(one, left.data_at(one.data) if one.data is not None else None))
+            probes.append(session.uprobes.add_recovered(one, left.data_at(one.data)))
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     recovered = {probe.number for probe in probes}
@@ -129,18 +128,10 @@ def _adopt_probe(session: Session, one: ProbeRecord, left: ArenaContents) -> Pro
         raise OptprobeError("its Python handler went with the GDB that had it")
     if one.waits or session.target.modules.home(one.address) != one.home:
         return _adopt_absent(session, one, left)
-    settings = replace(session.settings(), **one.sizes)  # type: ignore[arg-type]
     plan = session.optimizer.plan(one.address, [one.spec])
-    handler = session.handler(one.spec, plan, settings)
-    data = left.data_at(one.data) if one.data is not None else None
-    fits = data is None or handler.size <= data.size
-    if not fits or (not handler.is_plain and fingerprint(handler) != one.program):
-        raise OptprobeError(CHANGED)
+    handler = session.handler(one.spec, plan, with_sizes(session.settings(), one.sizes))
+    probe = restored_probe(one, one.address, handler, left.data_at(one.data))
     site = session.registry.site(one.address) or Site(one.address, plan)
-    probe = Probe(one.number, one.spec, one.address, handler, one.sizes, one.enabled, data, since=one.since)
-    if len(one.seen) == len(handler.head()):
-        probe.seen = replace(Results.empty(handler), head=one.seen)
-    session.registry.use_number(one.number)
     session.registry.add(probe, site)
     session.module_tracker.track(probe, site)
     return probe
@@ -150,11 +141,7 @@ def _adopt_absent(session: Session, one: ProbeRecord, left: ArenaContents) -> Pr
     """Create a probe that is gone with its module, or pending. Raises OptprobeError."""
     if one.program:
         raise OptprobeError("its module was unloaded, and without the module its results cannot be read")
-    data = left.data_at(one.data) if one.data is not None else None
-    probe = Probe(one.number, one.spec, one.address, Handler(), one.sizes, one.enabled, data, home=one.home)
-    if len(one.seen) == len(probe.handler.head()):
-        probe.seen = replace(Results.empty(probe.handler), head=one.seen)
-    session.registry.use_number(one.number)
+    probe = restored_probe(one, one.address, Handler(), left.data_at(one.data))
     if one.home:
         session.module_tracker.mark_gone(probe)
     else:

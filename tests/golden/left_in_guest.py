@@ -35,6 +35,7 @@ from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.user import trap_records
+from gdb_optprobe.probes.user.trap_records import TrapRecord
 from gdb_optprobe.probes.user.user_rethooks import LAYOUT
 from tests.handlers.world import World
 
@@ -165,9 +166,8 @@ def _leave_uprobe(guest: Guest, arena: Arena) -> None:
     guest.write(calls.address, LAYOUT.initial())
     memory = arena.allocate_data(8, CODE[0], X86_64.data_reach)
     guest.write(memory.address, bytes(8))
-    program = cast(Any, SimpleNamespace(file=BINARY))
-    trap_records.write_trap(1, program, MAIN, b"\x55", arena.journal)
-    trap_records.write_trap(2, program, MAIN + 0x100, b"\xc3", arena.journal, calls.address)
+    trap_records.write_trap(1, TrapRecord(BINARY, MAIN, b"\x55"), arena.journal)
+    trap_records.write_trap(2, TrapRecord(BINARY, MAIN + 0x100, b"\xc3", calls.address), arena.journal)
     journal_records.write_probe(Probe(4, SPECS[4], MAIN, Handler(), counter=memory), arena.journal)
 
 

@@ -1,4 +1,4 @@
-"""What another GDB has to know of traps in programs: where they stand, by the file's inode, which is held meanwhile.
+"""What another GDB has to know of traps in programs: where they are, by the file's inode, which is held meanwhile.
 
     value: [path, inode, i_ino, device, size, i_mapping, address of the trap, bytes of the program's there, calls]
 """
@@ -12,7 +12,6 @@ from typing import Any
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.files import LONGEST, File
-from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import Damaged
@@ -23,9 +22,9 @@ LARGEST = 16
 
 @dataclass(frozen=True, slots=True)
 class TrapRecord:
-    """A trap that may stand in the processes that run `file`. original: what the program has there.
+    """A trap that may be in the processes that run `file`. original: the bytes of the program there.
 
-    calls: of a trampoline, where the table is of the calls that return there; else 0.
+    calls: of a trampoline, the address of the table of the calls that return there; else 0.
     """
 
     file: File
@@ -34,18 +33,16 @@ class TrapRecord:
     calls: int = 0
 
 
-def write_trap(
-    number: int, program: Program, address: int, original: bytes, journal: Journal, calls: int = 0
-) -> None:
-    """A trap is about to be written there; numbers are told apart, and that is all."""
-    file = program.file
+def write_trap(number: int, trap: TrapRecord, journal: Journal) -> None:
+    """Record that `trap` is about to be written. number: any that no other trap has."""
+    file = trap.file
     known = [one_line(file.path)[:LONGEST], file.inode, file.number, file.device, file.size, file.mapping]
-    journal.put(Item.USER, number, [*known, address, original.hex(), calls])
+    journal.put(Item.USER, number, [*known, trap.address, trap.original.hex(), trap.calls])
     journal.flush()
 
 
 def read_traps(values: Mapping[int, Any]) -> Sequence[TrapRecord]:
-    """Raises Damaged."""
+    """Return the records of all traps, by their numbers. Raises Damaged."""
     found = [_decode(value) for _, value in sorted(values.items())]
     if len({trap.calls for trap in found if trap.calls}) > 1:
         raise Damaged("traps in programs: calls are in two tables")
@@ -68,5 +65,5 @@ def _decode(value: Any) -> TrapRecord:
 
 
 def traps_stay(error: OptprobeError) -> OptprobeError:
-    """Why what an earlier GDB left cannot be taken out."""
+    """Return the error that traps of an earlier GDB cannot be removed."""
     return OptprobeError(f"traps of an earlier GDB stay in programs: {error.message}", error.hint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -31,14 +31,15 @@ from gdb_optprobe.isa.base import Insn, joined
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.maps.trap_table import Key
 from gdb_optprobe.maps.user_call_table import COUNTERS_SIZE
+from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint, write_probe
+from gdb_optprobe.probes.journal_records import ProbeRecord, restored_probe, write_probe
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_read import install_probe_read
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.room import reserve
-from gdb_optprobe.probes.settings import Settings, sizes_of
+from gdb_optprobe.probes.settings import Settings, sizes_of, with_sizes
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records
@@ -145,20 +146,15 @@ class Uprobes:
 
     def add_recovered(self, one: ProbeRecord, data: Slot | None) -> Probe:
         """A probe of an earlier GDB's, whose traps were taken out; data: its memory. Raises OptprobeError."""
-        user, settings = self.user, replace(self.settings(), **one.sizes)  # type: ignore[arg-type]
+        user = self.user
         try:
             point = self._resolve(one.spec, user)
-            handler = self._handler(one.spec, point, user, settings)
-            fits = data is None or handler.size <= data.size
-            if not fits or (not handler.is_plain and fingerprint(handler) != one.program):
-                raise OptprobeError("it would not do here what it did there")
+            handler = self._handler(one.spec, point, user, with_sizes(self.settings(), one.sizes))
+            probe = restored_probe(one, point.insn.address, handler, data)
         except OptprobeError:
             if data is not None:
                 self.optimizer.take_arena().data.release(data)
             raise
-        address = point.insn.address
-        probe = Probe(one.number, one.spec, address, handler, one.sizes, one.enabled, data, since=one.since)
-        self.registry.use_number(one.number)
         return self._install(probe, point, user)
 
     def mmap_hooked(self) -> Sequence[int]:
@@ -228,8 +224,7 @@ class Uprobes:
         if taken.removed or taken.trampolines:
             user = self.user
             self._install_shared(user, arena)
-            for change in self.traps.dispatcher.patches:
-                arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
+            hooks.record(self.traps.dispatcher.patches, arena)
             for key in taken.removed:
                 self.traps.dispatcher.set_code(key, None)
             arena.release_reserve()
@@ -450,9 +445,8 @@ class Uprobes:
             self.xol_steps.remove_trap(point, user, arena)
         if not stood:
             try:
-                trap_records.write_trap(
-                    point.record, program, address, point.insn.data[: len(point.trap)], arena.journal
-                )
+                trap = TrapRecord(program.file, address, point.insn.data[: len(point.trap)])
+                trap_records.write_trap(point.record, trap, arena.journal)
                 user.texts.install(program, {address: user.kernel.isa.trap})
             except BaseException:
                 self._remove_traps(point, user, arena)

@@ -202,12 +202,9 @@ class UserRethooks:
         kernel, there = user.kernel.returning(), self._installed
         traps, near = user.kernel.isa, user.kernel.calls.handler
         assert there is not None, "taken over"
-        for change in there.patches:
-            arena.journal.put(Item.TEXT, change.address, [change.old.hex(), False])
+        hooks.record(there.patches, arena)
         for trap, program in kept:
-            trap_records.write_trap(
-                self._trampolines[program.inode].record, program, trap.address, trap.original, arena.journal, trap.calls
-            )
+            trap_records.write_trap(self._trampolines[program.inode].record, trap, arena.journal)
             function = self._create_function(program, trap.address, near, arena)
             self.retired.append(function)
             code = lower_user_returns.returning(function.counts.address, (), traps, kernel.isa)
@@ -359,7 +356,8 @@ class UserRethooks:
         except OptprobeError:
             found.code.release(self.guest, arena, reached=False)
             raise
-        trap_records.write_trap(found.record, program, address, original, arena.journal, there.memory.address)
+        trap = TrapRecord(program.file, address, original, there.memory.address)
+        trap_records.write_trap(found.record, trap, arena.journal)
         self._trampolines[program.inode] = found
         return found
 

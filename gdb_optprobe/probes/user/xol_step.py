@@ -20,6 +20,7 @@ from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.maps.trap_table import Key
 from gdb_optprobe.probes.user import trap_records
 from gdb_optprobe.probes.user.target import UserTarget
+from gdb_optprobe.probes.user.trap_records import TrapRecord
 from gdb_optprobe.probes.user.uprobe_site import Tail, UprobeSite, XolTrap
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
 from gdb_optprobe.probes.user.xol import XolSlots
@@ -58,7 +59,8 @@ class XolSteps:
         placed = self.traps.install_code(code, user.kernel.calls.handler, arena)
         point.xol_trap = XolTrap(tail, placed, self.next_record())
         self.traps.dispatcher.set_code(_key(program, tail), placed.detour.address)
-        trap_records.write_trap(point.xol_trap.record, program, tail.address, tail.jump[: len(isa.trap)], arena.journal)
+        trap = TrapRecord(program.file, tail.address, tail.jump[: len(isa.trap)])
+        trap_records.write_trap(point.xol_trap.record, trap, arena.journal)
         user.texts.exchange(program, tail.address, tail.trapping(isa.trap))
 
     def remove_trap(self, point: UprobeSite, user: UserTarget, arena: Arena) -> None:
