@@ -1,4 +1,4 @@
-"""keystone, where it can be loaded: it sees nothing but the templates of an instruction set, once."""
+"""keystone, if it can be loaded. It sees only the templates of an instruction set, once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def loaded() -> Any:
 
 
 def assemble(source: str, arch: str, mode: str) -> bytes:
-    """The code of `source`; arch, mode: names of keystone's constants. Raises OptprobeError where it is missing."""
+    """Assemble `source`. arch, mode: names of keystone's constants. Raises OptprobeError if keystone is missing."""
     keystone = loaded()
     engine: Any = keystone.Ks(getattr(keystone, arch), getattr(keystone, mode))
     code, _ = engine.asm(source, 0, as_bytes=True)
@@ -31,7 +31,7 @@ def assemble(source: str, arch: str, mode: str) -> bytes:
 
 
 def check(source: str, expected: str, mnemonic: str, operands: str) -> None:
-    """Raises OptprobeError where capstone reads another instruction than `expected` in what `source` became.
+    """Raise OptprobeError if capstone reads another instruction than `expected` in the code of `source`.
 
     The same one may be written in several ways: 8 and 0x8, -1 and 0xffffffffffffffff, [rax + 0] and [rax].
     """
@@ -46,7 +46,7 @@ _NUMBER = re.compile(r"(?:([-+]) ?)?\b(0x[0-9a-f]+|[0-9]+)\b")
 
 
 def _meaning(text: str) -> str:
-    """An instruction's text with every number and every space written in one way."""
+    """Return an instruction's text with every number and every space written in one way."""
 
     def number(found: re.Match[str]) -> str:
         value = int(found[2], 0) * (-1 if found[1] == "-" else 1)

@@ -1,7 +1,7 @@
 """Small values that every instruction set uses.
 
 Everything here is pure: bytes in, bytes out. Addresses are guest virtual addresses as
-unsigned integers. A reader who knows one ISA finds each function of another in the same place.
+unsigned integers. Functions of the same name do the same for every ISA.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Code = Callable[[int], bytes]
 ReadMemory = Callable[[int, int], bytes]
 
 Before = Mapping[int, Code]
-"""By the address of an instruction to relocate: code to run each time just before it, of another probe on it."""
+"""By the address of an instruction to relocate: code to run just before it, of another probe on it."""
 
 
 class Flow(Enum):
@@ -60,13 +60,13 @@ class Insn(NamedTuple):
 
     @property
     def falls_through(self) -> bool:
-        """Whether the following instruction can be next (a call's return included)."""
+        """Return whether the following instruction can be next (a call's return included)."""
         return self.flow in (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.INDIRECT_CALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """What may be overwritten freely at a point: nothing that runs later reads it before writing it.
+    """What a program may overwrite at a point: nothing that runs later reads it before writing it.
 
     flags:     all arithmetic flags that a counter changes.
     registers: names of general registers, as GDB has them.
@@ -124,7 +124,7 @@ class Relocated:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What an emulated instruction does: registers to set (the PC always among them) and memory to write."""
+    """The effects of an emulated instruction: registers to set, always with the PC, and memory to write."""
 
     registers: Mapping[str, int]
     writes: tuple[tuple[int, bytes], ...] = ()

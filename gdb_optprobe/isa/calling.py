@@ -1,4 +1,4 @@
-"""What a native call of a guest's function needs of an instruction set: see guest/native_call.py for all of it."""
+"""Code that calls a function of the guest, for guest/native_call.py."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Thunk:
 
 
 class Calling(Protocol):
-    """pc, result: registers. size: bytes that a thunk takes at most. arguments: how many it can pass.
+    """Makes thunks.
 
-    begins: what every thunk begins with.
+    pc, result: registers. size: bytes of a thunk, at most. arguments: how many it can pass.
+    begins: the first bytes of every thunk.
     """
 
     pc: str
@@ -34,5 +35,7 @@ class Calling(Protocol):
     begins: bytes
 
     def thunk(self, address: int, function: int, arguments: Sequence[int], back: int) -> Thunk:
-        """At `address`: calls function(arguments…) and goes on at `back`, every register as it was. Raises OutOfReach.
+        """Return code at `address` that calls function(arguments…) and jumps to `back`, all registers as before.
+
+        Raises OutOfReach.
         """

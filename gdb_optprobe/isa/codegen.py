@@ -1,16 +1,16 @@
 """The codegen backend: the verbs that programs are lowered to, on every instruction set.
 
-    lowering ──verbs──► Emitter ──finish(at)──► bytes      the same number of them wherever they stand
+    lowering ──verbs──► Emitter ──finish(at)──► bytes      the same number of them at every address
                           │
-                        RegisterPool which registers there are, are in use, were used
+                        RegisterPool: the registers, those in use, those used so far
 
 Registers are named as GDB names them. A register holds a word of 64 bits; an operation of 32 bits takes words that are
 numbers of 32 bits, sign- or zero-extended, and leaves one. A verb changes no register but its destination, which may
-be one of its operands too. What else it needs it takes from the pool and gives back, and what it changes beside general
-registers (flags) it adds to what the pool has `used`, so that this can be saved as well. No verb can trap.
+be one of its operands too. All else that it needs it allocates from the pool and frees again; what it changes beside
+general registers (flags) it adds to `used` of the pool, to be saved as well. No verb can trap.
 
-A program is emitted more than once: a first time to find out what it uses, then with that saved (lowering.py). What the
-first time emits need not work: a register that a verb needs for itself may be one that the program reads.
+A program is emitted more than once: first to find out which registers it uses, then with these saved
+(handlers/lower_program.py). The first code need not work: a verb may use a register that the program reads.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gdb_optprobe.isa.base import Dead, ReadMemory
 
 
 class Arithmetic(Enum):
-    """Two operands. SHL, SHR: the count is an unsigned word, and at the width or above everything is shifted out.
+    """Operations on two operands. SHL, SHR: the count is an unsigned word; from the width on all bits are shifted out.
 
-    DIV, MOD: the divisor is not 0, and not -1 where it is signed.
+    DIV, MOD: the divisor is not 0, and not -1 if it is signed.
     """
 
     ADD = "+"
@@ -58,7 +58,7 @@ class Comparison(Enum):
 
     @property
     def turned(self) -> Comparison:
-        """The same with its operands exchanged."""
+        """Return the same comparison with its operands exchanged."""
         return _TURNED.get(self, self)
 
 
@@ -70,10 +70,10 @@ _TURNED |= {right: left for left, right in _TURNED.items()}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address base + 8 * index + offset, in this CPU's part where it is `per_cpu`.
+    """The address base + 8 * index + offset, in this CPU's part if it is `per_cpu`.
 
     base, index: registers; an address that has neither is `offset`, of 64 bits. Otherwise offset is signed.
-    near: it is ours, within Isa.data_reach of where the code will stand.
+    near: it is in the arena, within Isa.data_reach of the code.
     """
 
     base: str | None = None
@@ -85,7 +85,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class MemoryValue:
-    """What is in memory: size bytes (1, 2, 4, 8), extended to a word."""
+    """A value in memory: size bytes (1, 2, 4, 8), extended to a word."""
 
     memory: Address
     size: int = 8
@@ -199,9 +199,9 @@ class Emitter(Protocol):
     def probe_read(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
         """Load 1 to 8 bytes from an address that may be unmapped; the bytes above them are undefined.
 
-        Jump to the label if not all could be read: then `got` is how many come before the first that could not, and
-        others are 0xFF. Text is complete at its first 0 byte; what is behind it is 0. Raises KeyError if there are no
-        routines.
+        Jump to the label if not all could be read: then `got` is the number of bytes before the first that could not,
+        and others are 0xFF. Text is complete at its first 0 byte; those after it are 0. Raises KeyError if there are
+        no routines.
         """
 
     def per_cpu_base(self, to: str) -> None: ...
@@ -241,7 +241,7 @@ class Emitter(Protocol):
     def restore_and_jump(self, names: Sequence[str], address: int) -> None:
         """Restore what the innermost `save` saved, and jump to code elsewhere; behind this it is saved as before."""
 
-    # memory; what is changed atomically or published is never per CPU
+    # memory; atomic and published words are never per CPU
 
     def store(self, memory: Address, word: str | int, size: int = 8) -> None: ...
 
@@ -269,9 +269,9 @@ class Emitter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OuterSaves:
-    """What code before a program saves and code behind it restores: `names`, in the order of `save`.
+    """Registers that code before a program saves and code behind it restores: `names`, in the order of `save`.
 
-    but: of these the register that holds something else for the program, to be read in place.
+    but: the one of them that holds another value for the program, to be read in place.
     """
 
     names: tuple[str, ...] = ()
@@ -284,14 +284,14 @@ class OuterSaves:
 
 @dataclass(frozen=True, slots=True)
 class EntryState:
-    """What is known of the state before a program.
+    """The state before a program.
 
-    dead:    what may be overwritten.
-    reads:   registers whose values the program reads.
-    per_cpu: where the kernel keeps what is added to per-CPU addresses: see the ISA. None where it is not known.
-    base:    of Isa.bases: what the register holds that counters are named by.
-    readers: None where this guest has none.
-    kept:    what is on the stack already; the stack pointer that a program reads is the one before.
+    dead:    registers that may be overwritten.
+    reads:   registers that the program reads.
+    per_cpu: where the kernel has the base of per-CPU addresses: see the ISA. None if it is not known.
+    base:    of Isa.bases: the value of the register that counters are addressed by.
+    readers: None if this guest has none.
+    kept:    registers already on the stack; the stack pointer that a program reads is the one before.
     """
 
     dead: Dead = field(default_factory=Dead)
@@ -322,5 +322,4 @@ class Backend(Protocol):
         """Return the caller's registers, `at` bytes into a `ProbeReadCode`: at least PC and stack pointer."""
 
     def resumed(self, registers: Mapping[str, int]) -> Mapping[str, int]:
-        """The registers of the probed code, from those within a program: but for what the program keeps on the stack.
-        """
+        """Return the registers of the probed code, from those within a program, without what is on the stack."""

@@ -1,12 +1,11 @@
-"""Which registers and flags nothing reads before it writes them, proven from one function's code.
+"""Find the registers and flags that nothing reads before it writes them, from one function's code.
 
     probed ──► add ──┬──► jne ──► mov %rsi,%rax ──► …         every path forward, until all is decided:
                      │                                          read first      live
                      └──► call                                  written first   dead on this path
                                                                 the code ends   live
-What an instruction does itself is all that an ISA says (`Liveness.uses`). Everything that it leaves alone lives at a
-call, a return, an indirect jump, a trap and a way out of the function: an assembly helper may rely on what an ABI calls
-volatile.
+An ISA gives only the effects of single instructions (`Liveness.uses`). Everything else lives at a call, a return, an
+indirect jump, a trap and an exit of the function: an assembly helper may rely on what an ABI calls volatile.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from functools import cached_property, lru_cache
 from gdb_optprobe.isa.base import Dead, Flow, Insn
 
 BUDGET = 400
-_GOES_ON = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
+_CONTINUES = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
 _LEAVES = frozenset((Flow.CALL, Flow.RETURN, Flow.JUMP))
 
 
@@ -32,11 +31,11 @@ class RegisterEffects:
 
 @dataclass(frozen=True, eq=False)
 class Liveness:
-    """What an ISA knows of its instructions.
+    """The effects of an ISA's instructions.
 
     registers: by name, the bit of each register that can be dead.
-    flags:     the bits that `Dead.flags` stands for.
-    uses:      what an instruction reads and overwrites; None where that is not known: it may read everything.
+    flags:     the bits of `Dead.flags`.
+    uses:      returns what an instruction reads and overwrites; None if that is not known: it may read everything.
     """
 
     registers: Mapping[str, int]
@@ -45,6 +44,7 @@ class Liveness:
 
     @cached_property
     def everything(self) -> int:
+        """Return all bits."""
         return self.flags | sum(self.registers.values())
 
     def dead_at(
@@ -55,15 +55,15 @@ class Liveness:
         leaving: Callable[[Insn], Dead] | None = None,
         budget: int = BUDGET,
     ) -> Dead:
-        """What is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
+        """Return what is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
 
-        also: where else execution may go after an instruction, by its address: the fixup of one with an
+        also: where else execution may continue after an instruction, by its address: the fixup of one with an
               exception-table entry, both ways of a jump label, an alternative, whatever a static call may call. An
               address outside `code` makes everything live there.
-        leaving: what is dead where an instruction leaves `code` (a call, a return, a jump out of it): the ISA's
+        leaving: returns what is dead where an instruction leaves `code` (a call, a return, a jump out of it): the ISA's
               `dead_at_entry()` where it calls or jumps to the entry of a function with an ftrace site,
-              `dead_at_return()` where it returns from one. Nothing, where it is not given.
-        budget: how many instructions are looked at; what is open then lives.
+              `dead_at_return()` where it returns from one. Without it nothing is.
+        budget: how many instructions are looked at; all that is open then lives.
         """
         live = 0
         explored: dict[int, int] = {}
@@ -82,7 +82,7 @@ class Liveness:
                 if also and at in also:  # there before the instruction has written anything
                     pending += [(other, open_ & ~uses.reads) for other in also[at]]
                 open_ &= ~(uses.reads | uses.kills)
-                if insn.flow not in _GOES_ON or (insn.flow is Flow.JUMP and insn.target not in code):
+                if insn.flow not in _CONTINUES or (insn.flow is Flow.JUMP and insn.target not in code):
                     live |= open_ & ~(_bits(self, leaving(insn)) if leaving and insn.flow in _LEAVES else 0)
                     break
                 if insn.flow is Flow.BRANCH:

@@ -1,4 +1,4 @@
-"""The ways through code: how many instructions they take, and what they do to the stack."""
+"""The paths through code: their instructions, and how they move the stack pointer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gdb_optprobe.isa.base import Flow, Insn
 
 
 def shortest(code: Sequence[Insn], cost: Callable[[Insn], int] = lambda _: 1) -> int:
-    """What the cheapest way from the first to behind the last costs; jumps out of `code` are none.
+    """Return the cost of the cheapest path from the first instruction to behind the last, within `code`.
 
-    cost: of one instruction; 1: they are counted.
+    cost: of one instruction; by default 1, so that they are counted.
     """
     if not code:
         return 0
@@ -30,10 +30,10 @@ def shortest(code: Sequence[Insn], cost: Callable[[Insn], int] = lambda _: 1) ->
 
 
 def depth(code: Sequence[Insn], at: int, pushed: Callable[[Insn], int]) -> int:
-    """By how many bytes the ways from the first instruction to `at` move the stack pointer down: all by as many.
+    """Return by how many bytes every path from the first instruction to `at` moves the stack pointer down.
 
     at:     reached by falling through or by a jump forwards.
-    pushed: by how many an instruction does.
+    pushed: the same of one instruction.
     """
     depths = {code[0].address: 0} if code else {}
     for insn in code:

@@ -1,7 +1,7 @@
 """The record that every instruction set fills, listed in registry.py: the same verbs for each.
 
 Everything here is pure: bytes in, bytes out. Addresses are guest virtual addresses as
-unsigned integers. A reader who knows one ISA finds each function of another in the same place.
+unsigned integers. Functions of the same name do the same for every ISA.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Isa(Protocol):
     other_modes: what GDB calls the CPU in modes that are not supported.
     alignment:   of instruction addresses.
     branch_size: bytes of the branch that replaces an instruction.
-    data_reach:  how far from the code that counts a counter may be.
+    data_reach:  greatest distance of a counter from the code that counts.
     pc, sp, flags: registers' names as GDB has them.
     registers:   all general registers, PC and flags included, as GDB names them.
     breakpoint:  the code of a breakpoint instruction.
-    trap:        the code of one that traps and that nobody takes for a breakpoint, as long as the shortest instruction.
-    traps:       all codes of which one may be such a trap, by what the guest takes for traps of its own; the first is
-                 `trap`.
-    landing:     what a detour begins with to which such a trap leads: it wipes out what says that somebody is there.
+    trap:        the code of an instruction that traps, that GDB and the guest do not take for a breakpoint, as long as
+                 the shortest instruction.
+    traps:       all codes that may be such a trap, as the guest has some for itself; the first is `trap`.
+    landing:     the first code of a detour that such a trap leads to: it wipes the saved PC that the trap has left.
     short_registers: those of 4 bytes, as GDB has them.
     stub_numbers: of registers, in packets of QEMU's stub.
-    convention:  registers and arguments as users name them. elf: what files of its code say.
-    codegen:     what programs are lowered to. returning: what return probes need; None where they are not built.
+    convention:  registers and arguments as users name them. elf: headers of files of its code.
+    codegen:     the backend that programs are lowered to. returning: that of return probes; None if not supported.
     """
 
     name: str
@@ -60,42 +60,42 @@ class Isa(Protocol):
     def returning(self) -> ReturnBackend | None: ...
 
     def decode(self, code: bytes, address: int) -> list[Insn]:
-        """Sweep `code` from its first byte; ends before the first byte that is no instruction, or an incomplete one."""
+        """Decode `code` from its first byte, up to the first that is no instruction, or an incomplete one."""
 
     def branch(self, source: int, target: int) -> bytes:
-        """A branch of `branch_size` bytes at `source`. Raises OutOfReach."""
+        """Encode a branch of `branch_size` bytes at `source`. Raises OutOfReach."""
 
     def redirect(self, insn: Insn, target: int) -> bytes:
-        """A direct branch of a copy, as `relocate` or `branch` made it, with another target. Raises OutOfReach."""
+        """Encode a direct branch that `relocate` or `branch` made with another target. Raises OutOfReach."""
 
     def relocate(
         self, insns: Sequence[Insn], to: int, before: Before | None = None, dead: Dead | None = None
     ) -> Relocated:
-        """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable.
+        """Rewrite `insns` (contiguous) to run at `to`, with the branch back. Raises Unrelocatable.
 
-        dead: what is dead before the first of them, where no other is to be probed: a copy may be shorter for it.
+        dead: before the first of them, if no other is probed: a copy may be shorter for it.
         """
 
     def hazard(self, insn: Insn) -> Hazard | None:
-        """Why `insn` cannot be moved wherever it is moved to; None where that depends on the place alone."""
+        """Return why `insn` cannot be moved anywhere; None if it can, or if that depends on the place."""
 
     def forbidden(self, code: Mapping[int, Insn]) -> Mapping[int, Hazard]:
-        """The addresses in `code` (a function's) where nothing may stop and nothing may run: no tier is possible.
+        """Return the addresses in `code` (a function's) where no tier is possible, with the reasons.
 
-        A breakpoint instruction is not among them: whose it is, others know.
+        A breakpoint instruction is not among them: the planner judges it.
         """
 
     def moves_as_it_is(self, insn: Insn) -> bool:
-        """Whether every copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to move it."""
+        """Return whether every copy of `insn` is its own bytes, or nothing: a sweep need not try to move it."""
 
     def fills(self, insn: Insn) -> bool:
-        """Whether `insn` is one that assemblers fill gaps with: a nop, a breakpoint."""
+        """Return whether assemblers fill gaps with `insn`: a nop, a breakpoint."""
 
     def shadows(self, insn: Insn) -> bool:
-        """Whether `insn` holds off interrupts until the instruction behind it has run."""
+        """Return whether `insn` holds off interrupts until the next instruction has run."""
 
     def restarts(self, insn: Insn) -> bool:
-        """Whether a single step may do a part of `insn` and leave the PC on it (a string instruction that repeats)."""
+        """Return whether a step may do a part of `insn` and leave the PC on it (a repeated string instruction)."""
 
     def dead_at(
         self,
@@ -104,29 +104,29 @@ class Isa(Protocol):
         also: Mapping[int, Sequence[int]] | None = None,
         leaving: Callable[[Insn], Dead] | None = None,
     ) -> Dead:
-        """What is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
+        """Return what is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
 
-        also:    where else execution may go after an instruction, by its address. Outside `code` everything lives,
-        leaving: but for what is dead where a direct call, a jump or a return leaves `code`.
+        also:    where else execution may continue after an instruction, by its address.
+        leaving: returns what is dead where a direct call, a jump or a return leaves `code`; else all lives there.
         """
 
     def dead_at_entry(self) -> Dead:
-        """What the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
+        """Return what the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
 
     def dead_at_return(self) -> Dead:
-        """What the ABI lets a tracer clobber at the return of a function that has an ftrace site."""
+        """Return what the ABI lets a tracer clobber at the return of a function that has an ftrace site."""
 
     def bases(self, start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
-        """By instruction of the function that begins at `start`: what the register holds that counters are named by."""
+        """Return the register value that counters are addressed by, for each instruction of the function at `start`."""
 
     def count(self, counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
-        """Code to run at `to` that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives.
+        """Return code for `to` that adds one, atomically, to the 8-byte `counter` and changes nothing that lives.
 
-        base: of `bases`, where it is known there.
+        base: of `bases`, if it is known there.
         """
 
     def pushed(self, insn: Insn) -> int:
-        """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""
+        """Return by how many bytes `insn` of a lowered program moves the stack pointer down; negative for up."""
 
     def emulate(self, insn: Insn, registers: Mapping[str, int], read: ReadMemory) -> Effects | None:
-        """What `insn` does to these registers; None where it is not one we emulate."""
+        """Return the effects of `insn` on these registers; None if it is not emulated."""

@@ -1,4 +1,4 @@
-"""The instruction sets that there are: a new one is a line here."""
+"""The list of instruction sets: a new one is a line here."""
 
 from __future__ import annotations
 

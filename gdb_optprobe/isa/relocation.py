@@ -9,9 +9,8 @@
     │ E: next instruction      │◄───────────┤ branch to E, where the last falls   │
     └──────────────────────────┘            │ through                             │
                                             └─────────────────────────────────────┘
-What one instruction becomes is all that an ISA says (`Relocation.copy`). A nop becomes nothing, except where the
-instruction before it holds off interrupts until it has run; one that is left out has the offset of its successor in
-`origins`.
+An ISA copies single instructions (`Relocation.copy`). A nop is left out, unless the instruction before it holds off
+interrupts until it has run; in `origins` it has the offset of its successor.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 @dataclass(slots=True)
 class DisplacedRegion:
-    """The displaced instructions, where their copies stand as far as that is known, and what is dead in all of them."""
+    """The displaced instructions, the addresses of their copies as far as known, and what is dead in all of them."""
 
     start: int
     end: int
@@ -36,7 +35,7 @@ class DisplacedRegion:
     dead: Dead
 
     def resolve(self, insn: Insn, target: int) -> int:
-        """Where the copy of `insn` must branch to reach what `target` is."""
+        """Return where the copy of `insn` must branch to in place of `target`."""
         if target in self.copies:
             return self.copies[target]
         if self.start < target < self.end:
@@ -44,17 +43,20 @@ class DisplacedRegion:
         return target
 
     def check_operand(self, insn: Insn, address: int, size: int) -> None:
-        """Refuse a memory operand that shares a byte with the displaced instructions: the branch is there now."""
+        """Refuse a memory operand that shares a byte with the displaced instructions: it would be the branch."""
         if (address - self.start) & MASK < self.end - self.start or (self.start - address) & MASK < size:
             raise Unrelocatable(Hazard.READS_ITS_ADDRESS, insn)
 
     def check_address(self, insn: Insn, address: int) -> None:
-        """Refuse an address that `insn` computes in the middle of the displaced instructions, to go to perhaps."""
+        """Refuse an address in the middle of the displaced instructions that `insn` computes: code may jump there."""
         if self.start < address < self.end:
             raise Unrelocatable(Hazard.READS_ITS_ADDRESS, insn)
 
     def return_address(self, insn: Insn) -> int:
-        """The address behind `insn`, for its copy to leave. Whoever is called returns there: only the end will do."""
+        """Return the return address that the copy of `insn` leaves: the function called returns to the original code.
+
+        Only the end of the displaced instructions is possible.
+        """
         if insn.end != self.end and insn.flow is not Flow.NEXT:
             raise Unrelocatable(Hazard.RETURNS_INSIDE, insn)
         return insn.end
@@ -62,29 +64,28 @@ class DisplacedRegion:
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """What an ISA knows of its instructions.
+    """Copies the instructions of an ISA.
 
-    copy:    one that is no nop, to run at an address. Of one size wherever it stands. Raises Unrelocatable, OutOfReach.
-    branch:  from an address to another. Raises OutOfReach.
+    copy:    copies one that is no nop, to any address in the same size. Raises Unrelocatable, OutOfReach.
+    branch:  encodes a branch from an address to another. Raises OutOfReach.
     is_nop:  whether an instruction does nothing.
-    shadows: whether one holds off interrupts until the instruction behind it has run.
-    goes_on: whether execution may leave the copy of one at its end.
+    shadows: whether one holds off interrupts until the next one has run.
+    copy_falls_through: whether execution may leave the copy of one at its end.
     """
 
     copy: Callable[[Insn, int, DisplacedRegion], bytes]
     branch: Callable[[int, int], bytes]
     is_nop: Callable[[bytes], bool]
     shadows: Callable[[Insn], bool]
-    goes_on: Callable[[Insn], bool]
+    copy_falls_through: Callable[[Insn], bool]
 
     def relocate(
         self, insns: Sequence[Insn], to: int, before: Before | None = None, dead: Dead | None = None
     ) -> Relocated:
-        """`insns` (contiguous) rewritten to run at `to`, with the branch back. Raises Unrelocatable.
+        """Rewrite `insns` (contiguous) to run at `to`, with the branch back. Raises Unrelocatable.
 
-        before: for the address of an instruction, code to run each time just before it: called with where the code
-                will stand, always returns the same number of bytes. Another probe on a displaced instruction.
-        dead:   what is dead before the first of them: the copy of one alone may be shorter for it.
+        before: by the address of an instruction, code to run just before it, of another probe on it.
+        dead:   before the first of them: the copy of one alone may be shorter for it.
         """
         if not insns:
             raise ValueError("nothing to relocate")
@@ -104,7 +105,7 @@ class Relocation:
                 raise Unrelocatable(Hazard.MASKS_INTERRUPTS, insn)
 
     def _lay_out(self, insns: Sequence[Insn], region: DisplacedRegion, before: Before) -> Relocated:
-        """One pass. No size depends on where a copy stands, so the second pass knows where the first has put them."""
+        """Make one pass. No size depends on the address of a copy, so the second pass knows all addresses."""
         out = bytearray()
         origins: list[tuple[int, int]] = []
         shadowed = False
@@ -121,7 +122,7 @@ class Relocation:
             except OutOfReach:
                 raise Unrelocatable(Hazard.OUT_OF_REACH, insn) from None
             shadowed = self.shadows(insn)
-        if self.goes_on(insns[-1]):
+        if self.copy_falls_through(insns[-1]):
             origins.append((len(out), region.end))
             try:
                 out += self.branch(region.to + len(out), region.end)

@@ -1,4 +1,4 @@
-"""Where a function's return address is at its entry and at its return: what return probes need of an ISA."""
+"""The codegen backend of return probes: a function's return address, at its entry and at its return."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from gdb_optprobe.isa.codegen import Emitter, EntryState
 
 
 class ReturnEmitter(Emitter, Protocol):
-    """An emitter with these verbs more. They hold at a function's entry, and in a trampoline behind `begin`."""
+    """An emitter with verbs for a function's entry, and for a trampoline behind `begin`."""
 
     def key(self, to: str) -> None:
-        """The stack address that a call is known by, + 1: the same at its entry and at its return."""
+        """Compute the key of a call: a stack address, the same at its entry and at its return, + 1."""
 
     def return_address(self, to: str) -> None:
-        """Where the function returns to."""
+        """Load the return address."""
 
     def return_to(self, address: str | int) -> None:
-        """It returns there instead."""
+        """Replace the return address."""
 
 
 class ReturnBackend(Protocol):
-    """How an ISA makes such emitters.
+    """Makes such emitters.
 
-    begin:    the first code of a trampoline; end: its last, which goes to the return address.
+    begin:    the first code of a trampoline; end: its last, which jumps to the return address.
     slot:     the register that has the address of a call's slot while the programs of a trampoline run.
     pc:       the name of the PC.
-    link:     the register that has the return address at the entry; None where it is where `shown_at` says already.
+    link:     the register that has the return address at the entry; None if it is on the stack, see `shown_at`.
     """
 
     begin: bytes
@@ -40,23 +40,22 @@ class ReturnBackend(Protocol):
     def emitter(self, before: EntryState) -> ReturnEmitter: ...
 
     def order(self, before: EntryState) -> tuple[str, ...]:
-        """See Machine."""
+        """Do as Backend.order."""
 
     def kept(self, used: Collection[str], before: EntryState) -> tuple[str, ...]:
-        """See Machine."""
+        """Do as Backend.kept."""
 
     def saved(self, kept: Collection[str]) -> Dead:
-        """What may be overwritten once this is saved, as `kept` named it."""
+        """Return what may be overwritten once the registers of `kept` are saved."""
 
     def returns(self, entry: int, code: Mapping[int, Insn]) -> bool:
-        """False where the function, `code` by address, surely does not return to its caller with the stack as it was.
-        """
+        """Return False if the function, `code` by address, certainly does not return with its caller's stack."""
 
     def key_of(self, sp: int) -> int:
-        """The key of a call, by what the stack pointer is at its entry."""
+        """Return the key of a call by the stack pointer at its entry."""
 
     def key_after(self, sp: int) -> int:
-        """The same by what the stack pointer is where it has returned."""
+        """Return the key of a call by the stack pointer after its return."""
 
     def shown_at(self, key: int) -> int:
-        """Where on the stack a call's return address is, once its function has stored it there."""
+        """Return the address on the stack where a call's function stores the return address."""

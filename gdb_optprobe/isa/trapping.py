@@ -1,4 +1,4 @@
-"""What runs in place of a kernel's handler of traps, or before it: where it comes in, and the verbs it is made of."""
+"""The codegen backend of the code that runs before a kernel's handler of traps, or in its place."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gdb_optprobe.isa.codegen import Emitter, Label
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where ours comes in, and what the kernel's own code has done by then.
+    """Where the hook is entered, and what the kernel's code has done by then.
 
-    kernels:   where the kernel's own goes on with a trap.
-    displaced: what runs before that: the instruction in whose place ours was branched to; None where that was a call.
-    saved:     by register, where it is in this CPU's own memory, where that is how registers are saved by then.
-    stale:     a byte of that memory that is 0 where the registers to return with are not in the CPU (any more).
+    kernels:   the address where the kernel's handler continues.
+    displaced: the instruction that the branch to the hook replaces, to run before that; None if a call was replaced.
+    saved:     by register, its place in this CPU's per-CPU memory, if the kernel has saved registers there by then.
+    stale:     a byte of that memory that is 0 if the registers to return with are not in the CPU any more.
     """
 
     kernels: int
@@ -27,28 +27,28 @@ class Entry:
 
 
 class TrapEmitter(Emitter, Protocol):
-    """An emitter with these verbs more, whose pool is free for use behind `begin`."""
+    """An emitter with verbs for traps. All registers of its pool are free behind `begin`."""
 
     def begin(self, users: Label) -> None:
-        """The first of all. users: where a trap of user mode goes."""
+        """Begin the hook. users: the label for a trap of user mode."""
 
     def trapped_at(self) -> str:
-        """The register that has the PC of the trap now, for good."""
+        """Return the register that has the PC of the trap from now on."""
 
     def go_on_at(self, address: str) -> None:
-        """Who has trapped goes on there."""
+        """Have the trapped code continue at an address."""
 
     def end(self) -> None:
-        """Back to who has trapped, with nothing more done about it."""
+        """Return to the trapped code."""
 
     def kernels(self) -> None:
-        """On to the kernel's own, which finds everything as if nobody had come between."""
+        """Continue with the kernel's handler, with everything as the trap has left it."""
 
 
 class Trapping(Protocol):
-    """How an ISA makes such emitters.
+    """Makes such emitters.
 
-    traps: masks and values of the instructions that the kernel takes for such a trap; size: the bytes of each.
+    traps: masks and values of the instructions that the kernel takes for such a trap. size: the bytes of each.
     """
 
     traps: tuple[tuple[int, int], ...]

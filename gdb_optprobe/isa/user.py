@@ -1,4 +1,4 @@
-"""What probes on user programs need of an instruction set: registers that a trap has saved, and what to do to them."""
+"""The codegen backend of uprobes: code that runs at a trap of a program and changes the registers that it saved."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gdb_optprobe.isa.base import Code, Dead, Insn
 from gdb_optprobe.isa.codegen import Emitter, EntryState, MemoryValue
 
 ABSENT, OTHER = 0, 1
-"""What a routine that looks a page up leaves in place of its record: there is none, or none that we have written to."""
+"""Results of a page lookup in place of the page's record: no page, or one that was not written to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """The registers of the routine that looks up the page that a user's address is on.
+    """The registers of the routine that looks up the page of a user address.
 
-    address: given, and kept. record: where the kernel's record of the page (struct page) is; ABSENT; OTHER.
-    entry:   where the page's entry in the page tables can be read. value: what that was. lost: what is changed else.
+    address: the argument, preserved. record: address of the kernel's record of the page (struct page); ABSENT; OTHER.
+    entry:   address of the leaf entry. value: that entry. lost: registers that are changed beside these.
     """
 
     address: str
@@ -30,26 +30,26 @@ class Leaf:
 
 
 class UserEmitter(Emitter, Protocol):
-    """An emitter of what a trap comes to."""
+    """An emitter with verbs for traps of programs."""
 
     def begin(self) -> None:
-        """The first of all: from here on registers are saved, and `scratch` may be changed."""
+        """Begin: from here on registers are saved, and `scratch` may be changed."""
 
     def kernels(self, address: int) -> None:
-        """On to the kernel's own handler, which finds everything as if nobody had come between."""
+        """Continue with the kernel's handler, with everything as the trap has left it."""
 
     def call(self, routine: int) -> None:
-        """One of ours; what it changes is for the caller to know."""
+        """Call a routine in the arena. The caller knows which registers it changes."""
 
     def back(self) -> None:
-        """The trap is over: on with the saved registers, with nothing more done about it."""
+        """End the trap: return to the program with the saved registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What an instruction does, done to saved registers; it returns from the handler where that is done.
+    """Code that emulates an instruction on saved registers, and then returns from the handler.
 
-    may_fail: it goes on behind its end where it cannot be done here, and nothing is changed then.
+    may_fail: it falls through, with nothing changed, if it cannot be done here.
     """
 
     code: Code
@@ -57,20 +57,20 @@ class Emulation:
 
 
 class UserTrapping(Protocol):
-    """How an ISA makes code that runs in place of the handler of such traps, a C function with one argument.
+    """Makes code that runs in place of the kernel's handler of such traps, a C function with one argument.
 
     trap:      the trap instruction in user text.
     frame:     the register that has the address of the saved registers.
     pc:        offset of the saved PC there. behind: how far that is behind the trap.
-    mode:      what tells from where the trap came; user: bits of it that are set for user mode.
-    far:       bits of it that are set where the PC alone is not the address: a segment of the program's own; or 0.
+    mode:      the saved word with the CPU mode. user: its bits that are set for user mode.
+    far:       its bits that are set if the PC alone is not the address: a segment of the program's own; or 0.
     leaf:      of the routine that finds the trap's page.
     scratch:   what a C function may change.
-    registers: by name, the offset of each in what `frame` leads to.
-    around:    bytes of code around an instruction that tell whether it is such a place as `reserved` finds.
-    resident:  names for registers that programs read as they are, not as they were saved: the kernel's own.
-    frames:    what is on programs' stacks, by their bits.
-    stopping:  how its code stops the guest; None where that is not built.
+    registers: by name, the offset of each from `frame`.
+    around:    bytes of code around an instruction that `reserved` needs.
+    resident:  names of registers of the kernel, which programs read as they are, not as they were saved.
+    frames:    frames on programs' stacks, by the programs' bits.
+    stopping:  the backend of stops; None if stops are not supported.
     """
 
     @property
@@ -115,46 +115,44 @@ class UserTrapping(Protocol):
     def emitter(self, before: EntryState) -> UserEmitter: ...
 
     def order(self, before: EntryState) -> tuple[str, ...]:
-        """See Machine."""
+        """Do as Backend.order."""
 
     @property
     def registers(self) -> Mapping[str, int]: ...
 
     def decode(self, code: bytes, address: int, bits: int) -> list[Insn]:
-        """As Isa.decode, of a program of 32 or 64 bits."""
+        """Decode code of a program of 32 or 64 bits, as Isa.decode."""
 
     def reserved(self, code: Sequence[Insn]) -> Collection[int]:
-        """Where in `code` a trap would make the program's store-conditional fail, for ever."""
+        """Return the addresses in `code` where a trap would make the program's store-conditional fail, for ever."""
 
     def copy(self, insn: Insn, at: int, bits: int, pie: bool) -> bytes:
-        """`insn`, to run at `at`, with the way back; pie: wherever the program is loaded.
+        """Copy `insn` to run at `at`, with the branch back. pie: wherever the program is loaded.
 
         Raises Unrelocatable, OutOfReach.
         """
 
     def emulation(self, insn: Insn, bits: int, writable: int) -> Emulation | None:
-        """insn: of a program of 32 or 64 bits, wherever it is loaded.
+        """Return code that emulates `insn`, of a program of 32 or 64 bits, wherever loaded; None if not emulated.
 
-        writable: the address of a routine: where the kernel may write what is at a user's address.
-
-        None where it is not one that is emulated.
+        writable: address of the routine that finds where the kernel can write a user address.
         """
 
     def go_to(self, register: str) -> bytes:
-        """On at the address that a register holds."""
+        """Encode a jump to the address that a register holds."""
 
     def moved(self, distance: int) -> Code:
-        """The saved PC goes on by so much; back."""
+        """Return code that moves the saved PC forward and ends the trap."""
 
 
 class UserStopping(Protocol):
-    """How an ISA comes to a place where a debugger may stop it, and goes on behind it.
+    """Makes code that calls a place where a debugger may stop the guest.
 
     machine: for the file that GDB is given.
-    number:  the register that says there on whose behalf. ticket: the one that says which hit that is.
-    place:   the code of the place: back to who has called it.
-    columns: DWARF's numbers of the registers that a trap saves, by name; of the PC, what its frames' is.
-    swapped: by name of a register that is the kernel's there, the one that holds the program's, "" for none.
+    number:  the register with the number of the probe there. ticket: the one with the number of the hit.
+    place:   the code of the place: a return to its caller.
+    columns: DWARF's numbers of the registers that a trap saves, by name; of the PC, that of its frames.
+    swapped: by name of a register that is the kernel's there, the one that holds the program's value, "" for none.
     """
 
     machine: ElfMachine
@@ -165,4 +163,4 @@ class UserStopping(Protocol):
     swapped: Mapping[str, str]
 
     def call(self, number: int, place: int) -> Code:
-        """In a trap's code: nothing is changed but what that may change between two programs."""
+        """Return code that calls the place, within that of a trap, between two programs."""

@@ -1,9 +1,9 @@
-"""The register machine of ..emitter on ppc64le: value_codegen.py, and what has to do with memory.
+"""The codegen backend (isa/codegen.py) of ppc64le: value_codegen.py, and the verbs for memory.
 
-    CTR, LR       changed only where they are dead, to keep registers in (spill.py)
-    memory        base + 16 bits; farther: addis, or the rest in r0; constants from the TOC where r2 is known
+    CTR, LR       changed only where they are dead, to spill registers to (spill.py)
+    memory        base + 16 bits; farther: addis, or the rest in r0; constants from the TOC if r2 is known
     atomically    ldarx and stdcx. at RA + RB, which change CR0
-Nothing but a way out is relative to where it stands, and nothing is newer than POWER8.
+Only branches out of the program depend on its address. No instruction is newer than POWER8.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BY_WORDS = ("ld", "lwa", "std")  # their displacements are multiples of 4
 
 
 class PowerEmitter(ValueEmitter):
-    """See ..emitter.Emitter, whose verbs these are."""
+    """Implements codegen.Emitter."""
 
     probe_read_clobbers: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, *probe_read.TEMPORARY)
 
@@ -49,7 +49,7 @@ class PowerEmitter(ValueEmitter):
         self._code(*self._keeping.restore())
 
     def register(self, name: str) -> str | None:
-        """r0 means nothing in some places, so it is never read in place."""
+        """Return a register as Emitter.register does. r0 means 0 in some fields, so it is never read in place."""
         moved = self._keeping.has(name) or name == SCRATCH or (name == SP and self._keeping.depth)
         return None if moved or name not in GENERAL else name
 
@@ -174,7 +174,7 @@ class PowerEmitter(ValueEmitter):
             self.copy(to, was)
 
     def claim(self, memory: Address, label: Label) -> None:
-        """The bit is tested where the sign is, which takes no second register."""
+        """Set bit 0. The bit is tested as the sign, which takes no second register."""
         again = Label()
         with self._pointer(memory) as (base, index), self.pool.scratch() as value:
             self.bind(again)
@@ -202,7 +202,7 @@ class PowerEmitter(ValueEmitter):
     # addresses
 
     def _named(self, memory: Address) -> Address:
-        """A constant address from the TOC, where it is within 2 GiB."""
+        """Return a constant address relative to the TOC, if it is within 2 GiB."""
         if memory.base is None and self._before.base is not None:
             offset = as_number(memory.offset - self._before.base)
             if fits(offset + 0x8000, 32):
@@ -211,7 +211,7 @@ class PowerEmitter(ValueEmitter):
 
     @contextmanager
     def _reached(self, memory: Address, by_words: bool, via: str | None = None) -> Iterator[tuple[str, int]]:
-        """The same address as a base and a displacement; by_words: a multiple of 4. via: what may be overwritten."""
+        """Yield an address as base and displacement. by_words: a multiple of 4. via: a register that may change."""
         memory = self._named(memory)
         offset = as_number(memory.offset)
         low = as_number(offset, 16)
@@ -226,7 +226,7 @@ class PowerEmitter(ValueEmitter):
             yield far, low
 
     def _sum(self, to: str, memory: Address, offset: int) -> None:
-        """base + 8 * index + offset, and what is per CPU; `to` may be base or index."""
+        """Compute base + 8 * index + offset, and the per-CPU base; `to` may be base or index."""
         at = memory.base
         if memory.index is not None:
             eight = to if at is None else self._scratch()
@@ -249,7 +249,7 @@ class PowerEmitter(ValueEmitter):
             self._code(plain("add", to, at, SCRATCH))
 
     def _added_from_toc(self, to: str, at: str, offset: int) -> bool:
-        """Whether `offset` is an address within 2 GiB of it."""
+        """Add `offset` by the TOC, if it is an address within 2 GiB of that; return whether it is."""
         if self._before.base is None or not fits(as_number(offset - self._before.base) + 0x8000, 32):
             return False
         self._code(plain("add", to, at, _TOC))
@@ -257,7 +257,7 @@ class PowerEmitter(ValueEmitter):
 
     @contextmanager
     def _pointer(self, memory: Address) -> Iterator[tuple[str, str]]:
-        """The same address as RA and RB; r0, which may be one of them, is not free meanwhile."""
+        """Yield an address as RA and RB. r0 may be one of them, so it is in use meanwhile."""
         memory = self._named(memory)
         offset = as_number(memory.offset)
         if memory.index is not None and (offset or memory.base is None):
@@ -289,7 +289,7 @@ class PowerEmitter(ValueEmitter):
 
     @contextmanager
     def _held(self, word: str | int) -> Iterator[str | int]:
-        """In a register other than r0, or a number of 16 bits."""
+        """Yield a word in a register other than r0, or as a number of 16 bits."""
         if isinstance(word, str) or fits(as_number(word), 16):
             yield word if isinstance(word, str) else as_number(word)
             return
@@ -299,7 +299,7 @@ class PowerEmitter(ValueEmitter):
 
 
 class _PowerBackend:
-    """See ..emitter.Machine."""
+    """Implements codegen.Backend."""
 
     pc = PC
     emitter = staticmethod(PowerEmitter)

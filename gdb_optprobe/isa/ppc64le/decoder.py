@@ -1,14 +1,14 @@
-"""Words to instructions: their bits say what flows where, capstone how they are written.
+"""Decode instructions: the control flow comes from their bits, the text from capstone.
 
 An instruction is a word, or a prefix (primary opcode 1) and a word: Power ISA 3.1B, Book I, 1.6. capstone 5 knows no
-prefixed one and not all of 3.0 and 3.1; the others are in texts.py. Reserved bits that are set do not make a word
-something else.
+prefixed one and not all of 3.0 and 3.1; the others are in disassembly.py. A word with reserved bits set is the same
+instruction.
 
     b, ba, bl, bla              JUMP, CALL                        bcl 20,31,$+4        NEXT: it only reads its address
-    bc by BO                    BRANCH, or JUMP where it always goes; with LK CALL
+    bc by BO                    BRANCH, or JUMP if it always branches; with LK CALL
     bclr always, on a condition RETURN, BRANCH without a target;  with LK INDIRECT_CALL
     bcctr, bctar                INDIRECT_JUMP, BRANCH without a target; with LK INDIRECT_CALL
-    tw, td, twi, tdi            TRAP where they always trap; on a condition NEXT (WARN_ON)
+    tw, td, twi, tdi            TRAP if they always trap; on a condition NEXT (WARN_ON)
     sc, rfid, mtmsrd, stop, …   SYSTEM
 """
 
@@ -61,7 +61,7 @@ _ALWAYS, _EQUAL = 31, 4  # TO
 
 
 def flow(word: int, address: int) -> tuple[Flow, int | None]:
-    """Where a one-word instruction goes (Book I, 2.4 and 3.3.12; Book III, 4.3)."""
+    """Return the flow and the target of a one-word instruction (Book I, 2.4 and 3.3.12; Book III, 4.3)."""
     match opcode(word):
         case 18:
             target = _target(word, address)
@@ -106,7 +106,7 @@ def _target(word: int, address: int) -> int:
     return (displacement(word) + (0 if is_absolute(word) else address)) & MASK
 
 
-# First bytes, in memory the last, without the two bits that belong to a field. What is not here is Flow.NEXT.
+# First bytes, in memory the last, without the two bits that belong to a field. All others are Flow.NEXT.
 _SUSPECT = frozenset(op << 2 for op in (TDI, TWI, BC, SC, CR_OPS))
 _B, _X31 = B << 2, X31 << 2
 _SUSPECT_31 = frozenset(extended << 1 for extended in (TW, TD, MTMSR, MTMSRD))
@@ -119,12 +119,12 @@ def engine() -> Any:
 
 @lru_cache(CACHED)
 def is_prefixed(data: bytes) -> bool:
-    """Whether these eight bytes are a prefixed instruction."""
+    """Return whether these eight bytes are a prefixed instruction."""
     return len(data) == PREFIXED and data[3] >> 2 == 1 and bool(prefixed_text(data))
 
 
 def decode(code: bytes, address: int) -> list[Insn]:
-    """Sweep `code` from its first byte; ends before the first word that is no instruction, or an incomplete one."""
+    """Decode `code` from its first byte, up to the first word that is no instruction, or an incomplete one."""
     found: list[Insn] = []
     at, size = 0, len(code) & ~3
     while at < size:
@@ -149,7 +149,7 @@ def _unknown_to_capstone(data: bytes, address: int) -> Insn | None:
 
 
 def _sweep(code: bytes, start: int, size: int, address: int) -> list[Insn]:
-    """As far as capstone knows every word."""
+    """Decode `code` as far as capstone knows every word."""
     lite, new = engine().disasm_lite, tuple.__new__  # Insn's own constructor takes three times as long
     found: list[Insn] = []
     append, suspects, suspects31 = found.append, _SUSPECT, _SUSPECT_31
@@ -175,7 +175,7 @@ def _sweep(code: bytes, start: int, size: int, address: int) -> list[Insn]:
 
 
 def _spelled(word: int, text: str, target: int | None) -> str:
-    """capstone 5 reads some BO as if others: a branch always as bdnz."""
+    """Return the text of a branch: capstone 5 reads some BO as others, a branch always as bdnz."""
     if word >> 26 != BC or not (text[0:2] == "bd" or branches_always(word)):
         return text
     name = f"bc{'l' if links(word) else ''}{'a' if is_absolute(word) else ''}"

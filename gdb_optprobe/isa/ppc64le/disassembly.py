@@ -1,4 +1,4 @@
-"""Texts of instructions that capstone 5 does not know, and of those that it spells wrongly.
+"""Disassemble instructions that capstone 5 does not know, and those that it spells wrongly.
 
 Each line of `_TABLE`: mask, operands, then name:value of each instruction with these. An operand is a letter and the
 lowest bit of its field: r general, R general with 0 for none, v vector, f floating point, s VSX, S pair of VSX, c CR
@@ -110,7 +110,7 @@ fc1f07ff v21,v11 vstribl.:1000040d vstribr.:1001040d vstrihl.:1002040d vstrihr.:
 
 @cache
 def _by_opcode() -> dict[int, tuple[tuple[int, int, str, str], ...]]:
-    """(mask, value, name, operands) by primary opcode."""
+    """Return (mask, value, name, operands) by primary opcode."""
     found: dict[int, list[tuple[int, int, str, str]]] = {}
     for line in _TABLE.split("\n"):
         if not line:
@@ -124,7 +124,7 @@ def _by_opcode() -> dict[int, tuple[tuple[int, int, str, str], ...]]:
 
 @lru_cache(CACHED)
 def disassemble(word: int) -> str:
-    """Assembler text of a one-word instruction; empty where the table does not know it."""
+    """Return the assembler text of a one-word instruction; "" if the table does not have it."""
     if opcode(word) == CR_OPS and xo(word) == BCTAR:
         return _bctar(word)
     for mask, value, name, operands in _by_opcode().get(opcode(word), ()):
@@ -203,7 +203,7 @@ _GER = {
 
 @lru_cache(CACHED)
 def prefixed_text(data: bytes) -> str:
-    """Assembler text of a prefixed instruction; empty where the eight bytes are none."""
+    """Return the assembler text of a prefixed instruction; "" if the eight bytes are none."""
     return _PREFIXED[prefix_type(word_of(data))](data)
 
 
@@ -247,7 +247,7 @@ def _8rr(data: bytes) -> str:
 
 
 def _four(suffix: int) -> str:
-    """XT, XA, XB, XC of the 8RR:XX4-form."""
+    """Return XT, XA, XB, XC of the 8RR:XX4-form."""
     xc = suffix >> 6 & 31
     registers = (
         (rt(suffix), suffix & 1), (ra(suffix), suffix >> 2 & 1), (rb(suffix), suffix >> 1 & 1), (xc, suffix >> 3 & 1)

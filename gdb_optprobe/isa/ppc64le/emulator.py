@@ -1,6 +1,6 @@
-"""What an instruction does, computed from its bits: for the tiers that stop the guest but need no step.
+"""Compute the effects of an instruction from its bits, for the tiers that stop the guest but need no step.
 
-Only what is exact: branches, moves, additions, logic, rotations and comparisons, and the loads and stores from r1 that
+Only exact effects: branches, moves, additions, logic, rotations and comparisons, and the loads and stores from r1 that
 a function's first and last instructions are. An operand elsewhere in memory may be a device's. Power ISA 3.1B, Book I,
 for each.
 """
@@ -43,7 +43,7 @@ Registers = Mapping[str, int]
 
 
 def emulate(insn: Insn, registers: Registers, read: ReadMemory) -> Effects | None:
-    """What `insn` does to these registers; None where it is not one we emulate. Raises what `read` raises."""
+    """Return the effects of `insn` on these registers; None if it is not emulated. Raises what `read` raises."""
     found = _emulator(insn.data)
     return None if found is None else found(_Hit(insn, registers, read))
 
@@ -80,20 +80,20 @@ class _Hit:
         return bool(self.registers[FLAGS] >> 31 - number & 1)
 
     def goes(self, to: int | None, **registers: int) -> Effects:
-        """A direct target; None for the next instruction."""
+        """Return the effects of a jump to a direct target; None for the next instruction."""
         return Effects({PC: self.insn.end if to is None else to & MASK, **registers})
 
     def sets(self, number: int, value: int) -> Effects:
         return self.goes(None, **{GENERAL[number]: value & MASK})
 
     def compares(self, field: int, less: bool, equal: bool) -> int:
-        """CR with another field."""
+        """Return CR with a field set by a comparison."""
         bits = (LT if less else EQ if equal else GT) | (SO if self.registers[XER] & XER_SO else 0)
         shift = 28 - 4 * field
         return self.registers[FLAGS] & ~(0xF << shift) | bits << shift
 
     def results(self, number: int, value: int, record: bool) -> Effects:
-        """A general register, and CR0 where the instruction records."""
+        """Return the effects on a general register, and on CR0 if the instruction records."""
         value &= MASK
         changed = {GENERAL[number]: value}
         if record:
@@ -165,7 +165,7 @@ def _rotated(value: int, by: int) -> int:
 
 
 def _mask(begin: int, end: int) -> int:
-    """Bits `begin` to `end`, the highest being 0; around the end where begin is greater."""
+    """Return a mask of the bits `begin` to `end`, of which 0 is the highest; around the end if begin is greater."""
     from_begin, to_end = MASK >> begin, MASK << 63 - end & MASK
     return from_begin & to_end if begin <= end else from_begin | to_end
 
@@ -178,7 +178,7 @@ def _rlwinm(hit: _Hit) -> Effects:
 
 
 def _rldi(hit: _Hit) -> Effects | None:
-    """rldicl, rldicr, rldic; rldimi inserts and the others shift by a register."""
+    """Emulate rldicl, rldicr, rldic; not rldimi, which inserts, and those that shift by a register."""
     by = rb(hit.word) | (hit.word >> 1 & 1) << 5
     edge = hit.word >> 6 & 31 | hit.word & 32
     kind = hit.word >> 2 & 7
@@ -216,7 +216,7 @@ def _store(size: int) -> Emulator:
 
 
 def _of_stack(word: int) -> Emulator | None:
-    """ld, lwz, std, stdu, stw."""
+    """Return the emulator of ld, lwz, std, stdu or stw at r1."""
     if ra(word) != 1:
         return None
     match opcode(word), word & 3:

@@ -1,11 +1,11 @@
-"""Instructions of programs: templates as in templates.py with registers by name, and jumps to labels.
+"""Encode instructions: templates as in templates.py with registers by name, and branches to labels.
 
     D    op RT, RA, number        number(…)   of logical ones RT is the second operand, RA the destination: logical(…)
     X    op RT, RA, RB            plain(…)
     MD   op RA, RS, shift, mask   rotate(…)
-    B    bc on a bit of CR        Jump
-    I    b, bl to an address      Way
-A program without a way out is the same words wherever it stands.
+    B    bc on a bit of CR        LabelBranch
+    I    b, bl to an address      FarBranch
+A program without a far branch is the same words at every address.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ _SOURCES = {
     "mcrf": ("mcrf 0, 0", "mcrf cr0, cr0"),
 }  # fmt: skip
 _FIRST_FIELD = 0x80 << 12  # FXM of mfocrf and mtocrf
-NONE = "r0"  # as RA of an address or of addi: nothing
+NONE = "r0"  # as RA of an address or of addi: 0
 
 
 @dataclass(frozen=True, slots=True)
 class LabelBranch:
-    """bo: of bc, with the bit of CR that it tests; BO_ALWAYS for b. link: bl, where it is always."""
+    """A branch to a label. bo: of bc, with the bit of CR that it tests; BO_ALWAYS for b. link: bl in place of b."""
 
     label: Label
     bo: int = BO_ALWAYS
@@ -113,7 +113,7 @@ class LabelBranch:
 
 @dataclass(frozen=True, slots=True)
 class FarBranch:
-    """Out of the program: b to an address. link: bl."""
+    """A branch out of the program, to an address. link: bl in place of b."""
 
     target: int
     link: bool = False
@@ -132,22 +132,22 @@ def _number(register: str) -> int:
 
 
 def plain(name: str, first: str = "r0", second: str = "r0", third: str = "r0") -> int:
-    """Registers in the fields RT, RA and RB."""
+    """Encode an instruction with registers in the fields RT, RA and RB."""
     return _templates()[name] | _number(first) << 21 | _number(second) << 16 | _number(third) << 11
 
 
 def number(name: str, rt: str, ra: str, value: int) -> int:
-    """value: the low half, two's complement."""
+    """Encode an instruction with a number: the low half, two's complement."""
     return plain(name, rt, ra) | value & 0xFFFF
 
 
 def logical(name: str, to: str, left: str, right: str | int = "r0") -> int:
-    """What has its destination in the field RA."""
+    """Encode an instruction with its destination in the field RA."""
     return number(name, left, to, right) if isinstance(right, int) else plain(name, left, to, right)
 
 
 def rotate(name: str, to: str, source: str, shift: int, mask: int) -> int:
-    """mask: where it begins (rldicl) or ends (rldicr). Both numbers have a bit apart from the others (1.6.1)."""
+    """Encode a rotation. mask: its begin (rldicl) or end (rldicr). Both numbers have one bit apart (1.6.1)."""
     return logical(name, to, source) | (shift & 31) << 11 | shift >> 5 << 1 | (mask & 31) << 6 | mask & 32
 
 
@@ -157,7 +157,7 @@ def compare(name: str, field: int, left: str, right: str | int) -> int:
 
 
 def select(to: str, where_set: str, otherwise: str, bit: int) -> int:
-    """isel; where_set r0: 0."""
+    """Encode isel. where_set: r0 means 0."""
     return plain("isel", to, where_set, otherwise) | bit << 6
 
 
@@ -174,7 +174,7 @@ def copy_field(to: int, source: int) -> int:
 
 
 def placed(items: Sequence[Item], at: int = 0) -> bytes:
-    """The code to stand at an address. Raises OutOfReach."""
+    """Return the code for an address. Raises OutOfReach."""
     labels: dict[Label, int] = {}
     size = 0
     for item in items:

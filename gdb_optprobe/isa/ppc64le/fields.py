@@ -34,7 +34,7 @@ BO_ALWAYS = BO_NO_CR | BO_NO_CTR
 
 
 def word_of(data: bytes) -> int:
-    """The first word of an instruction: of a prefixed one, the prefix."""
+    """Return the first word of an instruction: of a prefixed one, the prefix."""
     return int.from_bytes(data[:4], "little")
 
 
@@ -47,19 +47,19 @@ def to_bytes(*words: int) -> bytes:
 
 
 def signed(value: int, bits: int = 64) -> int:
-    """`value` modulo 2**bits, as a two's complement number."""
+    """Return `value` modulo 2**bits, as a two's complement number."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
 def rotated(value: int, by: int) -> int:
-    """64 bits, `by` to the left."""
+    """Rotate 64 bits to the left."""
     value &= MASK
     return (value << by | value >> 64 - by) & MASK
 
 
 def fits(value: int, bits: int) -> bool:
-    """Whether a signed field of `bits` holds `value`."""
+    """Return whether a signed field of `bits` holds `value`."""
     return -(1 << (bits - 1)) <= value < 1 << (bits - 1)
 
 
@@ -68,22 +68,22 @@ def opcode(word: int) -> int:
 
 
 def rt(word: int) -> int:
-    """Bits 6 to 10: RT, RS, BO, TO, …"""
+    """Return bits 6 to 10: RT, RS, BO, TO, …"""
     return word >> 21 & 31
 
 
 def ra(word: int) -> int:
-    """Bits 11 to 15: RA, BI, …"""
+    """Return bits 11 to 15: RA, BI, …"""
     return word >> 16 & 31
 
 
 def rb(word: int) -> int:
-    """Bits 16 to 20: RB, SH, …"""
+    """Return bits 16 to 20: RB, SH, …"""
     return word >> 11 & 31
 
 
 def xo(word: int) -> int:
-    """Bits 21 to 30: the extended opcode of X, XL and XFX forms."""
+    """Return bits 21 to 30: the extended opcode of X, XL and XFX forms."""
     return word >> 1 & 0x3FF
 
 
@@ -92,27 +92,27 @@ def simm(word: int) -> int:
 
 
 def links(word: int) -> bool:
-    """LK: of a branch, whether it leaves a return address in LR, taken or not."""
+    """Return LK: whether a branch leaves a return address in LR, taken or not."""
     return bool(word & 1)
 
 
 def is_absolute(word: int) -> bool:
-    """AA: of b and bc, whether the displacement is an address."""
+    """Return AA: whether the displacement of b or bc is an address."""
     return bool(word & 2)
 
 
 def branches_always(word: int) -> bool:
-    """Whether a conditional branch, by BO, is none."""
+    """Return whether a conditional branch always branches, by BO."""
     return rt(word) & BO_ALWAYS == BO_ALWAYS
 
 
 def displacement(word: int) -> int:
-    """Of b or bc."""
+    """Return the displacement of b or bc."""
     return signed(word & 0x03FF_FFFC, 26) if opcode(word) == B else signed(word & 0xFFFC, 16)
 
 
 def d_of_addpcis(word: int) -> int:
-    """d0, d1 and d2 of the DX-form: 10, 5 and 1 bits (Book I, 3.3.9)."""
+    """Return d0, d1 and d2 of the DX-form as a number: 10, 5 and 1 bits (Book I, 3.3.9)."""
     return signed(word & 0xFFC0 | (word >> 16 & 31) << 1 | word & 1, 16)
 
 
@@ -121,7 +121,7 @@ def prefix_type(word: int) -> int:
 
 
 def is_pc_relative(data: bytes) -> bool:
-    """Whether a prefixed instruction's operand is found from its own address."""
+    """Return whether a prefixed instruction's operand is relative to its own address."""
     first = word_of(data)
     return len(data) == 8 and prefix_type(first) in (PREFIX_8LS, PREFIX_MLS) and bool(first & R_BIT)
 
@@ -137,13 +137,13 @@ _LONGEST_OPERAND = 32
 
 
 def operand_size(data: bytes) -> int:
-    """Of a prefixed instruction: how many bytes of memory it reads or writes, not less; 0 where it does not."""
+    """Return an upper bound of the bytes of memory that a prefixed instruction reads or writes; 0 if it does not."""
     kind = _OPERANDS.get(prefix_type(word_of(data)))
     return kind.get(opcode(suffix_of(data)), _LONGEST_OPERAND) if kind is not None else 0
 
 
 def displacement34(data: bytes) -> int:
-    """Of a prefixed D-form instruction."""
+    """Return the displacement of a prefixed D-form instruction."""
     return signed((word_of(data) & 0x3FFFF) << 16 | suffix_of(data) & 0xFFFF, 34)
 
 

@@ -1,10 +1,10 @@
-"""Tables of jump targets that the compiler leaves in a function's text, behind the jump that uses them.
+"""Find tables of jump targets that compilers put into a function's text, behind the jump that uses them.
 
     bctr
-    .long  case_0 - here      offsets from the table's own address: no instruction has so small a word, or so high a
-    .long  case_1 - here      one, that it would lead into the same function
+    .long  case_0 - here      offsets from the table's own address, within the function: no instruction has a word so
+    .long  case_1 - here      small or so large
     …
-A word of a table is data, though it may look like an instruction: nobody may patch it.
+A word of a table is data, though it may look like an instruction: it must not be patched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BCTR = (0x4E80_0420).to_bytes(4, "little")
 
 
 def jump_tables(code: bytes, address: int) -> dict[int, tuple[int, ...]]:
-    """The tables of the function at `address`: where each begins, to the targets of its words in order."""
+    """Return the tables of the function at `address`: by the address of each, the targets of its words in order."""
     found: dict[int, tuple[int, ...]] = {}
     at = code.find(BCTR)
     while at >= 0:

@@ -1,4 +1,4 @@
-"""What can be dead, and where the ABI says that it is; for isa/liveness.py.
+"""Registers that can be dead, and where the ABI makes them so; for isa/liveness.py.
 
 flags is CR0; the other fields of CR are among the registers, as cr1 to cr7, and so are CTR and LR, which dies at a
 call. r1, r2 and r13 never are dead. `_savegpr0_29`, the entry of a module's function and other assembly rely on what
@@ -25,10 +25,10 @@ dead_at = Liveness(
 
 
 def dead_at_entry() -> Dead:
-    """What the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
+    """Return what the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
     return Dead(True, CLOBBERED_BY_TRACER)
 
 
 def dead_at_return() -> Dead:
-    """What the ABI lets a tracer clobber at the return of a function that has an ftrace site."""
+    """Return what the ABI lets a tracer clobber at the return of a function that has an ftrace site."""
     return Dead(True, CLOBBERED_AT_RETURN)

@@ -1,4 +1,4 @@
-"""The registers of the routine that reads memory which may not be there, its frame, and how it is left.
+"""The registers of the probe_read routine, which reads memory that may not be mapped, and its frame.
 
     r11   address     ─►  bytes
     r12   size, 1-8   ─►  how many could be read
@@ -16,12 +16,12 @@ from gdb_optprobe.isa.ppc64le.encodings import logical, number
 
 WORD, SIZE, TEMPORARY = "r11", "r12", ("r10", "r9", "r8")
 LINK = 32
-"""Where in its frame the routine keeps LR."""
+"""Offset of LR in the routine's frame."""
 _FRAME = RED_ZONE + 64
 
 
 def cut() -> Sequence[int]:
-    """What makes a text of what the routine leaves: 0 behind the first 0 byte, which means that all could be read."""
+    """Return code that turns the result into text: 0 after the first 0 byte, and then the size of a full read."""
     return (
         number("addi", "r10", "r0", 0),
         logical("cmpb", "r10", WORD, "r10"),
@@ -33,7 +33,7 @@ def cut() -> Sequence[int]:
 
 
 def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
-    """See ..emitter.Machine."""
+    """Do as Backend.caller."""
     words = [int.from_bytes(routine[i : i + 4], "little") for i in range(0, at, 4)]
     opened, saved, closed = (words.count(word) for word in frame())
     start = registers[PC] - at
@@ -46,10 +46,10 @@ def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemo
 
 
 def resumed(registers: Mapping[str, int]) -> Mapping[str, int]:
-    """See ..emitter.Machine: where the routine returns to, LR is not yet what it was."""
+    """Do as Backend.resumed. Right behind the call LR is not restored yet."""
     return {**registers, LR: registers["r0"]} if registers[PC] == registers[LR] else registers
 
 
 def frame() -> tuple[int, int, int]:
-    """What makes it, keeps LR in it, takes it away."""
+    """Return the words that open the frame, store LR in it, and close it."""
     return number("stdu", SP, SP, -_FRAME), number("std", "r9", SP, LINK), number("addi", SP, SP, _FRAME)

@@ -1,7 +1,7 @@
-"""What one instruction reads and overwrites: general registers, the fields of CR, CTR and LR, by the manual's forms.
+"""The effects of one instruction on general registers, the fields of CR, CTR and LR, by the manual's forms.
 
-What is not in the tables is not known. XER is nobody's here: no program of ours changes it. To read too much and to
-overwrite too little is always safe, so a register that is overwritten in part, or on a condition, is neither.
+Instructions that are not in the tables are not known. XER is left out: no lowered program changes it. Too many reads
+and too few writes are always safe, so a register that is written in part, or on a condition, counts as not written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SPR_LR, SPR_CTR = 8, 9
 
 @lru_cache(CACHED)
 def effects_of(data: bytes) -> RegisterEffects | None:
-    """What one instruction reads and overwrites; None where the tables do not know it."""
+    """Return what one instruction reads and overwrites; None if the tables do not have it."""
     found = _prefixed(data) if len(data) == 8 else _by_opcode(word_of(data))
     return None if found is None else RegisterEffects(*found)
 
@@ -58,7 +58,7 @@ def _ra(word: int) -> int:
 
 
 def _ra0(word: int) -> int:
-    """RA|0: register 0 means nothing."""
+    """Return the bit of RA|0: register 0 means 0."""
     return 1 << ra(word) if ra(word) else 0
 
 
@@ -89,7 +89,7 @@ def _by_opcode(word: int) -> _Found:
 
 
 def _logical(word: int) -> _Found:
-    """`ori rX,rX,0` and the like are nops: they leave what they read."""
+    """Return the effects of `ori` and the like. `ori rX,rX,0` is a nop."""
     is_nop = not word & 0xFFFF and rt(word) == ra(word)
     return (0, 0) if is_nop else (_rt(word), _ra(word))
 
@@ -298,7 +298,7 @@ def _mtcrf(word: int) -> _Found:
 
 
 def _fields(word: int) -> int:
-    """FXM: the first field is its highest bit."""
+    """Return the fields in FXM: the first is its highest bit."""
     return sum(1 << CR_AT + number for number in range(8) if word >> 19 - number & 1)
 
 

@@ -1,6 +1,6 @@
-"""What a displaced instruction becomes, so that it does the same elsewhere; isa/relocation.py lays copies out.
+"""Copy displaced instructions so that they do the same elsewhere; isa/relocation.py lays the copies out.
 
-    as it was                          as it is in the copy
+    original                           copy
     b X                                b X
     bc X on CR alone, or CTR alone     bc on the opposite, 1f; b X; 1:
     bc X on both                       bc 1f; b 2f; 1: b X; 2:
@@ -12,7 +12,7 @@
     nop                                nothing
     any other                          itself: loads and stores with update, stdu r1 and addi r1 too
 
-LR ← E needs a general register: a dead one, or one that is kept in a frame below the red zone.
+LR ← E needs a general register: a dead one, or one that is saved in a frame below the red zone.
 """
 
 from __future__ import annotations
@@ -67,27 +67,27 @@ SCRATCH = (12, 11, 0, *range(10, 2, -1))
 
 
 def hazard(insn: Insn) -> Hazard | None:
-    """Why `insn` cannot be moved wherever it is moved to; None where that depends on the place alone."""
+    """Return why `insn` cannot be moved anywhere; None if it can, or if that depends on the place."""
     return _hazard(insn.data)
 
 
 def moves_as_it_is(insn: Insn) -> bool:
-    """Whether any copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to relocate it."""
+    """Return whether every copy of `insn` is its own bytes, or nothing: a sweep need not try to move it."""
     return _moves_as_it_is(insn.data)
 
 
 def fills(insn: Insn) -> bool:
-    """Whether `insn` is one that assemblers fill gaps with: a nop, a trap."""
+    """Return whether assemblers fill gaps with `insn`: a nop, a trap."""
     return is_nop(insn.data) or word_of(insn.data) == TRAP
 
 
 def shadows(insn: Insn) -> bool:
-    """Whether `insn` holds off interrupts until the instruction behind it has run: none does."""
+    """Return whether `insn` holds off interrupts until the next instruction has run: none does."""
     return False
 
 
 def restarts(insn: Insn) -> bool:
-    """Whether a single step may do a part of `insn` and leave the PC on it: of none."""
+    """Return whether a step may do a part of `insn` and leave the PC on it: of none."""
     return False
 
 
@@ -143,7 +143,7 @@ def _copy(insn: Insn, at: int, region: DisplacedRegion) -> bytes:
 
 
 def _linked(address: int, dead: Dead) -> bytes:
-    """LR ← `address`. A dead CTR is as good as a dead register, a dead LR is not: it is what changes."""
+    """Encode LR ← `address`. A dead CTR can hold a register meanwhile, a dead LR cannot: it changes."""
     free = next((number for number in SCRATCH if f"r{number}" in dead.registers), None)
     scratch = SCRATCH[0] if free is None else free
     kept = FrameSaves() if free is not None else keep([scratch], Dead(False, dead.registers - {LR}))
@@ -151,7 +151,7 @@ def _linked(address: int, dead: Dead) -> bytes:
 
 
 def _unlinked(insn: Insn, first: int, at: int, region: DisplacedRegion) -> bytes:
-    """The instruction `first`, made of `insn`: if a branch, then one that leaves no return address."""
+    """Copy `first`, which is `insn` without LK: if it is a branch, it leaves no return address."""
     if insn.target is None:
         return insn.data if first == word_of(insn.data) else to_bytes(first)
     target = region.resolve(insn, insn.target)
@@ -163,7 +163,7 @@ def _unlinked(insn: Insn, first: int, at: int, region: DisplacedRegion) -> bytes
 
 
 def _conditional(first: int, at: int, target: int) -> bytes:
-    """Book I, 2.4. BO's last bit, or last two with one test, is a hint that another BO has in another place."""
+    """Copy a conditional branch. The hint bits of BO are in other places for other tests (Book I, 2.4)."""
     bo = rt(first)
     if bo & BO_NO_CTR:  # on CR alone: 0b0x1at
         opposite = bo ^ BO_CR_TRUE ^ (bo >> 1 & 1)
@@ -196,14 +196,12 @@ def _prefixed(insn: Insn, at: int, region: DisplacedRegion) -> bytes:
     return nop + data if at % LINE == LINE - 4 else data + nop
 
 
-def _goes_on(insn: Insn) -> bool:
-    return insn.flow in (Flow.NEXT, Flow.BRANCH) or _may_not_call(insn)
-
-
-def _may_not_call(insn: Insn) -> bool:
-    """Whether a call depends on a condition: without it, execution goes on behind it."""
+def _copy_falls_through(insn: Insn) -> bool:
     first = word_of(insn.data)
-    return insn.flow in (Flow.CALL, Flow.INDIRECT_CALL) and opcode(first) != B and not branches_always(first)
+    # A conditional call that is not taken falls through.
+    is_conditional = opcode(first) != B and not branches_always(first)
+    is_call = insn.flow in (Flow.CALL, Flow.INDIRECT_CALL)
+    return insn.flow in (Flow.NEXT, Flow.BRANCH) or (is_call and is_conditional)
 
 
-relocate = Relocation(copy=_copy, branch=branch, is_nop=is_nop, shadows=shadows, goes_on=_goes_on).relocate
+relocate = Relocation(_copy, branch, is_nop, shadows, _copy_falls_through).relocate

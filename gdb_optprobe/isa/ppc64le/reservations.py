@@ -1,9 +1,9 @@
-"""Where nothing may stop: while a reservation is held, and at what a kernel knows by its address.
+"""Find the places where nothing may stop: while a reservation is held, and what a kernel knows by its address.
 
 Between a load-and-reserve and its store-conditional (Power ISA 3.1B, Book II, 1.7.2):
 
 1: ldarx  r9,0,r3        the reservation begins
-   add    r9,r4,r9       inside: a program of ours would replace the reservation with its own, and the return
+   add    r9,r4,r9       inside: a probe's program would replace the reservation with its own, and the return
    stdcx. r9,0,r3        from a trap ends it (interrupt_64.S): either way the store fails, for ever
    bne-   1b             outside again
 """
@@ -18,17 +18,17 @@ from gdb_optprobe.isa.ppc64le.relocator import TRAP, hazard
 
 _LOADS = frozenset((52, 116, 20, 84, 276))  # lbarx lharx lwarx ldarx lqarx
 _STORES = frozenset((694, 726, 150, 214, 182))
-_GOES_ON = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
+_CONTINUES = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
 
 
 _NEVER = (Hazard.TRAP, Hazard.SYSTEM)
 
 
 def forbidden(code: Mapping[int, Insn]) -> Mapping[int, Hazard]:
-    """The addresses in `code` (a function's) where no tier is possible.
+    """Return the addresses in `code` (a function's) where no tier is possible, with the reasons.
 
     Beside reservations: traps, which kernels know by their addresses, and what enters or leaves a kernel or changes the
-    machine's state. A trap word that somebody may have put there as a breakpoint is left out.
+    machine's state. A trap word that may be a breakpoint is left out.
     """
     breakpoint = to_bytes(TRAP)
     found = {insn.address: why for insn in code.values() if (why := hazard(insn)) in _NEVER and insn.data != breakpoint}
@@ -36,9 +36,9 @@ def forbidden(code: Mapping[int, Insn]) -> Mapping[int, Hazard]:
 
 
 def reserved(code: Mapping[int, Insn]) -> Mapping[int, Insn]:
-    """The addresses in `code` (a function's) inside such a pair, its store included, each with the load.
+    """Return the addresses in `code` (a function's) inside such a pair, with its store, each with the load.
 
-    Nothing may run there, and nothing may stop there: no tier is possible.
+    Nothing may run or stop there.
     """
     found: dict[int, Insn] = {}
     for load in code.values():
@@ -53,7 +53,7 @@ def _is(insn: Insn, extended: frozenset[int]) -> bool:
 
 
 def _inside(load: Insn, code: Mapping[int, Insn]) -> set[int]:
-    """What can run after `load` and before a store that belongs to it."""
+    """Return the addresses that can run after `load` and before a store that belongs to it."""
     sources: dict[int, set[int]] = {}
     stores: list[int] = []
     pending = [(load.address, at) for at in _next(load)]
@@ -78,7 +78,7 @@ def _inside(load: Insn, code: Mapping[int, Insn]) -> set[int]:
 
 
 def _next(insn: Insn) -> Iterator[int]:
-    if insn.flow in _GOES_ON:
+    if insn.flow in _CONTINUES:
         if insn.falls_through:
             yield insn.end
         if insn.target is not None:

@@ -1,6 +1,6 @@
-"""Return probes on ppc64le: the return address is in LR, at the entry and where the function has returned.
+"""Return probes on ppc64le: the return address is in LR, at the entry and after the return.
 
-A call is known by r1, which is at its return what it was at its entry. Functions that call others keep LR in their
+A call is identified by r1, which is the same at its entry and its return. Functions that call others store LR in their
 caller's frame.
 """
 
@@ -23,7 +23,7 @@ _BY_LR = (Flow.RETURN, Flow.BRANCH)
 
 
 class _ReturnEmitter(PowerEmitter):
-    """See ..returning.ReturnEmitter."""
+    """Implements return_codegen.ReturnEmitter."""
 
     def key(self, to: str) -> None:
         self.address(to, Address(SP, self._keeping.depth + 1))
@@ -41,7 +41,7 @@ class _ReturnEmitter(PowerEmitter):
 
 
 def is_leaf(code: Mapping[int, Insn]) -> bool:
-    """Whether code returns by LR as it finds it, and LR is not looked at by anything else: setjmp keeps it."""
+    """Return whether code returns by the LR of its entry, and uses LR for nothing else: setjmp stores it."""
     others = [effects_of(insn.data) for insn in code.values() if insn.flow not in _BY_LR]
     touched = any(uses is not None and (uses.reads | uses.kills) & LR_BIT for uses in others)
     return not touched and any(insn.flow is Flow.RETURN for insn in code.values())
@@ -64,7 +64,7 @@ class _PowerReturnBackend:
         return Dead(CR_FIELDS[0] in fields, frozenset((*fields, *kept)).difference((CR_FIELDS[0], FLAGS)))
 
     def returns(self, entry: int, code: Mapping[int, Insn]) -> bool:
-        """Not where LR is overwritten before it is read: `_restgpr0_14` returns for who jumps there."""
+        """Return False if LR is overwritten before it is read: `_restgpr0_14` returns for the code that jumps there."""
         return LR not in dead_at(entry, code).registers
 
     def key_of(self, sp: int) -> int:

@@ -1,10 +1,10 @@
-"""What a program keeps of the registers it changes, and where.
+"""Save the registers that a program changes, and restore them.
 
-General registers go to CTR and LR, and a field of CR to another one, where these are dead and all of it fits. Otherwise
+General registers go to CTR and LR, and a field of CR to another one, if these are dead and have room for all. Else
 there is a frame:
 
-    r1 ─►  0  back chain, to where r1 was
-           8  r0                              lq gives it and r1 back, where the frame is of writer.FRAME bytes
+    r1 ─►  0  back chain, to the former r1
+           8  r0                              one lq restores it and r1, if the frame has writer.FRAME bytes
           32  pairs of registers (stq), then single ones; CR or a field of it, through r0
            …  the first frame only: the 288 bytes that the interrupted function may use (ELFv2 ABI, 2.2.2.4)
 """
@@ -25,7 +25,7 @@ R0 = "r0"
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """size: in bytes, 0 where there is none. slots: offsets from r1 by name. moved: other places by name."""
+    """Saved registers. size: of the frame, 0 without one. slots: offsets from r1 by name. moved: others by name."""
 
     size: int
     slots: Mapping[str, int]
@@ -35,7 +35,7 @@ class _Frame:
 class Spills:
     """Frames, the innermost last.
 
-    fields: dead fields of CR to keep others in.
+    fields: dead fields of CR, to hold others.
     """
 
     def __init__(self, before: EntryState, fields: Sequence[str]) -> None:
@@ -47,19 +47,19 @@ class Spills:
 
     @property
     def depth(self) -> int:
-        """By how many bytes r1 is lower than it was."""
+        """Return by how many bytes r1 is lower than before the program."""
         return sum(frame.size for frame in self._frames)
 
     @property
     def uses_scratch(self) -> bool:
-        """Whether what the innermost frame keeps goes through r0."""
+        """Return whether saving into the innermost frame uses r0."""
         return any(name not in GENERAL for name in self._frames[-1].slots)
 
     def has(self, name: str) -> bool:
         return any(name in frame.slots or name in frame.moved for frame in self._frames)
 
     def save(self, names: Sequence[str]) -> list[int]:
-        """May change r0 where something of CR goes on the stack."""
+        """Save registers. r0 may change, if CR or a field of it is stored on the stack."""
         frame = self._planned(names)
         self._frames.append(frame)
         if not frame.size:
@@ -78,7 +78,7 @@ class Spills:
         return words
 
     def restoring(self) -> list[int]:
-        """What restores the innermost frame, which stays."""
+        """Return the words that restore the innermost frame, which stays."""
         frame = self._frames[-1]
         if not frame.size:
             return [_moved(name, place) for name, place in frame.moved.items()]
@@ -94,7 +94,7 @@ class Spills:
         return [*words, number("addi", SP, SP, frame.size)]
 
     def read(self, to: str, name: str) -> int:
-        """What was kept of `name`, into a general register."""
+        """Load the saved value of `name` into a general register."""
         above = 0
         for frame in reversed(self._frames):
             if name in frame.moved:
@@ -145,7 +145,7 @@ def _next(name: str) -> str:
 
 
 def _access(one: str, both: str, slots: Mapping[str, int], name: str, at: int) -> list[int]:
-    """Save or restore a register; with the second of a pair the first, whose half of the quadword is the higher."""
+    """Save or restore a register; with the second of a pair also the first, the higher half of the quadword."""
     if _is_even(name):
         return [] if slots.get(_next(name)) == at - 8 else [number(one, name, SP, at)]
     first = f"r{GENERAL.index(name) - 1}"
@@ -155,7 +155,7 @@ def _access(one: str, both: str, slots: Mapping[str, int], name: str, at: int) -
 
 
 def _moved(to: str, source: str) -> int:
-    """Between a general register and CTR or LR, or between fields of CR."""
+    """Move between a general register and CTR or LR, or between fields of CR."""
     if to in CR_FIELDS:
         return copy_field(CR_FIELDS.index(to), CR_FIELDS.index(source))
     return plain(f"mt{to}", source) if to in (CTR, LR) else plain(f"mf{source}", to)
@@ -170,7 +170,7 @@ def _set(name: str) -> int:
 
 
 def registers_to_spill(used: Collection[str], before: EntryState) -> tuple[str, ...]:
-    """See ..emitter.Machine."""
+    """Do as Backend.kept."""
     dead = before.dead.registers | ({CR_FIELDS[0]} if before.dead.flags else frozenset())
     general = [name for name in GENERAL if name in used and (name in before.reads or name not in dead)]
     if FLAGS in before.reads:

@@ -1,12 +1,12 @@
-"""Our own instructions, assembled once by keystone and decoded again by capstone.
+"""Instructions, assembled once by keystone and decoded again by capstone.
 
-The only text that keystone ever sees is in this file. Every instruction is one word whose variable fields are zero;
-registers and numbers go in afterwards, into their fields (words.py):
+keystone sees only the package's own sources. Every instruction is one word with its variable fields zero;
+registers and numbers go in afterwards, into their fields (fields.py):
 
     "ldarx 0, 0, 0"  ──keystone──►  7c0000a8  ──RT, RB──►  7d8058a8  ldarx r12, 0, r11
 
-keystone answers some text wrongly and in silence, so what it gives counts only where capstone reads the same
-instruction back. What neither of them knows is written as words here and counts where our own decoder reads the same.
+keystone assembles some text wrongly without an error, so its code is used only if capstone reads the same instruction
+back. Instructions that neither of them knows are words here, checked with our own decoder.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WORDS = {"save_pair": (0xF801_0002, "stq r0, 0x0(r1)"), "restore_pair": (0xE001_
 
 @cache
 def templates() -> dict[str, int]:
-    """All of them, by name. Raises OptprobeError where keystone cannot be loaded or is wrong."""
+    """Return all templates by name. Raises OptprobeError if keystone cannot be loaded or is wrong."""
     found = assembled(SOURCES)
     for name, (number, expected) in WORDS.items():
         [insn] = decode(to_bytes(number), 0)
@@ -63,7 +63,7 @@ def templates() -> dict[str, int]:
 
 
 def assembled(sources: Mapping[str, tuple[str, str]]) -> dict[str, int]:
-    """One word for each text. Raises OptprobeError where keystone cannot be loaded or is wrong."""
+    """Assemble each text to one word. Raises OptprobeError if keystone cannot be loaded or is wrong."""
     # Its little-endian mode is this one; with KS_MODE_BIG_ENDIAN it writes the bytes the other way round.
     code = assemble("; ".join(source for source, _ in sources.values()), "KS_ARCH_PPC", "KS_MODE_PPC64")
     found: dict[str, int] = {}
@@ -76,12 +76,12 @@ def assembled(sources: Mapping[str, tuple[str, str]]) -> dict[str, int]:
 
 
 def word(name: str, rt: int = 0, ra: int = 0, rb: int = 0, number: int = 0) -> int:
-    """The template `name` with these fields; `number` is the low half, two's complement."""
+    """Encode the template `name` with these fields. number: the low half, two's complement."""
     return templates()[name] | rt << 21 | ra << 16 | rb << 11 | number & 0xFFFF
 
 
 def load(register: int, value: int) -> list[int]:
-    """Code that puts 64 bits into a general register and changes nothing else: one to five words, by the value.
+    """Encode a load of 64 bits into a general register that changes nothing else: one to five words.
 
     Three words, not four, for the lowest 512 MiB of Linux's linear map: rotated by two bits they are 32 bits.
     """

@@ -1,9 +1,9 @@
-"""What the register machine of emitter.py does from registers to registers, and comparisons.
+"""The verbs of the codegen backend from registers to registers, and comparisons.
 
-    r0             never in the pool: what a verb needs last, or a constant
-    comparisons    in CR0 where it is dead, else in a dead field of CR, else in CR0, which is kept
+    r0             never in the pool: the last register that a verb needs, or a constant
+    comparisons    in CR0 if it is dead, else in a dead field of CR, else in CR0, which is saved
     XER            not changed: nothing here sets a carry, so a shift that brings in signs takes several instructions
-A pool has "r0" and "cr0" to "cr7" among what was used.
+`used` of a pool may have "r0" and "cr0" to "cr7".
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _SIGN_EXTENDS = {8: "extsb", 16: "extsh", 32: "extsw"}
 
 
 def order(before: EntryState) -> tuple[str, ...]:
-    """See ..emitter.Machine."""
+    """Do as Backend.order."""
     usable = [f"r{number}" for number in _ORDER]
     return tuple(sorted(usable, key=lambda name: (name in before.reads, name not in before.dead.registers)))
 
 
 def fields(before: EntryState) -> tuple[int, tuple[str, ...]]:
-    """The field of CR to compare in, and others that are dead."""
+    """Return the field of CR to compare in, and others that are dead."""
     dead = [name for name in reversed(CR_FIELDS) if name in before.dead.registers and FLAGS not in before.reads]
     if before.dead.flags or not dead:
         return 0, tuple(name for name in dead if name != CR_FIELDS[0])
@@ -50,7 +50,7 @@ def fields(before: EntryState) -> tuple[int, tuple[str, ...]]:
 
 
 class ValueEmitter:
-    """See ..emitter.Emitter."""
+    """Implements the verbs of codegen.Emitter that need no memory."""
 
     def __init__(self, before: EntryState) -> None:
         self.pool = RegisterPool(order(before))
@@ -115,7 +115,7 @@ class ValueEmitter:
     def bind(self, label: Label) -> None:
         self._items.append(label)
 
-    # what the verbs are made of
+    # parts of the verbs
 
     def _code(self, *words: int) -> None:
         self._items += words
@@ -133,12 +133,12 @@ class ValueEmitter:
         self._items.append(LabelBranch(label, bo, 4 * (self._field if field is None else field) + bit))
 
     def _canonical(self, register: str, bits: int, signed: bool) -> None:
-        """After an operation of 32 bits in 64."""
+        """Extend the result of an operation of 32 bits, which was done in 64."""
         if bits == 32:
             self.extend(register, register, 32, signed)
 
     def _extract(self, to: str, source: str, low: int, bits: int, signed: bool) -> None:
-        """`bits` of source from the bit `low` on, counted from the lowest."""
+        """Extract `bits` of source from the bit `low` on, counted from the lowest."""
         if low or bits not in _SIGN_EXTENDS or not signed:
             self._code(rotate("rldicl", to, source, -low & 63, 64 - bits))
             source = to
@@ -154,7 +154,7 @@ class ValueEmitter:
             self._code(logical("xor", to, to, SCRATCH), plain("subf", to, SCRATCH, to))
 
     def _operated(self, op: Arithmetic, to: str, left: str, right: int, bits: int) -> bool:
-        """Whether there are instructions for this constant."""
+        """Emit instructions for this constant, if there are any; return whether there are."""
         value = as_number(right, bits)
         match op:
             case Arithmetic.ADD | Arithmetic.SUB:
@@ -187,7 +187,7 @@ class ValueEmitter:
         return True
 
     def _masked(self, to: str, left: str, mask: int) -> bool:
-        """Without changing CR0, where it lives."""
+        """Emit an AND with a constant that does not change a live CR0, if possible; return whether it is."""
         if mask and not mask & mask + 1:
             self._code(rotate("rldicl", to, left, 0, 64 - mask.bit_length()))
         elif mask and not ~mask & MASK & (~mask & MASK) + 1:
@@ -223,7 +223,7 @@ class ValueEmitter:
             self._code(rotate("rldicl", to, left, -count & 63, count))
 
     def _shift_by_register(self, op: Arithmetic, to: str, left: str, right: str, signed: bool) -> None:
-        """sld and srd look at seven bits of the count. What is negative is shifted right inverted."""
+        """Shift by a register. sld and srd take seven bits of the count; negative words are shifted right inverted."""
         inverts = op is Arithmetic.SHR and signed
         enough = Label()
         with self._working(to, right if inverts else None) as work:
@@ -257,7 +257,7 @@ class ValueEmitter:
         self._code(plain(name, work, left, divisor), plain("mulld", work, work, divisor), plain("subf", to, work, left))
 
     def _compare(self, left: str, right: str | int, signed: bool) -> None:
-        """Sets the field."""
+        """Compare into the field."""
         self._uses(CR_FIELDS[self._field])
         if isinstance(right, int) and signed and fits(as_number(right), 16):
             self._code(encodings.compare("cmpdi", self._field, left, as_number(right)))
@@ -272,7 +272,7 @@ class ValueEmitter:
                 self._code(encodings.compare("cmpd" if signed else "cmpld", self._field, left, other))
 
     def _test(self, word: str, mask: int) -> None:
-        """EQ in the field where no bit of mask is set."""
+        """Set EQ in the field if no bit of mask is set, else clear it."""
         self._uses(SCRATCH)
         self._uses(CR_FIELDS[self._field])
         low = (mask & -mask).bit_length() - 1
@@ -299,7 +299,7 @@ class ValueEmitter:
 
     @contextmanager
     def _working(self, to: str, busy: str | None) -> Iterator[str]:
-        """A register to make what belongs into `to` in."""
+        """Yield a register to compute the value of `to` in, which is not `busy`."""
         if to != busy:
             yield to
             return

@@ -1,6 +1,6 @@
-"""Code of our own: branches, constants, and the counter.
+"""Encode branches and the counter, and saves of registers around it.
 
-    count, all it needs is dead            count, nothing is dead
+    count, registers and CR0 are dead      count, nothing is dead
     ┌───────────────────────────────┐      ┌───────────────────────────────┐
     │ lis ori rotldi  r0, counter   │      │ stdu   r1, -352(r1)           │
     │ 1: ldarx  r12, 0, r0          │      │ std    r0; stq r10 and r11    │
@@ -10,10 +10,10 @@
     └───────────────────────────────┘      │ lq     r10 and r11            │
                                            │ lq     r0 and r1              │
                                            └───────────────────────────────┘
-A register that lives is kept in CTR or LR where that is dead, CR0 in another field of CR. Otherwise there is a frame,
+A live register is saved in CTR or LR if that is dead, CR0 in another field of CR. Else there is a frame,
 below the 288 bytes that the interrupted function may use (ELFv2 ABI, 2.2.2.4): it moves r1, because an interrupt takes
-the stack from 288 bytes below r1 on, and its back chain leads every unwinder across it. r0 is kept beside the back
-chain, so that one quadword gives r0 and r1 back.
+the stack from 288 bytes below r1 on, and its back chain leads every unwinder across it. r0 is saved beside the back
+chain, so that one quadword restores r0 and r1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PAIRS = ((10, 11), (8, 9), (6, 7), (4, 5))
 
 
 def branch(source: int, target: int, link: bool = False) -> bytes:
-    """`b`, or `bl`. Raises OutOfReach."""
+    """Encode `b` or `bl`. Raises OutOfReach."""
     offset = signed(target - source)
     if not fits(offset, 26) or offset & 3:
         raise OutOfReach(source, target)
@@ -46,7 +46,7 @@ def branch(source: int, target: int, link: bool = False) -> bytes:
 
 
 def redirect(insn: Insn, target: int) -> bytes:
-    """`b`, `bl` or `bc` with another target. Raises OutOfReach."""
+    """Encode a `b`, `bl` or `bc` with another target. Raises OutOfReach."""
     first = word_of(insn.data)
     if opcode(first) == B:
         return branch(insn.address, target, links(first))
@@ -58,14 +58,14 @@ def redirect(insn: Insn, target: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class FrameSaves:
-    """Code before and after a program, so that registers it uses are afterwards what they were."""
+    """Code before and after a program that saves and restores registers."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
 
 def keep(registers: Sequence[int], dead: Dead) -> FrameSaves:
-    """Keep general registers by number; uses only what is dead, or the stack."""
+    """Save general registers, by number, in dead registers or on the stack."""
     moves = [(f"mt{spr}", f"mf{spr}") for spr in (CTR, LR) if spr in dead.registers]
     if len(registers) <= len(moves):
         pairs = list(zip(registers, moves, strict=False))
@@ -77,7 +77,7 @@ def keep(registers: Sequence[int], dead: Dead) -> FrameSaves:
 
 
 def in_frame(registers: Sequence[int]) -> FrameSaves:
-    """Keep general registers by number, at most four beside r0, in a frame below the red zone."""
+    """Save general registers, by number, at most four beside r0, in a frame below the red zone."""
     others = [register for register in registers if register]
     before, after = [word("open_frame", number=-FRAME)], [_close_frame(0 in registers)]
     if 0 in registers:
@@ -97,9 +97,9 @@ def _close_frame(with_r0: bool) -> int:
 
 
 def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
-    """Code that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives; it can stand anywhere.
+    """Return code for any address that adds one, atomically, to the 8-byte `counter` and changes nothing that lives.
 
-    base: what r2 certainly holds there, where that is known: within 2 GiB of it a counter costs two words less.
+    base: the value of r2, if it is known: a counter within 2 GiB of it costs two words less.
     """
     field = None if dead.flags else _dead_field(dead)
     saves_cr0 = not dead.flags and field is None
@@ -117,7 +117,7 @@ def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
 
 
 def _scratch(needed: int, dead: Dead) -> list[int]:
-    """Dead registers, then live ones that are cheap to keep; the first is never r0, which `addi` reads as nothing."""
+    """Return dead registers, then live ones that are cheap to save; the first is never r0, which `addi` reads as 0."""
     free = [register for register in _CHOICE if f"r{register}" in dead.registers][:needed]
     chosen = free if len(free) == needed else [*free, *_cheap(needed - len(free), free)][:needed]
     first = next(register for register in chosen if register)
@@ -125,7 +125,7 @@ def _scratch(needed: int, dead: Dead) -> list[int]:
 
 
 def _cheap(number: int, free: Sequence[int]) -> tuple[int, ...]:
-    """So many live registers, at most three: r0 goes with the frame, two go together."""
+    """Return `number` live registers, at most three: r0 is saved with the frame, two as a pair."""
     pair = next(pair for pair in _PAIRS if not {*pair} & {*free})
     if 0 in free:
         return pair
@@ -137,7 +137,7 @@ def _dead_field(dead: Dead) -> int | None:
 
 
 def _moving_cr0(name: str, field: int) -> int:
-    """The templates have field 7; BF is in bits 6 to 8, BFA in bits 11 to 13."""
+    """Encode a move of CR0 to or from a field. The templates have field 7; BF is in bits 6 to 8, BFA in 11 to 13."""
     shift = 23 if name == "copy_cr0" else 18
     return templates()[name] & ~(7 << shift) | field << shift
 
@@ -156,7 +156,7 @@ def _increment(counter: int, value: int, pointer: int, toc: int | None) -> list[
 
 
 def pushed(insn: Insn) -> int:
-    """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""
+    """Return by how many bytes `insn` of a lowered program moves the stack pointer down; negative for up."""
     first = word_of(insn.data)
     if first >> 16 == _STDU_R1 and first & 3 == 1:
         return -(simm(first) & ~3)

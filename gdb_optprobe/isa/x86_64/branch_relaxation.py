@@ -1,4 +1,4 @@
-"""Jumps inside a program, as short as they can be: 2 bytes, or 5 (jmp) and 6 (jcc)."""
+"""Encode jumps inside a program as short as possible: 2 bytes, or 5 (jmp) and 6 (jcc)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORT = 2
 
 @dataclass(frozen=True, slots=True)
 class LabelBranch:
-    """condition: the lowest four bits of jcc; None for jmp."""
+    """A jump to a label. condition: the lowest four bits of jcc; None for jmp."""
 
     condition: int | None
     label: Label
@@ -28,7 +28,7 @@ Item = bytes | Relative | Label | LabelBranch
 
 
 def placed(items: Sequence[Item], at: int = 0) -> bytes:
-    """The code to stand at an address: every jump is short but for those that must not be. Raises OutOfReach."""
+    """Return the code for an address. All jumps are short that can be. Raises OutOfReach."""
     long: frozenset[int] = frozenset()
     while True:
         places, labels = _layout(items, long)
@@ -48,14 +48,14 @@ def placed(items: Sequence[Item], at: int = 0) -> bytes:
             case bytes():
                 code += item
             case Relative():
-                code += item.standing(at + len(code))
+                code += item.encode(at + len(code))
             case LabelBranch(_, label):
                 code += _encoded(item, labels[label] - places[index], index in long)
     return bytes(code)
 
 
 def _layout(items: Sequence[Item], long: frozenset[int]) -> tuple[list[int], Mapping[Label, int]]:
-    """Where every item and every label stands."""
+    """Return the offset of every item and of every label."""
     at = 0
     places: list[int] = []
     labels: dict[Label, int] = {}
@@ -71,7 +71,7 @@ def _layout(items: Sequence[Item], long: frozenset[int]) -> tuple[list[int], Map
 
 
 def _encoded(jump: LabelBranch, distance: int, is_long: bool) -> bytes:
-    """distance: from its first byte."""
+    """Encode a jump. distance: from its first byte."""
     if not is_long:
         opcode = 0xEB if jump.condition is None else 0x70 | jump.condition
         return bytes((opcode,)) + (distance - SHORT).to_bytes(1, "little", signed=True)

@@ -1,4 +1,4 @@
-"""A native call on x86-64, by the C calling convention (System V ABI, AMD64 3.2.3); nothing but the stack is written.
+"""Encode a call of a function, by the C calling convention (System V ABI, AMD64 3.2.3); only the stack is written.
 
     pushfq, push %rax … %r11 (what a function may change), push %rbp; mov %rsp, %rbp; and $-16, %rsp; cld
     mov $argument, %rdi …

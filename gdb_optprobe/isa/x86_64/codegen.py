@@ -1,11 +1,11 @@
-"""The register machine of ..emitter on x86-64.
+"""The codegen backend (isa/codegen.py) of x86-64.
 
     saved registers   push each, flags by pushfq; a program that reads one finds it there
-    fixed registers   a division, a shift by a register, rdtsc: what they need is moved aside and back again
+    fixed registers   of a division, a shift by a register, rdtsc: other values are moved aside and back again
     memory            [base + 8 * index + 32 bits], gs: where it is per CPU; [rip + 32 bits] for what is near the code
                       and in neither the upper nor the lower 2 GiB; other addresses in a register
     jumps             2 bytes, or 6 and 5 where that does not reach
-A pool has "eflags" among what was used for the flags that `inc` changes, "carry" for CF, which it does not.
+In `used` of a pool, "eflags" means the flags that `inc` changes, "carry" is CF, which it does not change.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SHL, _SHR, _SAR = 4, 5, 7
 
 
 class X86Emitter:
-    """See ..emitter.Emitter, whose verbs these are."""
+    """Implements codegen.Emitter."""
 
     probe_read_clobbers: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, probe_read.LOST)
 
@@ -101,7 +101,7 @@ class X86Emitter:
     # values
 
     def constant(self, to: str, word: int) -> None:
-        """Leaves the flags alone."""
+        """Load a constant, without changing flags."""
         number = NUMBERS[to]
         if word < 1 << 32:
             self._code(bytes((0x41,)) * (number > 7) + bytes((0xB8 | number & 7,)) + immediate(word, 4))
@@ -257,7 +257,7 @@ class X86Emitter:
             self.bind(again)
             codes = self._compare(value, "rax", signed)
             self._jump(codes[test.opposite], done)
-            self._alter(b"\x0f\xb1", value, reached, prefix=LOCK)  # cmpxchg; where it fails, rax has what is there
+            self._alter(b"\x0f\xb1", value, reached, prefix=LOCK)  # cmpxchg; if it fails, rax has the present value
             self._jump(codes[Comparison.NE], again)
             self.bind(done)
 
@@ -272,7 +272,7 @@ class X86Emitter:
         self._jump(_UNSIGNED[Comparison.LT], label)
 
     def publish(self, memory: Address, word: str | int) -> None:
-        """Stores are seen in their order, as loads are made in theirs (SDM volume 3, 9.2.2)."""
+        """Store: other CPUs see stores in order, and loads are made in order too (SDM volume 3, 9.2.2)."""
         self.store(memory, word)
 
     def acquire(self) -> None:
@@ -281,7 +281,7 @@ class X86Emitter:
     def finish(self, at: int) -> bytes:
         return placed(self._items, at)
 
-    # what the verbs are made of
+    # parts of the verbs
 
     def _code(self, data: bytes) -> None:
         self._items.append(data)
@@ -295,7 +295,7 @@ class X86Emitter:
         tail: bytes = b"",
         prefix: bytes = b"",
     ) -> None:
-        """An instruction that changes no flags."""
+        """Emit an instruction that changes no flags."""
         if isinstance(operand, Address) and is_relative(operand):
             self._items.append(relative(opcode, register, operand, size, tail, prefix))
         else:
@@ -310,7 +310,7 @@ class X86Emitter:
         tail: bytes = b"",
         prefix: bytes = b"",
     ) -> None:
-        """An instruction that changes flags."""
+        """Emit an instruction that changes flags."""
         self.pool.used |= {FLAGS, CARRY}
         self._move(opcode, register, operand, size, tail, prefix)
 
@@ -334,7 +334,7 @@ class X86Emitter:
             self._move(bytes((0x0F, 0xB6 | 8 * signed | (size == 2))), to, source)
 
     def _canonical(self, register: str, bits: int, signed: bool) -> None:
-        """After an operation of 32 bits, which leaves zeros above them."""
+        """Sign-extend the result of an operation of 32 bits, which leaves zeros above them."""
         if bits == 32 and signed:
             self._extended(register, register, 4, True)
 
@@ -360,7 +360,7 @@ class X86Emitter:
             self._immediate(_SIMPLE[op][1], to, number, size)
 
     def _immediate(self, extension: int, operand: str | Address, number: int, size: int) -> None:
-        """`op operand, number`, of the group with 81 (SDM volume 2, table A-6)."""
+        """Emit `op operand, number`, of the group of opcode 81 (SDM volume 2, table A-6)."""
         if size == 1:
             self._alter(b"\x80", extension, operand, size, immediate(number, 1))
         elif fits(signed_number(number, 8 * size), 8):
@@ -409,7 +409,7 @@ class X86Emitter:
             self.copy(to, "rax" if op is Arithmetic.DIV else "rdx")
 
     def _compare(self, left: str | MemoryValue, right: str | int, signed: bool) -> Mapping[Comparison, int]:
-        """Sets the flags; the condition codes that read them."""
+        """Set the flags; return the condition codes that read them."""
         codes = _SIGNED if signed else _UNSIGNED
         if isinstance(left, str):
             if right == 0:
@@ -433,7 +433,7 @@ class X86Emitter:
             return self._compare(loaded, right, signed)
 
     def _test(self, operand: str | Address, mask: int, size: int) -> None:
-        """ZF is set where no bit of mask is."""
+        """Set ZF if no bit of mask is set, else clear it."""
         if mask < 1 << 32:
             size = min(size, 4)
         if size == 1:
@@ -446,7 +446,7 @@ class X86Emitter:
 
     @contextmanager
     def _reached(self, memory: Address) -> Iterator[Address]:
-        """The same address with an offset of 32 bits, from nothing, a register or the instruction."""
+        """Yield the same address with an offset of 32 bits, from 0, a register or the instruction."""
         if fits(signed_number(memory.offset)) or is_relative(memory):
             yield memory
             return
@@ -466,7 +466,7 @@ class X86Emitter:
 
     @contextmanager
     def _working(self, to: str, busy: str) -> Iterator[str]:
-        """A register to make what belongs into `to` in."""
+        """Yield a register to compute the value of `to` in, which is not `busy`."""
         if to != busy:
             yield to
             return
@@ -475,8 +475,7 @@ class X86Emitter:
 
     @contextmanager
     def _fixed(self, to: Collection[str], *names: str) -> Iterator[Mapping[str, str]]:
-        """These registers for use, and where that is now which some of them held; those of `to` get results meanwhile.
-        """
+        """Free these registers for the block; yield the present places of those in use. Those in `to` get results."""
         free = [name for name in names if self.pool.reserve(name)]
         places = {name: self.pool.allocate() for name in names if name not in free}
         for name, place in places.items():
@@ -491,7 +490,7 @@ class X86Emitter:
 
 
 class _X86Backend:
-    """See ..emitter.Machine."""
+    """Implements codegen.Backend."""
 
     pc = PC
     emitter = staticmethod(X86Emitter)

@@ -1,4 +1,4 @@
-"""Bytes to instructions: capstone says how long and how written, the opcode bytes say what flows where.
+"""Decode instructions: length and text come from capstone, the control flow from the opcode bytes.
 
 An x86 instruction, as `Shape` sees it:
 
@@ -76,14 +76,14 @@ TWO_BYTE_NO_MODRM = _bits(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Where the parts of one instruction's bytes are.
+    """The parts of one instruction.
 
-    rex:   offset of the REX prefix; -1 where there is none.
+    rex:   offset of the REX prefix; -1 if there is none.
     map:   0 one-byte, 1 0F, 2 0F38, 3 0F3A; from VEX, EVEX or XOP too.
-    escape: offset of the VEX, EVEX or XOP prefix; -1 where there is none.
-    modrm: offset; -1 where there is none.
-    disp:  offset and size of the displacement of a memory operand; size 0 where there is none.
-    imm:   offset of what follows, up to the end: an immediate or a branch's displacement.
+    escape: offset of the VEX, EVEX or XOP prefix; -1 if there is none.
+    modrm: offset; -1 if there is none.
+    disp:  offset of the displacement of a memory operand. disp_size: its size; 0 if there is none.
+    imm:   offset of the immediate or the branch's displacement, up to the end.
     """
 
     prefixes: frozenset[int]
@@ -105,12 +105,12 @@ class Shape:
 
     @property
     def reg(self) -> int:
-        """The three bits that extend the opcode of a group."""
+        """Return the three bits that extend the opcode of a group."""
         return self.modrm_byte >> 3 & 7
 
     @property
     def is_register(self) -> bool:
-        """Whether ModRM names a register rather than memory."""
+        """Return whether ModRM names a register rather than memory."""
         return self.modrm >= 0 and self.modrm_byte >= 0xC0
 
     @property
@@ -124,7 +124,7 @@ class Shape:
 
 @lru_cache(CACHED)
 def shape(data: bytes) -> Shape:
-    """The parts of the one instruction that `data` is."""
+    """Return the parts of one instruction."""
     at, size, rex = 0, len(data), -1
     while at < size and (data[at] in LEGACY_PREFIXES or data[at] & 0xF0 == 0x40):
         rex = at if data[at] & 0xF0 == 0x40 else -1  # one that is not the last prefix means nothing
@@ -165,8 +165,8 @@ def shape(data: bytes) -> Shape:
     return Shape(prefixes, rex, escape, table, opcode, modrm, sib, at, disp_size, at + disp_size, size, modrm_byte)
 
 
-# First bytes after which execution may not simply go on, or that hide such an opcode behind them.
-# Whatever is not here is Flow.NEXT by its first byte alone.
+# First bytes of instructions that may change the control flow, or that hide such an opcode behind them.
+# All others are Flow.NEXT by their first byte alone.
 _SUSPECT = _bits(
     range(0x40, 0x50), 0x0F, range(0x70, 0x80), 0xC2, 0xC3, 0xC7, range(0xCA, 0xD0), range(0xE0, 0xE4),
     range(0xE8, 0xEC), 0xF1, 0xFF, *LEGACY_PREFIXES,
@@ -174,12 +174,12 @@ _SUSPECT = _bits(
 _SUSPECT_AFTER_0F = _bits(0x01, 0x05, 0x07, 0x0B, 0x34, 0x35, range(0x80, 0x90), 0xAA, 0xB9, 0xFF)
 
 
-# What nearly all direct branches look like: an opcode, then the displacement.
+# Nearly all direct branches: an opcode, then the displacement.
 _OPCODE_ALONE = {0xE8: Flow.CALL, 0xE9: Flow.JUMP, 0xEB: Flow.JUMP, **dict.fromkeys(range(0x70, 0x80), Flow.BRANCH)}
 
 
 def flow(data: bytes, address: int) -> tuple[Flow, int | None]:
-    """Where one instruction goes, from its opcode bytes (SDM volume 2; AMD APM volume 3 agrees except on 66 E8)."""
+    """Return the flow and the target of one instruction (SDM volume 2; AMD APM volume 3 agrees except on 66 E8)."""
     kind = _OPCODE_ALONE.get(data[0])
     if kind is not None:
         return kind, _target(data, address, 1)
@@ -236,10 +236,10 @@ def _is_suspect(data: bytes) -> bool:
 
 
 class MemoryOperand(NamedTuple):
-    """One whose address is in the bytes of the instruction alone.
+    """A memory operand that no general register addresses.
 
-    displacement: from address 0, or from the next instruction where `is_relative`.
-    size:         of what is read or written; not less. 0 where nothing is: lea.
+    displacement: from address 0, or from the next instruction if `is_relative`.
+    size:         upper bound of the bytes read or written; 0 for lea.
     """
 
     displacement: int
@@ -262,9 +262,9 @@ _SIZES = (
 
 @lru_cache(CACHED)
 def memory_operand(data: bytes, bits: int = 64) -> MemoryOperand | None:
-    """The operand of one instruction that names memory by no general register; None where there is none.
+    """Return the memory operand of one instruction that no general register addresses; None if there is none.
 
-    A bit's number in a register (bt) is taken for an index: what it adds is not known.
+    A bit's number in a register (bt) counts as an index: its value is not known.
     """
     x86 = capstone.x86
     insn = next(engine(detail=True, bits=bits).disasm(data, 0, 1), None)
@@ -296,12 +296,12 @@ _HUGE = re.compile(r"\$(1844674407\d{10})")
 
 
 def _in_hexadecimal(text: str) -> str:
-    """capstone writes a negative 64-bit immediate as an unsigned decimal."""
+    """Rewrite negative 64-bit immediates, which capstone writes as unsigned decimals."""
     return _HUGE.sub(lambda number: f"${int(number[1]):#x}", text)
 
 
 def decode(code: bytes, address: int) -> list[Insn]:
-    """Sweep `code` from its first byte; ends before the first byte that is no instruction, or an incomplete one."""
+    """Decode `code` from its first byte, up to the first that is no instruction, or an incomplete one."""
     found: list[Insn] = []
     at = 0
     collecting = gc.isenabled()
@@ -319,7 +319,7 @@ def decode(code: bytes, address: int) -> list[Insn]:
 
 
 def _sweep(code: bytes, at: int, address: int, found: list[Insn]) -> int:
-    """Decode a piece of `code` from offset `at` on; the offset of what is left, 0 where nothing was decoded."""
+    """Decode a piece of `code` from offset `at` on; return the offset of the rest, 0 if nothing was decoded."""
     # What starts in a piece's last bytes may be cut: the next piece decodes it.
     piece = code[at : at + PIECE + LONGEST]
     end = len(code) if at + len(piece) == len(code) else at + PIECE
@@ -343,9 +343,9 @@ def _sweep(code: bytes, at: int, address: int, found: list[Insn]) -> int:
 
 
 def _unknown(code: bytes, at: int, address: int, found: list[Insn]) -> int:
-    """Decode what capstone does not know, or leaves the operands of out; the offset behind it, 0 where it is not that.
+    """Decode an instruction that capstone does not know, or without its operands; return the offset behind it, else 0.
 
-    ud1 has operands, by which the kernel tells its traps apart (SDM volume 2, UD).
+    The kernel distinguishes its traps by the operands of ud1 (SDM volume 2, UD).
     """
     data = next((code[at : at + size] for size in (3, 4, 5) if code[at : at + size] in UNKNOWN_TO_CAPSTONE), b"")
     text, kind = UNKNOWN_TO_CAPSTONE.get(data, "ud1"), Flow.NEXT if data else Flow.TRAP

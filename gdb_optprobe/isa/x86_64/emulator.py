@@ -1,6 +1,6 @@
-"""What an instruction does, computed from its bytes: for the tiers that stop the guest but need no step.
+"""Compute the effects of an instruction from its bytes, for the tiers that stop the guest but need no step.
 
-Only what is exact: branches, calls, returns, the stack, moves between registers, lea, and additions to a
+Only exact effects: branches, calls, returns, the stack, moves between registers, lea, and additions to a
 register, as a function's first instructions are. An operand in memory is read only where execution goes
 through it or the stack gets it. SDM volume 2 for each.
 """
@@ -35,7 +35,7 @@ Registers = Mapping[str, int]
 
 
 def emulate(insn: Insn, registers: Registers, read: ReadMemory) -> Effects | None:
-    """What `insn` does to these registers; None where it is not one we emulate, or needs a segment base not given.
+    """Return the effects of `insn` on these registers; None if it is not emulated, or needs a segment base not given.
 
     Raises what `read` raises.
     """
@@ -52,7 +52,7 @@ class _Hit:
         self.insn, self.parts, self.registers, self.read = insn, parts, registers, read
 
     def rex(self, bit: int) -> int:
-        """8, 4, 2, 1: W, R, X, B."""
+        """Return a bit of the REX prefix: 8, 4, 2, 1 for W, R, X, B."""
         return 1 if self.parts.rex >= 0 and self.insn.data[self.parts.rex] & bit else 0
 
     @property
@@ -79,7 +79,7 @@ class _Hit:
         return bool(self.registers[FLAGS] & bit)
 
     def address(self, *, segment: bool = True) -> int | None:
-        """Of the operand in memory; None where it needs a segment base that we are not told."""
+        """Return the address of the operand in memory; None if it needs a segment base that is not given."""
         parts, data = self.parts, self.insn.data
         offset = int.from_bytes(data[parts.disp : parts.disp + parts.disp_size], "little", signed=True)
         mod, rm = parts.modrm_byte >> 6, parts.modrm_byte & 7
@@ -103,7 +103,7 @@ class _Hit:
         return offset & MASK
 
     def operand(self) -> int | None:
-        """64 bits, from a register or memory."""
+        """Return 64 bits from a register or memory."""
         if self.parts.is_register:
             return self.registers[self.rm]
         where = self.address()
@@ -113,7 +113,7 @@ class _Hit:
         return int.from_bytes(self.read(address, 8), "little")
 
     def goes(self, to: int | None) -> Effects:
-        """A direct target; None for the next instruction."""
+        """Return the effects of a jump to a direct target; None for the next instruction."""
         return self.sets({}, to)
 
     def sets(self, registers: Registers, to: int | None = None) -> Effects:
@@ -143,7 +143,7 @@ def _jcc(hit: _Hit) -> Effects:
 
 
 def _loop(hit: _Hit) -> Effects:
-    """loopne, loope, loop, jrcxz: the count is decremented before it is tested."""
+    """Emulate loopne, loope, loop, jrcxz: the count is decremented before it is tested."""
     narrow = 0x67 in hit.parts.prefixes
     mask = 0xFFFF_FFFF if narrow else MASK
     opcode = hit.parts.opcode
@@ -218,7 +218,7 @@ def _lea(hit: _Hit) -> Effects | None:
 
 
 def _add(hit: _Hit) -> Effects:
-    """add, sub and cmp of an immediate and a register."""
+    """Emulate add, sub and cmp of an immediate and a register."""
     width = hit.width
     mask, sign = (1 << width) - 1, 1 << (width - 1)
     left, right = hit.registers[hit.rm] & mask, hit.immediate & mask

@@ -1,11 +1,11 @@
-"""Instructions of ours as bytes: prefixes, REX, opcode, ModRM, SIB, displacement, immediate (SDM volume 2, chapter 2).
+"""Encode instructions: prefixes, REX, opcode, ModRM, SIB, displacement, immediate (SDM volume 2, chapter 2).
 
     ┌────────┬──────┬────────┬────────────────┬───────────────────┬──────┬─────┐
     │ prefix │ REX  │ opcode │ ModRM          │ SIB               │ disp │ imm │
     │ f0 65  │ WRXB │ 1-2 B  │ mod│ reg │ r/m │ scale│index│ base │ 1, 4 │     │
     └────────┴──────┴────────┴────────────────┴───────────────────┴──────┴─────┘
-Only what names an object of ours that is not in the upper or lower 2 GiB is relative to its own address: it is finished
-where it will stand.
+Only an operand in the arena that is not in the upper or lower 2 GiB is relative to its own address: such an instruction
+is completed when its address is known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOCK, GS = b"\xf0", b"\x65"
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """An instruction whose 32 bits at `number` are to lead from its end to `target`."""
+    """An instruction with 32 bits at `number` that will be the distance from its end to `target`."""
 
     data: bytes
     number: int
@@ -31,30 +31,31 @@ class Relative:
     def __len__(self) -> int:
         return len(self.data)
 
-    def standing(self, at: int) -> bytes:
-        """Raises OutOfReach."""
+    def encode(self, at: int) -> bytes:
+        """Encode it for its address. Raises OutOfReach."""
         distance = rel32(at, at + len(self.data), self.target)
         return self.data[: self.number] + distance + self.data[self.number + 4 :]
 
 
 def push(name: str) -> bytes:
-    """A register, or the flags."""
+    """Encode a push of a register or of the flags."""
     number = NUMBERS.get(name, 0)
     return b"\x9c" if name == FLAGS else b"\x41" * (number > 7) + bytes((0x50 | number & 7,))
 
 
 def pop(name: str) -> bytes:
-    """What `push` has saved."""
+    """Encode the pop of what `push` has saved."""
     number = NUMBERS.get(name, 0)
     return b"\x9d" if name == FLAGS else b"\x41" * (number > 7) + bytes((0x58 | number & 7,))
 
 
 def immediate(value: int, size: int) -> bytes:
-    """A word's lowest bytes."""
+    """Return a word's lowest bytes."""
     return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
 
 
 def is_relative(memory: Address) -> bool:
+    """Return whether an address must be relative to its instruction."""
     alone = memory.base is None and memory.index is None and not memory.per_cpu
     return memory.near and alone and not fits(signed(memory.offset))
 
@@ -62,7 +63,7 @@ def is_relative(memory: Address) -> bool:
 def relative(
     opcode: bytes, register: str | int, memory: Address, size: int = 8, tail: bytes = b"", prefix: bytes = b""
 ) -> Relative:
-    """As `instruction`, of an address without registers: ModRM 05 is disp32(%rip) (SDM volume 2, table 2-2)."""
+    """Encode an instruction with an address relative to it: ModRM 05 is disp32(%rip) (SDM volume 2, table 2-2)."""
     data = instruction(opcode, register, replace(memory, base="rbp", offset=1 << 30), size, b"", prefix)
     head = data[:-5] + bytes((data[-5] & 0x38 | 5,))
     return Relative(head + bytes(4) + tail, len(head), memory.offset)
@@ -71,7 +72,10 @@ def relative(
 def instruction(
     opcode: bytes, register: str | int, operand: str | Address, size: int = 8, tail: bytes = b"", prefix: bytes = b""
 ) -> bytes:
-    """register: of the reg field, or an opcode's extension; operand: of r/m; size: of the operands, 1 to 8 bytes."""
+    """Encode an instruction.
+
+    register: of the reg field, or an opcode's extension. operand: of r/m. size: of the operands, 1 to 8 bytes.
+    """
     reg = NUMBERS[register] if isinstance(register, str) else register
     # Without REX, the byte registers 4 to 7 are ah to bh.
     named = [name for name in (register, operand) if isinstance(name, str)]
@@ -87,7 +91,7 @@ def instruction(
 
 
 def _addressed(memory: Address, reg: int) -> tuple[int, bytes]:
-    """REX bits, and ModRM with all that belongs to it; of an offset within 32 bits."""
+    """Return the REX bits, and ModRM with SIB and displacement; the offset must fit into 32 bits."""
     base = None if memory.base is None else NUMBERS[memory.base]
     index = None if memory.index is None else NUMBERS[memory.index]
     offset = signed(memory.offset)

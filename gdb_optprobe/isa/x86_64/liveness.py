@@ -1,7 +1,7 @@
-"""What one instruction reads and overwrites: general registers and arithmetic flags; for isa/liveness.py.
+"""The effects of one instruction on general registers and arithmetic flags; for isa/liveness.py.
 
-What is not in the tables here is not known. rsp is never dead. What the tables say is checked against iced-x86's over
-the kernel's text (tests).
+Instructions that are not in the tables are not known. rsp is never dead. Tests compare the tables with those of
+iced-x86 over the kernel's text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLAGS_AT = 16
 
 
 def dead_at_return() -> Dead:
-    """What the ABI lets a tracer clobber at the return of a function that has an ftrace site.
+    """Return what the ABI lets a tracer clobber at the return of a function that has an ftrace site.
 
     The function-graph tracer's `return_to_handler` (ftrace_64.S) keeps rax and rdx (and rdi in newer kernels).
     """
@@ -42,7 +42,7 @@ def dead_at_return() -> Dead:
 
 
 def dead_at_entry() -> Dead:
-    """What the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
+    """Return what the ABI lets a tracer clobber at the entry of a function that has an ftrace site."""
     return Dead(True, CLOBBERED_BY_TRACER)
 
 
@@ -89,7 +89,7 @@ _FLAGS: dict[str, tuple[int, int]] = {
 }
 _SHIFTS = frozenset(("shl", "sal", "shr", "sar", "shld", "shrd"))
 _ROTATES = frozenset(("rol", "ror"))
-# Registers written on a condition, or not for sure: never killed.
+# Registers written on a condition, or perhaps not: never killed.
 _MAY_NOT_WRITE = frozenset(("bsf", "bsr", "cmpxchg", "cmpxchg8b", "cmpxchg16b"))
 _STRINGS = frozenset(what + size for what in ("movs", "stos", "lods", "cmps", "scas") for size in "bwdq")
 # The first operand is written and not read.
@@ -104,7 +104,7 @@ _CLEARS = frozenset(("xor", "sub"))
 
 @lru_cache(CACHED)
 def uses_of(data: bytes) -> RegisterEffects | None:
-    """What one instruction reads and overwrites; None where the tables do not know it."""
+    """Return what one instruction reads and overwrites; None if the tables do not have it."""
     insn = next(engine(detail=True).disasm(data, 0, 1), None)
     if insn is None:
         return None
@@ -149,9 +149,9 @@ def uses_of(data: bytes) -> RegisterEffects | None:
     if conditional is not None or mnemonic in _MAY_NOT_WRITE:
         reads, kills = reads | kills, 0
     of_16_bits = 0x66 in parts.prefixes and mnemonic == "leave"
-    if mnemonic in _ONLY_READS or mnemonic in _STRINGS or of_16_bits:  # capstone has too much of them written
+    if mnemonic in _ONLY_READS or mnemonic in _STRINGS or of_16_bits:  # capstone reports too many writes
         kills = 0
-    elif mnemonic in _SIGN_EXTENDS:  # capstone has rax written too
+    elif mnemonic in _SIGN_EXTENDS:  # capstone reports a write of rax too
         reads, kills = 1 << GENERAL.index("rax"), 1 << GENERAL.index("rdx")
     elif mnemonic in _CLEARS and parts.imm_size == 0 and parts.is_register:
         this, other = (names[operand.reg] for operand in insn.operands)
@@ -164,7 +164,7 @@ _CONDITIONS = (OF, CF, ZF, CF | ZF, SF, PF, SF | OF, ZF | SF | OF)  # SDM volume
 
 
 def _condition(parts: Shape) -> int | None:
-    """The flags that a jcc, setcc or cmovcc tests."""
+    """Return the flags that a jcc, setcc or cmovcc tests; None for any other."""
     if parts.escape >= 0:
         return None
     two_bytes = parts.map == 1 and parts.opcode & 0xF0 in (0x40, 0x80, 0x90)
@@ -174,7 +174,7 @@ def _condition(parts: Shape) -> int | None:
 
 
 def _shifted(mnemonic: str, data: bytes, parts: Shape) -> int:
-    """The flags that a shift or rotate certainly writes: none where its count may be 0."""
+    """Return the flags that a shift or rotate certainly writes: none if its count may be 0."""
     if parts.map == 0 and parts.opcode in (0xD0, 0xD1):
         by = 1
     elif parts.imm_size == 1:
@@ -193,7 +193,7 @@ def _shifted(mnemonic: str, data: bytes, parts: Shape) -> int:
 
 @cache
 def _registers() -> dict[int, tuple[int, bool]]:
-    """capstone's number of a register, to ours and to whether a write of it overwrites all 64 bits."""
+    """Return, by capstone's number of a register, ours, and whether a write of it overwrites all 64 bits."""
     found: dict[int, tuple[int, bool]] = {}
     old = ("ax", "cx", "dx", "bx", "sp", "bp", "si", "di")
     for number, name in enumerate(GENERAL):
@@ -208,14 +208,14 @@ def _registers() -> dict[int, tuple[int, bool]]:
     return found
 
 
-_GOES_ON = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
+_CONTINUES = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
 _LEFT_TO_OTHERS = frozenset((Flow.CALL, Flow.RETURN))
 
 
 def _uses(insn: Insn) -> RegisterEffects | None:
     if insn.flow in _LEFT_TO_OTHERS:
         return RegisterEffects(0, 0)
-    return uses_of(insn.data) if insn.flow in _GOES_ON else None
+    return uses_of(insn.data) if insn.flow in _CONTINUES else None
 
 
 dead_at = Liveness(

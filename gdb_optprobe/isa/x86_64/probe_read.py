@@ -1,4 +1,4 @@
-"""The registers of the routine that reads memory which may not be there, and how it is left.
+"""The registers of the probe_read routine, which reads memory that may not be mapped, and its stack.
 
     rax   address     ─►  bytes
     r10   size, 1-8   ─►  how many could be read
@@ -19,6 +19,6 @@ WORD, SIZE, LOST = "rax", "r10", "r11"
 
 
 def caller(routine: bytes, at: int, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
-    """See ..emitter.Machine: each function takes off the stack what it has put there."""
+    """Do as Backend.caller. The routine pops all that it has pushed."""
     sp = registers[SP] + sum(pushed(insn) for insn in decode(routine[:at], 0))
     return {**registers, PC: int.from_bytes(read(sp, 8), "little"), SP: sp + 8}

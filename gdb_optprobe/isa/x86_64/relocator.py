@@ -1,12 +1,12 @@
-"""What a displaced instruction becomes, so that it does the same elsewhere; isa/relocation.py lays copies out.
+"""Copy displaced instructions so that they do the same elsewhere; isa/relocation.py lays the copies out.
 
-    as it was                    as it is in the copy
+    original                     copy
     jcc / jmp rel8, rel32        jcc / jmp rel32
     loop, jrcxz X                loop 1f; jmp 2f; 1: jmp X; 2:
     call X                       push E; jmp X           (E is the original return address)
     call *%reg, *mem             push E; jmp *%reg, *mem (8 more where mem is based on rsp)
     call *%rsp, *-8(%rsp)        push operand; push (%rsp); mov E, 8(%rsp); ret
-    disp(%rip)                   disp'(%rip), or disp32 alone where that names the same address
+    disp(%rip)                   disp'(%rip), or disp32 alone if that is the same address
     nop                          nothing
     any other                    itself
 
@@ -28,17 +28,17 @@ MOFFS = range(0xA0, 0xA4)  # mov between an address in the instruction and al, e
 
 
 def hazard(insn: Insn) -> Hazard | None:
-    """Why `insn` cannot be moved wherever it is moved to; None where that depends on the place alone."""
+    """Return why `insn` cannot be moved anywhere; None if it can, or if that depends on the place."""
     return _hazard(insn.data)
 
 
 def forbidden(code: Mapping[int, Insn]) -> Mapping[int, Hazard]:
-    """Where no tier is possible: nowhere. Any instruction may be stopped at."""
+    """Return no address: any instruction may be stopped at."""
     return {}
 
 
 def moves_as_it_is(insn: Insn) -> bool:
-    """Whether any copy of `insn` is its own bytes, or nothing: a sweep of a kernel need not try to relocate it."""
+    """Return whether every copy of `insn` is its own bytes, or nothing: a sweep need not try to move it."""
     # Branches, most of which are unlike any other, are kept away from the cache.
     return insn.flow in (Flow.NEXT, Flow.RETURN) and _moves_as_it_is(insn.data)
 
@@ -74,17 +74,17 @@ def _is_wide(data: bytes, parts: Shape) -> bool:
 
 
 def fills(insn: Insn) -> bool:
-    """Whether `insn` is one that assemblers fill gaps with: a nop, an int3."""
+    """Return whether assemblers fill gaps with `insn`: a nop, an int3."""
     return insn.data == b"\xcc" or is_nop(insn.data)
 
 
 def shadows(insn: Insn) -> bool:
-    """Whether interrupts are held off until after the instruction behind `insn` (SDM volume 3, 6.8.3)."""
+    """Return whether `insn` holds off interrupts until the next instruction has run (SDM volume 3, 6.8.3)."""
     return _shadows(insn.data)
 
 
 def restarts(insn: Insn) -> bool:
-    """Whether a step is one turn of several: a string instruction with a rep prefix (SDM volume 2, REP)."""
+    """Return whether a step may do one turn of several: a string instruction with a rep prefix (SDM volume 2, REP)."""
     return insn.text.startswith("rep")
 
 
@@ -126,7 +126,7 @@ def _copy(insn: Insn, at: int, region: DisplacedRegion) -> bytes:
 
 
 def _direct(insn: Insn, parts: Shape, at: int, target: int) -> bytes:
-    """A branch that leaves no return address."""
+    """Copy a direct branch that leaves no return address."""
     if insn.flow is Flow.JUMP:
         return branch(at, target)
     if parts.map == 0 and 0xE0 <= parts.opcode <= 0xE3:  # loopne, loope, loop, jrcxz: rel8 is all they have
@@ -138,7 +138,7 @@ def _direct(insn: Insn, parts: Shape, at: int, target: int) -> bytes:
 
 
 def _with_reg(data: bytes, parts: Shape, reg: int) -> bytes:
-    """`data` with another extension of its opcode in ModRM."""
+    """Return `data` with another extension of its opcode in ModRM."""
     return data[: parts.modrm] + bytes((data[parts.modrm] & 0xC7 | reg << 3,)) + data[parts.modrm + 1 :]
 
 
@@ -170,7 +170,7 @@ def _indirect_call(insn: Insn, parts: Shape, at: int, region: DisplacedRegion) -
 
 
 def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: DisplacedRegion) -> bytes:
-    """`data`, made of `insn`, whose operand is relative to RIP, at another place with the same operand."""
+    """Return `data`, made of `insn`, at another place with the same operand, which is relative to RIP."""
     narrow, operand = 0x67 in parts.prefixes, _named(insn, parts)
     # Decided for the whole copy, so that its size does not depend on where in it the instruction is.
     if not narrow and all(fits(signed(operand - region.to) + slack) for slack in (-SLACK, SLACK)):
@@ -191,7 +191,7 @@ def _with_operand(insn: Insn, data: bytes, parts: Shape, at: int, region: Displa
 
 
 def _check_operand(insn: Insn, parts: Shape, region: DisplacedRegion) -> None:
-    """Refuse an operand in the bytes that the branch covers: there the patch is read, or written to."""
+    """Refuse an operand in the bytes that the branch covers: the copy would read or write the patch."""
     if not _may_name_memory(insn.data, parts):
         return
     address = _named(insn, parts)
@@ -204,7 +204,7 @@ def _check_operand(insn: Insn, parts: Shape, region: DisplacedRegion) -> None:
 
 
 def _may_name_memory(data: bytes, parts: Shape) -> bool:
-    """Whether an operand's address is in the bytes of the instruction, and in no general register."""
+    """Return whether an operand's address is in the bytes of the instruction, without a general register."""
     if parts.map == 0 and parts.escape < 0 and parts.opcode in MOFFS:
         return True
     # ModRM.mod 0 with a SIB byte of no base and no index (SDM volume 2, table 2-3).
@@ -213,15 +213,15 @@ def _may_name_memory(data: bytes, parts: Shape) -> bool:
 
 
 def _named(insn: Insn, parts: Shape) -> int:
-    """The address of such an operand, without a segment's base."""
+    """Return the address of such an operand, without a segment's base."""
     at, size = (parts.disp, parts.disp_size) if parts.disp_size else (parts.imm, parts.imm_size)
     address = int.from_bytes(insn.data[at : at + size], "little", signed=parts.disp_size > 0)
     address += insn.end if parts.is_rip_relative else 0
     return address & (0xFFFF_FFFF if 0x67 in parts.prefixes else MASK)
 
 
-def _goes_on(insn: Insn) -> bool:
+def _copy_falls_through(insn: Insn) -> bool:
     return insn.flow in (Flow.NEXT, Flow.BRANCH)
 
 
-relocate = Relocation(copy=_copy, branch=branch, is_nop=is_nop, shadows=shadows, goes_on=_goes_on).relocate
+relocate = Relocation(_copy, branch, is_nop, shadows, _copy_falls_through).relocate

@@ -1,4 +1,4 @@
-"""Return probes on x86-64: the return address is the word that the stack pointer shows at the entry.
+"""Return probes on x86-64: at the entry the stack pointer points to the return address.
 
     entry         rsp ─► return address
     trampoline           return address   popped by the `ret` that led here; `push` makes room for it again
@@ -18,7 +18,7 @@ from gdb_optprobe.isa.x86_64.codegen import BACKEND, X86Emitter
 
 
 class _ReturnEmitter(X86Emitter):
-    """See ..returning.ReturnEmitter."""
+    """Implements return_codegen.ReturnEmitter."""
 
     @property
     def _place(self) -> Address:
@@ -51,7 +51,7 @@ class _X86ReturnBackend:
         return Dead(flags, frozenset(kept).difference((FLAGS,)) | ({CARRY} if flags else set()))
 
     def returns(self, entry: int, code: Mapping[int, Insn]) -> bool:
-        """Not with `ret N`, which takes arguments off the stack."""
+        """Return False for `ret N`, which takes arguments off the stack."""
         return not any(insn.flow is Flow.RETURN and not insn.text.endswith("retq") for insn in code.values())
 
     def key_of(self, sp: int) -> int:

@@ -1,11 +1,12 @@
-"""Our own fixed pieces of code, assembled once by keystone and decoded again by capstone.
+"""Fixed pieces of code, assembled once by keystone and decoded again by capstone.
 
-The only text that keystone ever sees is in this file. Numbers go in afterwards, over a marker:
+keystone sees only the sources here and those that `assembled` is given, no text of a user. Numbers go
+in afterwards, over a marker:
 
     "lock inc qword ptr [rip + 0x11223344]"  ──keystone──►  f0 48 ff 05 44 33 22 11
                                                                          └─ number ─┘
-keystone answers some text wrongly and in silence, so what it gives counts only where capstone
-reads the same instruction back.
+keystone assembles some text wrongly without an error, so its code is used only if capstone reads
+the same instruction back.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """data: the code; number: offset of the 32-bit number that varies, -1 where there is none."""
+    """data: the code. number: offset of the 32-bit number that varies, -1 if there is none."""
 
     data: bytes
     number: int
@@ -47,7 +48,7 @@ class Template:
 
 @cache
 def templates() -> dict[str, Template]:
-    """All of them, by name. Raises OptprobeError where keystone cannot be loaded or is wrong."""
+    """Return all templates by name. Raises OptprobeError if keystone cannot be loaded or is wrong."""
     code = assemble("; ".join(SOURCES.values()), "KS_ARCH_X86", "KS_MODE_64")
     engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
     found: dict[str, Template] = {}
@@ -65,18 +66,18 @@ WORD = 8
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """code: before its constants. places: how far in each name is."""
+    """Assembled code. code: without its constants. places: the offset of each name."""
 
     code: bytes
     places: Mapping[str, int]
 
     def with_constants(self, numbers: Iterable[int]) -> bytes:
-        """In the order of their names."""
+        """Return the code with its constants, in the order of their names."""
         return self.code + b"".join(number.to_bytes(WORD, "little") for number in numbers)
 
 
 def assembled(source: Iterable[str], constants: Sequence[str]) -> Assembled:
-    """Raises OptprobeError where keystone cannot be loaded or is wrong."""
+    """Assemble lines of source. Raises OptprobeError if keystone cannot be loaded or is wrong."""
     lines = [line.strip() for line in source]
     code = assemble("\n".join([*lines, *(f"{name}: .quad 0" for name in constants)]), "KS_ARCH_X86", "KS_MODE_64")
     code = code[: -WORD * len(constants)]

@@ -1,9 +1,9 @@
 """Code of user programs of both word sizes: decoded, and copied to run elsewhere in the same program.
 
-32 bits     what is no branch is its own copy: nothing is relative to its address; `call *%eax` pushes where it would
-            return to and jumps
-64 bits     as the kernel's (relocator.py); and what enters the kernel, which goes on behind itself wherever it is
-A program that may be loaded anywhere has copies that serve everywhere, or none.
+32 bits     all but branches are their own copies: nothing is relative to its address; `call *%eax` pushes its return
+            address and jumps
+64 bits     as in the kernel (relocator.py); and instructions that enter the kernel, which return behind themselves
+Copies for a program that may be loaded anywhere must not depend on its load address.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENTERS = ("sysenter", "syscall", "lcall", "ljmp", "retf", "lret")
 
 
 def decoded(code: bytes, address: int, bits: int) -> list[Insn]:
-    """As Isa.decode."""
+    """Decode code of a program of 32 or 64 bits, as Isa.decode."""
     return decode(code, address) if bits == 64 else _decoded(code, address)
 
 
@@ -62,7 +62,7 @@ def _decoded(code: bytes, address: int) -> list[Insn]:
 
 
 def copied(insn: Insn, at: int, bits: int, pie: bool) -> bytes:
-    """`insn` to run at `at`, with the way back behind it. Raises Unrelocatable, OutOfReach."""
+    """Copy `insn` to run at `at`, with the branch back behind it. Raises Unrelocatable, OutOfReach."""
     data = _copied(insn, at, bits)
     if pie and _copied(insn._replace(address=insn.address + FAR, target=_moved(insn)), at + FAR, bits) != data:
         raise Unrelocatable(Hazard.READS_ITS_ADDRESS, insn)
@@ -92,7 +92,7 @@ def _copied(insn: Insn, at: int, bits: int) -> bytes:
 
 
 def _check_operand(insn: Insn) -> None:
-    """Refuse an operand in the instruction itself, where the trap is now."""
+    """Refuse an operand in the instruction itself, where the trap is."""
     operand = memory_operand(insn.data, 32)
     if operand is not None and operand.size:
         own = DisplacedRegion(insn.address, insn.end, insn.address, {}, Dead())

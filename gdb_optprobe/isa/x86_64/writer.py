@@ -1,4 +1,4 @@
-"""Code of our own: branches, returns addresses to push, and the counter.
+"""Encode branches, pushes of return addresses, and the counter.
 
     count, flags dead                    count, flags alive
     ┌───────────────────────────────┐    ┌───────────────────────────────┐
@@ -6,7 +6,7 @@
     └───────────────────────────────┘    │ lock incq counter(%rip)   8 B │
                                          │ popfq                     1 B │
                                          └───────────────────────────────┘
-A counter that no detour can reach relative to its own address is named absolutely (one byte
+A counter that is not in reach relative to the code is addressed absolutely (one byte
 more), which reaches the upper and the lower 2 GiB of the address space: the whole kernel image.
 """
 
@@ -19,23 +19,23 @@ from gdb_optprobe.isa.x86_64.templates import templates
 
 BRANCH_SIZE = 5
 MASK = 0xFFFF_FFFF_FFFF_FFFF
-# lea 8(%rsp), %rsp: what a popfq does to the stack, which takes an emulating QEMU far longer.
+# lea 8(%rsp), %rsp: moves the stack as popfq does, which takes an emulating QEMU far longer.
 DROP = bytes.fromhex("488d642408")
 
 
 def signed(value: int, bits: int = 64) -> int:
-    """`value` modulo 2**bits, as a two's complement number."""
+    """Return `value` modulo 2**bits, as a two's complement number."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
 def fits(value: int, bits: int = 32) -> bool:
-    """Whether a signed field of `bits` holds `value`."""
+    """Return whether a signed field of `bits` holds `value`."""
     return -(1 << (bits - 1)) <= value < 1 << (bits - 1)
 
 
 def rel32(source: int, end: int, target: int) -> bytes:
-    """The displacement from `end`, where the instruction at `source` ends, to `target`. Raises OutOfReach."""
+    """Return the displacement from `end`, where the instruction at `source` ends, to `target`. Raises OutOfReach."""
     displacement = signed(target - end)
     if not fits(displacement):
         raise OutOfReach(source, target)
@@ -43,12 +43,12 @@ def rel32(source: int, end: int, target: int) -> bytes:
 
 
 def branch(source: int, target: int) -> bytes:
-    """`jmp rel32`. Raises OutOfReach."""
+    """Encode `jmp rel32`. Raises OutOfReach."""
     return b"\xe9" + rel32(source, source + BRANCH_SIZE, target)
 
 
 def redirect(insn: Insn, target: int) -> bytes:
-    """`jmp rel32` or `jcc rel32` with another target. Raises OutOfReach."""
+    """Encode a `jmp rel32` or `jcc rel32` with another target. Raises OutOfReach."""
     return insn.data[:-4] + rel32(insn.address, insn.end, target)
 
 
@@ -73,12 +73,12 @@ def store(number: int, offset: int) -> bytes:
 
 
 def bases(start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
-    """No register is needed to name a counter."""
+    """Return nothing: counters need no register to be addressed."""
     return {}
 
 
 def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
-    """Code to run at `to` that adds one, atomically, to the 8-byte `counter`, and changes nothing that lives."""
+    """Return code for `to` that adds one, atomically, to the 8-byte `counter` and changes nothing that lives."""
     have = templates()
     if dead.flags:
         return increment(counter, to)
@@ -87,6 +87,7 @@ def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
 
 
 def increment(counter: int, to: int) -> bytes:
+    """Return code for `to` that adds one, atomically, to `counter`, and changes flags."""
     template = templates()["count"]
     displacement = signed(counter - to - template.size)
     if fits(displacement):
@@ -100,5 +101,5 @@ def increment(counter: int, to: int) -> bytes:
 
 
 def pushed(insn: Insn) -> int:
-    """By how many bytes `insn`, one of a program of ours, moves the stack pointer down; negative for up."""
+    """Return by how many bytes `insn` of a lowered program moves the stack pointer down; negative for up."""
     return 8 * (insn.text.startswith("push") - (insn.text.startswith(("popq", "popfq")) or insn.data == DROP))

@@ -54,7 +54,7 @@ class Mapping:
             for name, target in (("maps", self.maps), ("writes", self.writes), ("waits", self.waits)):
                 place = made.places[name]
                 assert code[place : place + len(_PLACE)] == _PLACE, "room for a jump"
-                code[place : place + len(_PLACE)] = Relative(b"\xe9" + bytes(4), 1, target).standing(address + place)
+                code[place : place + len(_PLACE)] = Relative(b"\xe9" + bytes(4), 1, target).encode(address + place)
             return bytes(code)
 
         return at

@@ -28,7 +28,7 @@ class _Stopping:
     def call(self, number: int, place: int) -> Code:
         told = instruction(b"\xc7", 0, self.number, 4, immediate(number, 4))
         called = Relative(b"\xe8" + bytes(4), 1, place)
-        return joined((lambda at: told, called.standing, lambda at: _WIPE))
+        return joined((lambda at: told, called.encode, lambda at: _WIPE))
 
 
 STOPPING = _Stopping()

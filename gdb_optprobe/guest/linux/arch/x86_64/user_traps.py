@@ -259,7 +259,7 @@ def _at_stack(offset: int, word: int, writable: int, then: bytes) -> Code:
     address = _load("rax", "rsp", word) + instruction(b"\x83", 0, "rax", word, immediate(offset, 1))
     fails = b"\x0f\x82" + immediate(len(then), 4)
     parts: list[Code] = [lambda at: address + _constant("rsi", word)]
-    parts.append(lambda at: Relative(b"\xe8" + bytes(4), 1, writable).standing(at))
+    parts.append(lambda at: Relative(b"\xe8" + bytes(4), 1, writable).encode(at))
     parts.append(lambda at: fails + then)
     return joined(parts)
 
