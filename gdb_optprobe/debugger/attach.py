@@ -67,7 +67,9 @@ class Attachment:
     breaks: frozenset[int] = field(default_factory=addresses_of_users)
 
     def is_here(self) -> bool:
-        """Whether GDB is connected to that guest now, and finds in it what was put there; nothing is changed."""
+        """Return whether GDB is connected to that guest now, and the guest still has what was written; nothing is
+        changed.
+        """
         return gdb.selected_inferior().connection is self.connection and self.session.is_here()
 
 
@@ -83,7 +85,7 @@ class Attachments:
         self._vain = KnownFailures()
 
     def session(self) -> Session:
-        """Raises OptprobeError where there is no guest to work on."""
+        """Return the session. Raises OptprobeError where there is no guest to work on."""
         connection = stopped_guest()
         if self.current is not None:
             if self.current.connection is not connection:
@@ -94,7 +96,7 @@ class Attachments:
         return self._made(connection).session
 
     def seen(self) -> Attachment:
-        """Return the attachment, made where there is none. Nothing in the guest is changed, nor what is pending done.
+        """Return the attachment, made where there is none. The guest is not changed, and pending work is not done.
 
         Raises OptprobeError where there is no guest, or another one than the attachment's.
         """
@@ -110,7 +112,7 @@ class Attachments:
         return self.current
 
     def here(self) -> Attachment | None:
-        """The attachment, if it is to the guest that GDB is connected to now; for events, which attach to none."""
+        """Return the attachment, if GDB is connected to its guest now. Events use it: they attach to none."""
         connection = gdb.selected_inferior().connection
         if self.current is not None and self.current.connection is not connection:
             if not isinstance(connection, gdb.RemoteTargetConnection) or not is_stopped():
@@ -119,7 +121,7 @@ class Attachments:
         return self.current
 
     def forget(self) -> None:
-        """The guest is gone."""
+        """Drop the attachment: the guest is gone."""
         if self.current is not None:
             attachment, self.current = self.current, None
             attachment.session.abandon()
@@ -144,7 +146,7 @@ class Attachments:
             self.guarded()
 
     def guarded(self) -> None:
-        """Before the guest is changed: see that it is freed should GDB die, or say in a line why it will not be."""
+        """Start the guardian before the guest is changed, or print in a line why there is none."""
         if self.current is None or not current_settings().guardian or self.guard.is_running:
             return
         why = self.guard.start(self.current.connection.details or "")
@@ -153,7 +155,7 @@ class Attachments:
             note(f"no guardian will free the guest if GDB dies (set optprobe guardian): {why}.")
 
     def parted(self, connection: gdb.TargetConnection) -> None:
-        """GDB has let go of `connection`."""
+        """End what depends on `connection`, which GDB has closed."""
         if self.current is not None and self.current.connection is connection:
             self.guard.dismiss()
 
@@ -173,14 +175,14 @@ class Attachments:
                 self._tell_failure(self.current.session)
 
     def _tell_failure(self, session: Session) -> None:
-        """GDB has no error path for what follows from a setting."""
+        """Print a failure: GDB has no error path for what follows from a setting."""
         try:
             self._settle(session)
         except OptprobeError as error:
             warn(error)
 
     def _settle(self, session: Session) -> None:
-        """Carry out what a setting changed, which may have been while the guest ran."""
+        """Carry out what a setting changed, perhaps while the guest ran."""
         if not self._unsettled:
             return
         moved, self._unsettled, self._moved = self._moved, False, False
@@ -196,12 +198,12 @@ attachments = Attachments()
 
 
 def current_session() -> Session:
-    """The session of the connected guest, made now if there was none. Raises OptprobeError."""
+    """Return the session of the connected guest, made now if there was none. Raises OptprobeError."""
     return attachments.session()
 
 
 def session_or_none() -> Session | None:
-    """The session if there is one already."""
+    """Return the session if there is one already."""
     return attachments.current.session if attachments.current is not None else None
 
 
@@ -212,12 +214,12 @@ def is_connected() -> bool:
 
 
 def unwind_kernel() -> UnwindKernel | None:
-    """What the unwinder needs, once a kernel is attached to."""
+    """Return the kernel for the unwinder, once one is attached to."""
     return attachments.current.unwind if attachments.current is not None else None
 
 
 def stopped_guest() -> gdb.RemoteTargetConnection:
-    """Return the connection to it. Raises OptprobeError where there is none."""
+    """Return the connection. Raises OptprobeError where no stopped guest is connected."""
     inferior = gdb.selected_inferior()
     connection = inferior.connection
     if connection is None or not inferior.threads():
@@ -266,9 +268,9 @@ class GdbDebugger:
 def attach(
     connection: gdb.RemoteTargetConnection, vain: KnownFailures, isas: Sequence[Isa], arches: Sequence[LinuxArch]
 ) -> Attachment:
-    """Look at the guest and build its session. Raises OptprobeError; nothing has been written then.
+    """Look at the guest and build its session. Raises OptprobeError; the guest is unchanged then.
 
-    vain: kernels that have no symbols, as found out so far. isas, arches: what is supported.
+    vain: kernels known to have no symbols. isas, arches: the supported ones.
     """
     isa = by_name(gdb.selected_inferior().architecture().name(), isas)
     arch = linux_arches.of(isa, arches)

@@ -86,7 +86,7 @@ class BareText:
 
 
 class BareGuest(Guest):
-    """Nothing is known of its threads: patches stay within one instruction."""
+    """A guest of which the threads are not known: patches stay within one instruction."""
 
     stacks_missing = "the threads of this guest are not known: it is no Linux"
 

@@ -26,7 +26,9 @@ class Guest(ABC):
     text: Text
 
     def moment(self) -> object:
-        """Return an object that is equal until a vCPU may have run; where that is not known, never equal."""
+        """Return an object that stays equal until a vCPU may have run; where that is not known, one that is never
+        equal.
+        """
         return object()
 
     # stacks ----------------------------------------------------------------------------------------------------------
@@ -67,11 +69,11 @@ class Guest(ABC):
 
     @abstractmethod
     def names_at(self, address: int) -> NamesAt:
-        """Return what names mean at an address of the guest's text."""
+        """Return the meaning of names at an address of the guest's text."""
 
     @abstractmethod
     def names_at_return(self, address: int) -> NamesAt | None:
-        """Return what names mean where the function with its entry at `address` has returned; None for no entry."""
+        """Return the meaning of names after the return of the function entered at `address`; None for no entry."""
 
     # control flow ----------------------------------------------------------------------------------------------------
 
@@ -81,7 +83,7 @@ class Guest(ABC):
         return ()
 
     def is_entered_by_calls(self, function: Function) -> bool:
-        """Return whether calls enter a function where it starts, and it returns to the caller."""
+        """Return whether only calls enter the function, at its start, and it returns to its caller."""
         return True
 
     def bypassed(self, address: int) -> str:
@@ -89,7 +91,7 @@ class Guest(ABC):
         return ""
 
     def trap_calls(self) -> TrapCalls:
-        """Return where the guest calls its handler of traps. Raises OptprobeError where that is not known."""
+        """Return the calls of the guest's handler of traps. Raises OptprobeError where they are not known."""
         raise OptprobeError("this guest's handler of traps is not known")
 
     # user programs ---------------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def _adopt_absent(session: Session, one: ProbeRecord, left: ArenaContents) -> Pr
 
 
 def _reserve(session: Session, probe: Probe) -> None:
-    """Reserve the memory that the probe lacks. Active calls of a return probe go on counting in the old tables."""
+    """Reserve the memory that the probe lacks. Active calls of a return probe still count in the old tables."""
     site = session.registry.site_of(probe)
     session.optimizer.reserve(probe, site.plan)
     if site.next_rethook is not None:

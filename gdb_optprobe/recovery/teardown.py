@@ -44,8 +44,8 @@ def _describe_busy(session: Session, arena: Arena) -> str:
     if not inside:
         return "programs may still enter it"
     first, *others = sorted(inside)
-    who = f"{first} and {len(others)} more are" if others else f"{first} is"
-    return f"{who} in a detour, or will return to one, and will go on from there"
+    owners = f"{first} and {len(others)} more are" if others else f"{first} is"
+    return f"{owners} in a detour, or will return to one, and continue from there"
 
 
 def _busy_ranges(session: Session, arena: Arena) -> Iterator[Range]:

@@ -1,4 +1,4 @@
-"""A guest that runs Linux: its text, its stacks, what names mean in it."""
+"""A guest that runs Linux: its text, its stacks and the meaning of names."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ RETURN_HOOKS = ("return_to_handler", "arch_rethook_trampoline", "__kretprobe_tra
 
 @dataclass
 class LinuxGuest(Guest):
-    """What is known of the guest's kernel, and what of it must be forgotten when the guest has run.
+    """A guest's kernel: facts about it, with those that are dropped when the guest has run.
 
-    debugger: what GDB knows of names.
-    originals: what text held before an earlier GDB changed it, by address. Raises OptprobeError.
+    debugger: names and types that GDB knows.
+    originals: bytes of text before an earlier GDB changed them, by address. Raises OptprobeError.
     """
 
     recovered: DiscoveredKernel
@@ -76,7 +76,7 @@ class LinuxGuest(Guest):
         debugger: DebuggerSymbols,
         layouts: Callable[[], Layouts | None] = no_layouts,
     ) -> LinuxGuest:
-        """Put a kernel together that was found in the guest.
+        """Build the guest of a kernel that was found in it.
 
         overlay: shows the original bytes in place of branches of probes. layouts: GDB's, of this kernel.
         """
@@ -95,7 +95,7 @@ class LinuxGuest(Guest):
         return cls(recovered, machine, memory, isa, kernel, structures, core, text, arch, debugger)
 
     def forget(self) -> None:
-        """Drop what may have changed when the guest ran: page tables, the vCPUs' view, stacks, the text."""
+        """Drop what may have changed while the guest ran: page tables, the vCPUs' view, stacks, the text."""
         self._saved = None
         self._moment += 1
         self.memory.forget()
@@ -145,7 +145,7 @@ class LinuxGuest(Guest):
 
     @cached_property
     def hidden_returns(self) -> tuple[int, ...]:
-        """Return where the kernel's tracers have calls return to (fgraph.c, rethook.c, kprobes.c)."""
+        """Return the addresses to which the kernel's tracers redirect returns (fgraph.c, rethook.c, kprobes.c)."""
         found = (self.kernel.symbols.address(name) for name in RETURN_HOOKS)
         return tuple(address for address in found if address is not None)
 
@@ -182,7 +182,8 @@ class LinuxGuest(Guest):
         return self._names(site, self.debugger.debug(address, abi.of(self.isa), lambda: None))
 
     def _named(self, function: Function) -> str:
-        """Return the name, of a module's function with the module's: the kernel's own types know nothing of it."""
+        """Return the name of a function, with the module's name for one of a module: the kernel's own types lack those.
+        """
         return self.text.symbol(function.start) or function.name
 
     # control flow ----------------------------------------------------------------------------------------------------
@@ -200,7 +201,7 @@ class LinuxGuest(Guest):
 
     @cached_property
     def own_unwinder(self) -> Unwinder | None:
-        """Return the unwinder of what is in the guest's memory now."""
+        """The unwinder for the guest's present memory."""
         return self.unwinder(self.memory.read)
 
     def _is_entry(self, address: int) -> bool:
@@ -228,11 +229,11 @@ class LinuxGuest(Guest):
 
     @cached_property
     def user_kernel(self) -> UserKernel:
-        """Return what probes on programs need of the kernel. Raises OptprobeError."""
+        """Return the facts about the kernel that probes on programs need. Raises OptprobeError."""
         return self.arch.user_kernel(self.kernel, self.machine, self.memory.physical, self.originals())
 
     def constant(self, name: str) -> int | None:
-        """Return the value of an enumerator of the kernel's; None where none is known of that name."""
+        """Return the value of a kernel's enumerator; None where none is known of that name."""
         if name not in self._constants:
             self._constants[name] = self._types.btf.constant(name) if self._types is not None else None
         return self._constants[name]
@@ -262,15 +263,14 @@ class LinuxGuest(Guest):
 
     @cached_property
     def current(self) -> Current:
-        """Return how code of a probe finds the thread that runs, and its CPU."""
+        """Return the expressions of the running thread and its CPU."""
         return self.arch.current(self.kernel)
 
     # the unwinder ----------------------------------------------------------------------------------------------------
 
     def unwinder(self, read: Callable[[int, int], bytes], quietly: bool = False) -> Unwinder | None:
-        """Return what finds a frame's caller; None where this kernel's stack cannot be unwound, see `unwind_missing`.
-
-        quietly: use what is known of modules, and read by `read` alone.
+        """Return an unwinder; None where this kernel's stack cannot be unwound, see `unwind_missing`.
+        quietly: use modules as read before, and read by `read` alone.
         """
         find = self.text.known if quietly else self.text.at
 

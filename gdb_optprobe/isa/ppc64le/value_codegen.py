@@ -22,7 +22,7 @@ from gdb_optprobe.isa.ppc64le.templates import load
 SCRATCH = "r0"
 _ORDER = (11, 12, 10, 9, 8, 7, 6, 5, 4, 3, *range(14, 32))
 # The bit of a field of CR, and whether the test holds where it is set.
-BITS = {
+_BITS = {
     Comparison.LT: (0, True),
     Comparison.GE: (0, False),
     Comparison.GT: (1, True),
@@ -33,6 +33,12 @@ BITS = {
 _BITWISE = {Arithmetic.AND: "and", Arithmetic.OR: "or", Arithmetic.XOR: "xor"}
 _LEFT_FIRST = {Arithmetic.ADD: "add", Arithmetic.MUL: "mulld"}
 _SIGN_EXTENDS = {8: "extsb", 16: "extsh", 32: "extsw"}
+
+
+def branch_if(test: Comparison, label: Label, field: int = 0) -> LabelBranch:
+    """Return a branch to `label` if a field of CR holds the result of a comparison that satisfies `test`."""
+    bit, where_set = _BITS[test]
+    return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), 4 * field + bit)
 
 
 def order(before: EntryState) -> tuple[str, ...]:
@@ -101,7 +107,7 @@ class ValueEmitter:
             self._code(logical("cntlzd", to, left), rotate("rldicl", to, to, 58, 6))
             return
         self._compare(left, right, signed)
-        bit, where_set = BITS[test]
+        bit, where_set = _BITS[test]
         self.constant(SCRATCH, 0 if where_set else 1)
         if where_set:
             self.constant(to, 1)
@@ -128,9 +134,7 @@ class ValueEmitter:
         return SCRATCH
 
     def _jump(self, test: Comparison, label: Label, field: int | None = None) -> None:
-        bit, where_set = BITS[test]
-        bo = BO_NO_CTR | (BO_CR_TRUE if where_set else 0)
-        self._items.append(LabelBranch(label, bo, 4 * (self._field if field is None else field) + bit))
+        self._items.append(branch_if(test, label, self._field if field is None else field))
 
     def _canonical(self, register: str, bits: int, signed: bool) -> None:
         """Extend the result of an operation of 32 bits, which was done in 64."""

@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from gdb_optprobe.guest.linux.arch.ppc64le.probe_read import ADDRESS_BITS, LINEAR_BITS, LINEAR_MAP, Linear
 from gdb_optprobe.isa.codegen import Comparison, Label
 from gdb_optprobe.isa.ppc64le import encodings
-from gdb_optprobe.isa.ppc64le.encodings import Item, LabelBranch, compare, logical, number, plain, rotate
-from gdb_optprobe.isa.ppc64le.fields import BO_CR_TRUE, BO_NO_CTR
+from gdb_optprobe.isa.ppc64le.encodings import Item, compare, logical, number, plain, rotate
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.value_codegen import BITS
+from gdb_optprobe.isa.ppc64le.value_codegen import branch_if
 from gdb_optprobe.isa.user import ABSENT, OTHER, Leaf
 
 REGISTERS = Leaf("r11", "r10", "r9", "r8", ("r7", "r6"))
@@ -43,9 +42,9 @@ def _parts(linear: Linear, records: int) -> Iterator[Item]:
     yield from (plain("ldbrx", "r10", "r10", "r7"), number("ld", "r8", "r9", 0))
     # The entry of a process that has ended is 0.
     yield from (rotate("rldicl", "r7", "r10", 0, 59), compare("cmpldi", 0, "r7", linear.indexes[0]))
-    yield _where(Comparison.NE, other)
+    yield branch_if(Comparison.NE, other)
     yield from (rotate("rldicl", "r7", "r11", 64 - ADDRESS_BITS, ADDRESS_BITS), compare("cmpldi", 0, "r7", 0))
-    yield _where(Comparison.NE, other)
+    yield branch_if(Comparison.NE, other)
     yield from load(6, LINEAR_MAP)
     shift = ADDRESS_BITS
     for index in linear.indexes:
@@ -55,21 +54,16 @@ def _parts(linear: Linear, records: int) -> Iterator[Item]:
         yield from (logical("or", "r9", "r7", "r10"), logical("or", "r9", "r9", "r6"))
         yield from (plain("ldbrx", "r10", "r0", "r9"), number("ld", "r8", "r9", 0))
         # 0, 1: not valid; 2: a table; 3: a leaf.
-        yield from (rotate("rldicl", "r7", "r10", 2, 62), compare("cmpldi", 0, "r7", 2), _where(Comparison.LT, absent))
+        yield from (rotate("rldicl", "r7", "r10", 2, 62), compare("cmpldi", 0, "r7", 2))
+        yield branch_if(Comparison.LT, absent)
         is_last = shift == linear.page.bit_length() - 1
-        yield _where(Comparison.NE if not is_last else Comparison.EQ, other)
-    yield from (logical("andi.", "r7", "r10", SPECIAL | PRIVILEGED), _where(Comparison.NE, other))
+        yield branch_if(Comparison.NE if not is_last else Comparison.EQ, other)
+    yield from (logical("andi.", "r7", "r10", SPECIAL | PRIVILEGED), branch_if(Comparison.NE, other))
     low = linear.page.bit_length() - 1
     yield rotate("rldicl", "r10", "r10", 64 - low, low + 7)
     yield rotate("rldicl", "r7", "r10", 64 - LINEAR_BITS + low, LINEAR_BITS - low)
-    yield from (compare("cmpldi", 0, "r7", 0), _where(Comparison.NE, other))
+    yield from (compare("cmpldi", 0, "r7", 0), branch_if(Comparison.NE, other))
     yield from (rotate("rldicr", "r10", "r10", RECORD_SHIFT, 63 - RECORD_SHIFT), *load(7, records))
     yield from (plain("add", "r10", "r10", "r7"), plain("blr"))
     yield from (other, number("addi", "r10", "r0", OTHER), plain("blr"))
     yield from (absent, number("addi", "r10", "r0", ABSENT), plain("blr"))
-
-
-def _where(test: Comparison, label: Label) -> LabelBranch:
-    """Return a branch on cr0."""
-    bit, where_set = BITS[test]
-    return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)

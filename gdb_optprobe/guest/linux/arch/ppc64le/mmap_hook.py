@@ -17,9 +17,8 @@ from gdb_optprobe.isa.codegen import Comparison, Label
 from gdb_optprobe.isa.ppc64le import encodings
 from gdb_optprobe.isa.ppc64le.abi import HEADER, LR_SAVE
 from gdb_optprobe.isa.ppc64le.encodings import FarBranch, Item, LabelBranch, compare, logical, number, plain, rotate
-from gdb_optprobe.isa.ppc64le.fields import BO_CR_TRUE, BO_NO_CTR
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.value_codegen import BITS
+from gdb_optprobe.isa.ppc64le.value_codegen import branch_if
 from gdb_optprobe.maps.mmap_patches import DATA, FAILED, INODE, INSIDE, LENGTH, OFFSET, OLD, ROWS, SIZE
 
 EXECUTABLE, WRITABLE, SHARED = 4, 2, 1  # PROT_EXEC, PROT_WRITE; MAP_SHARED and MAP_SHARED_VALIDATE, not MAP_PRIVATE
@@ -59,10 +58,10 @@ class Mapping:
 
     def _parts(self, table: int, force: int) -> Iterator[Item]:
         maps, row, following, done, failed, other = (Label() for _ in range(6))
-        yield from (compare("cmpldi", 0, "r3", 0), _where(Comparison.EQ, maps))
-        yield from (logical("andi.", "r12", "r6", EXECUTABLE), _where(Comparison.EQ, maps))
-        yield from (logical("andi.", "r12", "r6", WRITABLE), _where(Comparison.NE, maps))
-        yield from (logical("andi.", "r12", "r7", SHARED), _where(Comparison.NE, maps))
+        yield from (compare("cmpldi", 0, "r3", 0), branch_if(Comparison.EQ, maps))
+        yield from (logical("andi.", "r12", "r6", EXECUTABLE), branch_if(Comparison.EQ, maps))
+        yield from (logical("andi.", "r12", "r6", WRITABLE), branch_if(Comparison.NE, maps))
+        yield from (logical("andi.", "r12", "r7", SHARED), branch_if(Comparison.NE, maps))
         yield from (plain("mflr", "r0"), number("std", "r0", _SP, LR_SAVE))
         yield from (number("std", name, _SP, -8 * (32 - int(name[1:]))) for name in _SAVED)
         yield number("stdu", _SP, _SP, -_FRAME)
@@ -73,24 +72,25 @@ class Mapping:
         yield from _counted(INSIDE, 1)
         yield from (FarBranch(self.maps, link=True), logical("or", _RESULT, "r3", "r3"))
         yield from (number("addi", "r12", "r0", -MOST_ERRORS), compare("cmpld", 0, _RESULT, "r12"))
-        yield from (_where(Comparison.GT, done), number("addi", _ROW, _TABLE, ROWS))
-        yield from (row, number("ld", "r12", _ROW, INODE), compare("cmpldi", 0, "r12", 0), _where(Comparison.EQ, done))
-        yield from (compare("cmpld", 0, "r12", _INODE), _where(Comparison.NE, following))
+        yield from (branch_if(Comparison.GT, done), number("addi", _ROW, _TABLE, ROWS))
+        yield from (row, number("ld", "r12", _ROW, INODE), compare("cmpldi", 0, "r12", 0))
+        yield branch_if(Comparison.EQ, done)
+        yield from (compare("cmpld", 0, "r12", _INODE), branch_if(Comparison.NE, following))
         yield from (number("ld", "r4", _ROW, OFFSET), compare("cmpld", 0, "r4", _FIRST))
-        yield _where(Comparison.LT, following)
+        yield branch_if(Comparison.LT, following)
         yield from (plain("subf", "r4", _FIRST, "r4"), compare("cmpld", 0, "r4", _SIZE))
-        yield _where(Comparison.GE, following)
+        yield branch_if(Comparison.GE, following)
         yield from (plain("add", _AT, "r4", _RESULT), number("addi", "r12", "r0", 0))
         yield from (number("std", "r12", _SP, at) for at in (_HELD, _HELD + 8))
         yield number("addi", "r5", _SP, _HELD)
-        yield from (*self._accesses(force & ~WRITE), _where(Comparison.NE, failed))
+        yield from (*self._accesses(force & ~WRITE), branch_if(Comparison.NE, failed))
         for at in (0, 8):
             yield from (number("ld", "r11", _SP, _HELD + at), number("ld", "r12", _ROW, OLD + at))
-            yield from (compare("cmpld", 0, "r11", "r12"), _where(Comparison.NE, other))
+            yield from (compare("cmpld", 0, "r11", "r12"), branch_if(Comparison.NE, other))
         yield number("addi", "r5", _ROW, DATA)
-        yield from (*self._accesses(force), _where(Comparison.EQ, following))
+        yield from (*self._accesses(force), branch_if(Comparison.EQ, following))
         yield from (failed, number("addi", "r3", "r0", PATIENCE), FarBranch(self.waits, link=True))
-        yield from (compare("cmpdi", 0, "r3", 0), _where(Comparison.GT, done))
+        yield from (compare("cmpdi", 0, "r3", 0), branch_if(Comparison.GT, done))
         yield other
         yield from (*_counted(FAILED, 1), LabelBranch(done))
         yield from (following, number("addi", _ROW, _ROW, SIZE), LabelBranch(row))
@@ -114,10 +114,4 @@ def _counted(offset: int, by: int) -> Iterator[Item]:
     """Yield an atomic addition to a word of the table."""
     again = Label()
     yield from (number("addi", "r12", _TABLE, offset), again, plain("ldarx", "r11", "r0", "r12"))
-    yield from (number("addi", "r11", "r11", by), plain("stdcx.", "r11", "r0", "r12"), _where(Comparison.NE, again))
-
-
-def _where(test: Comparison, label: Label) -> LabelBranch:
-    """Return a branch on cr0."""
-    bit, where_set = BITS[test]
-    return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)
+    yield from (number("addi", "r11", "r11", by), plain("stdcx.", "r11", "r0", "r12"), branch_if(Comparison.NE, again))

@@ -23,10 +23,9 @@ from gdb_optprobe.isa.codegen import Comparison, Label, ProbeReadCode
 from gdb_optprobe.isa.ppc64le import encodings
 from gdb_optprobe.isa.ppc64le.abi import SP
 from gdb_optprobe.isa.ppc64le.encodings import Item, LabelBranch, compare, logical, number, plain, rotate
-from gdb_optprobe.isa.ppc64le.fields import BO_CR_TRUE, BO_NO_CTR
 from gdb_optprobe.isa.ppc64le.probe_read import LINK, SIZE, WORD, frame
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.value_codegen import BITS
+from gdb_optprobe.isa.ppc64le.value_codegen import branch_if
 
 LINEAR_MAP, LINEAR_BITS = 0xC000_0000_0000_0000, 50
 ADDRESS_BITS = 52
@@ -66,7 +65,7 @@ def routine(linear: Linear) -> ProbeReadCode:
 def _parts(linear: Linear) -> Iterator[Item]:
     slow, one, fault = Label(), Label(), Label()
     yield from (rotate("rldicl", "r10", WORD, 0, 52), compare("cmpldi", 0, "r10", _PAGE - 8))
-    yield _where(Comparison.GT, slow)
+    yield branch_if(Comparison.GT, slow)
     yield one
     yield from _without_interrupts(linear)
     yield from _walk(linear, fault)
@@ -79,7 +78,7 @@ def _without_interrupts(linear: Linear) -> Iterator[Item]:
     """Yield the code that masks interrupts. r12: MSR to restore; 0 where it is not changed."""
     on, off = Label(), Label()
     yield from (plain("mfmsr", "r12"), number("lbz", "r10", "r13", linear.soft_mask))
-    yield from (compare("cmpldi", 0, "r10", 0), _where(Comparison.EQ, on))
+    yield from (compare("cmpldi", 0, "r10", 0), branch_if(Comparison.EQ, on))
     yield from (number("addi", "r12", "r0", 0), LabelBranch(off), on)
     yield from (rotate("rldicl", "r10", "r12", _EE, 1), rotate("rldicl", "r10", "r10", 64 - _EE, 0))
     yield from (plain("mtmsrd", "r10"), off)
@@ -89,20 +88,20 @@ def _walk(linear: Linear, fault: Label) -> Iterator[Item]:
     """Yield the walk. r11: an address ─► its address in the linear map; r9: the start of that."""
     again, kernel, levels, leaf, mine, found = (Label() for _ in range(6))
     yield from (*_linear_map(), again)
-    yield from (rotate("rldicl", "r10", WORD, 2, 62), compare("cmpldi", 0, "r10", 3), _where(Comparison.EQ, kernel))
-    yield from (compare("cmpldi", 0, "r10", 0), _where(Comparison.NE, fault))
-    yield from (plain("mfpid", "r10"), compare("cmpldi", 0, "r10", 0), _where(Comparison.EQ, fault))
+    yield from (rotate("rldicl", "r10", WORD, 2, 62), compare("cmpldi", 0, "r10", 3), branch_if(Comparison.EQ, kernel))
+    yield from (compare("cmpldi", 0, "r10", 0), branch_if(Comparison.NE, fault))
+    yield from (plain("mfpid", "r10"), compare("cmpldi", 0, "r10", 0), branch_if(Comparison.EQ, fault))
     yield from (rotate("rldicr", "r10", "r10", 4, 59), *load(8, LINEAR_MAP | linear.processes))
     yield plain("ldbrx", "r10", "r10", "r8")
     # The entry of a process that has ended is 0.
     yield from (rotate("rldicl", "r8", "r10", 0, 59), compare("cmpldi", 0, "r8", linear.indexes[0]))
-    yield from (_where(Comparison.NE, fault), LabelBranch(levels))
+    yield from (branch_if(Comparison.NE, fault), LabelBranch(levels))
     yield kernel
     yield from load(10, linear.root)
     yield levels
     unused = 62 - ADDRESS_BITS
     yield from (rotate("rldicl", "r8", WORD, 64 - ADDRESS_BITS, 64 - unused), compare("cmpldi", 0, "r8", 0))
-    yield _where(Comparison.NE, fault)
+    yield branch_if(Comparison.NE, fault)
     shift = ADDRESS_BITS
     for index in linear.indexes:
         shift -= index
@@ -112,19 +111,19 @@ def _walk(linear: Linear, fault: Label) -> Iterator[Item]:
         yield from (rotate("rldicl", "r10", "r10", 0, 4), rotate("rldicr", "r10", "r10", 0, 55))
         yield from (logical("or", "r8", "r8", "r9"), plain("ldbrx", "r10", "r10", "r8"))
         yield from (rotate("rldicl", "r8", "r10", 2, 62), compare("cmpldi", 0, "r8", 2))
-        yield from (_where(Comparison.LT, fault), _where(Comparison.EQ, more), number("addi", "r8", "r0", shift))
+        yield from (branch_if(Comparison.LT, fault), branch_if(Comparison.EQ, more), number("addi", "r8", "r0", shift))
         if not is_last:
             yield from (LabelBranch(leaf), more)
     yield leaf
-    yield from (logical("andi.", "r9", "r10", 4), _where(Comparison.EQ, fault))
+    yield from (logical("andi.", "r9", "r10", 4), branch_if(Comparison.EQ, fault))
     yield from (rotate("rldicl", "r9", WORD, 64 - LINEAR_BITS, LINEAR_BITS), compare("cmpldi", 0, "r9", 0x3000))
-    yield from (_where(Comparison.EQ, found), compare("cmpdi", 0, WORD, 0), _where(Comparison.LT, mine))
-    yield from (logical("andi.", "r9", "r10", 8), _where(Comparison.NE, fault), mine)
+    yield from (branch_if(Comparison.EQ, found), compare("cmpdi", 0, WORD, 0), branch_if(Comparison.LT, mine))
+    yield from (logical("andi.", "r9", "r10", 8), branch_if(Comparison.NE, fault), mine)
     yield from (number("addi", "r9", "r0", -1), logical("sld", "r9", "r9", "r8"))
     yield from (logical("and", "r10", "r10", "r9"), logical("andc", WORD, WORD, "r9"))
     yield from (rotate("rldicl", "r10", "r10", 0, 7), logical("or", WORD, WORD, "r10"))
     yield from (rotate("rldicl", "r9", WORD, 64 - LINEAR_BITS, LINEAR_BITS), compare("cmpldi", 0, "r9", 0))
-    yield from (_where(Comparison.NE, fault), *_linear_map(), logical("or", WORD, WORD, "r9"))
+    yield from (branch_if(Comparison.NE, fault), *_linear_map(), logical("or", WORD, WORD, "r9"))
     yield from (LabelBranch(again), found)
 
 
@@ -132,7 +131,7 @@ def _loaded(fault: Label) -> Iterator[Item]:
     out, off = Label(), Label()
     yield from (number("ld", WORD, WORD, 0), number("addi", "r10", "r0", 8), LabelBranch(out))
     yield from (fault, number("addi", WORD, "r0", -1), number("addi", "r10", "r0", 0))
-    yield from (out, compare("cmpldi", 0, "r12", 0), _where(Comparison.EQ, off), plain("mtmsrd", "r12"))
+    yield from (out, compare("cmpldi", 0, "r12", 0), branch_if(Comparison.EQ, off), plain("mtmsrd", "r12"))
     yield from (off, logical("or", SIZE, "r10", "r10"), plain("blr"))
 
 
@@ -143,15 +142,15 @@ def _of_two_pages(one: Label) -> Iterator[Item]:
     yield from (opened, plain("mflr", "r9"), saved)
     yield from (plain("subf", "r9", "r10", WORD), number("addi", WORD, "r9", _PAGE - 8))
     yield from (number("std", "r10", SP, _FIRST), number("std", SIZE, SP, _SECOND), number("std", WORD, SP, _THIRD))
-    yield from (LabelBranch(one, link=True), compare("cmpldi", 0, SIZE, 0), _where(Comparison.EQ, done))
+    yield from (LabelBranch(one, link=True), compare("cmpldi", 0, SIZE, 0), branch_if(Comparison.EQ, done))
     yield from (number("ld", "r10", SP, _FIRST), number("addi", "r9", "r10", 8 - _PAGE))
     yield from (rotate("rldicr", "r9", "r9", 3, 60), logical("srd", WORD, WORD, "r9"))
     yield from (plain("neg", SIZE, "r10"), number("addi", SIZE, SIZE, _PAGE), number("ld", "r8", SP, _SECOND))
-    yield from (compare("cmpld", 0, SIZE, "r8"), _where(Comparison.GE, done))
+    yield from (compare("cmpld", 0, SIZE, "r8"), branch_if(Comparison.GE, done))
     yield from (number("std", WORD, SP, _FIRST), number("std", SIZE, SP, _SECOND), number("ld", WORD, SP, _THIRD))
-    yield from (number("addi", WORD, WORD, 8), compare("cmpldi", 0, WORD, 0), _where(Comparison.EQ, end))
+    yield from (number("addi", WORD, WORD, 8), compare("cmpldi", 0, WORD, 0), branch_if(Comparison.EQ, end))
     yield from (LabelBranch(one, link=True), compare("cmpldi", 0, SIZE, 0), number("ld", "r10", SP, _SECOND))
-    yield from (_where(Comparison.NE, joined), logical("or", SIZE, "r10", "r10"), LabelBranch(joined))
+    yield from (branch_if(Comparison.NE, joined), logical("or", SIZE, "r10", "r10"), LabelBranch(joined))
     yield from (end, number("addi", WORD, "r0", -1), number("ld", "r10", SP, _SECOND))
     yield from (joined, rotate("rldicr", "r9", "r10", 3, 60), logical("sld", WORD, WORD, "r9"))
     yield from (number("ld", "r8", SP, _FIRST), logical("or", WORD, WORD, "r8"))
@@ -160,9 +159,3 @@ def _of_two_pages(one: Label) -> Iterator[Item]:
 
 def _linear_map() -> Sequence[Item]:
     return number("addi", "r9", "r0", -1), rotate("rldicr", "r9", "r9", 0, 1)
-
-
-def _where(test: Comparison, label: Label) -> LabelBranch:
-    """Return a branch on cr0."""
-    bit, where_set = BITS[test]
-    return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)

@@ -14,9 +14,8 @@ from gdb_optprobe.isa.codegen import Comparison, Label
 from gdb_optprobe.isa.ppc64le import encodings
 from gdb_optprobe.isa.ppc64le.abi import CTR, HEADER, LR_SAVE, PC, RED_ZONE
 from gdb_optprobe.isa.ppc64le.encodings import Item, LabelBranch, compare, number, plain
-from gdb_optprobe.isa.ppc64le.fields import BO_CR_TRUE, BO_NO_CTR
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.ppc64le.value_codegen import BITS
+from gdb_optprobe.isa.ppc64le.value_codegen import branch_if
 
 _SP, _ROW, _TABLE = "r1", "r30", "r31"
 _KEPT = ("r0", *(f"r{number}" for number in range(2, 13)), _ROW, _TABLE)
@@ -55,7 +54,7 @@ def _parts(write: int, put: int) -> Iterator[Item]:
     for name, (get, _) in _SPECIAL.items():
         yield from (plain(get, _WORK), number("std", _WORK, _SP, _slot(name)))
     yield number("addi", _ROW, _TABLE, HEAD.size)
-    yield from (again, number("ld", "r3", _ROW, 0), compare("cmpldi", 0, "r3", 0), LabelBranch(end, *_where_equal()))
+    yield from (again, number("ld", "r3", _ROW, 0), compare("cmpldi", 0, "r3", 0), branch_if(Comparison.EQ, end))
     yield from (number("ld", "r4", _ROW, 8), number("ld", "r5", _ROW, 16))
     yield from (number("lwz", "r6", _ROW, 24), number("lwz", "r7", _ROW, 28))
     yield from _call(write)
@@ -74,11 +73,6 @@ def _parts(write: int, put: int) -> Iterator[Item]:
 
 def _call(function: int) -> Iterator[Item]:
     yield from (*load(12, function), plain("mtctr", "r12"), plain("bctrl"))
-
-
-def _where_equal() -> tuple[int, int]:
-    bit, _ = BITS[Comparison.EQ]
-    return BO_NO_CTR | BO_CR_TRUE, bit
 
 
 WRITING = _Writing()

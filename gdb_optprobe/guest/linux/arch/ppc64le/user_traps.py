@@ -29,7 +29,6 @@ from gdb_optprobe.isa.ppc64le.encodings import (
     NONE,
     FarBranch,
     Item,
-    LabelBranch,
     compare,
     logical,
     number,
@@ -64,7 +63,7 @@ from gdb_optprobe.isa.ppc64le.fields import (
 )
 from gdb_optprobe.isa.ppc64le.register_effects import SPR_CTR, SPR_LR
 from gdb_optprobe.isa.ppc64le.relocator import PROBE, is_nop, relocate
-from gdb_optprobe.isa.ppc64le.value_codegen import BITS
+from gdb_optprobe.isa.ppc64le.value_codegen import branch_if
 from gdb_optprobe.isa.ppc64le.writer import branch
 from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping
 
@@ -288,18 +287,12 @@ class PowerUser:
         if not bo & BO_NO_CTR:
             yield from (self._load("r4", CTR), number("addi", "r4", "r4", -1), self._store("r4", CTR))
             yield compare("cmpldi", 0, "r4", 0)
-            yield _where(Comparison.NE if bo & BO_CTR_ZERO else Comparison.EQ, past)
+            yield branch_if(Comparison.NE if bo & BO_CTR_ZERO else Comparison.EQ, past)
         if not bo & BO_NO_CR:
             bit = ra(word)
             yield from (self._load("r4", FLAGS), rotate("rldicl", "r4", "r4", 33 + bit & 63, 63))
             yield compare("cmpldi", 0, "r4", 0)
-            yield _where(Comparison.EQ if bo & BO_CR_TRUE else Comparison.NE, past)
-
-
-def _where(test: Comparison, label: Label) -> LabelBranch:
-    """Return a branch on cr0."""
-    bit, where_set = BITS[test]
-    return LabelBranch(label, BO_NO_CTR | (BO_CR_TRUE if where_set else 0), bit)
+            yield branch_if(Comparison.EQ if bo & BO_CR_TRUE else Comparison.NE, past)
 
 
 def _copied(insn: Insn, at: int) -> bytes:
