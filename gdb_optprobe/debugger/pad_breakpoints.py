@@ -19,6 +19,7 @@ import gdb
 
 from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.parameters import machine_interface
+from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.isa.record import Isa
@@ -30,7 +31,34 @@ _WITH_BELL: tuple[str, ...] = ()
 
 
 class PadBreakpoint(gdb.Breakpoint):
-    """The breakpoint at a stop pad."""
+    """The breakpoint at a stop pad: what all kinds of stops share. A StopPoint of probes/stops.py."""
+
+    def __init__(self, pad: StopPad, breakpoints: PadBreakpoints, silent: bool = True) -> None:
+        super().__init__(f"*{pad.address:#x}", internal=True)
+        self.enabled = False
+        self.silent = silent
+        self.stepped = 0
+        self.moved = 0
+        self.pad = pad
+        self._breakpoints = breakpoints
+
+    def stop(self) -> bool:
+        return unbroken(held()(self._on_pad))()
+
+    def _on_pad(self) -> bool:
+        """Handle the selected thread, which is at the pad. Return whether it stops there for the user."""
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        self._breakpoints.drop(self, self._others())
+
+    def _others(self) -> Sequence[gdb.Breakpoint]:
+        """Return the further breakpoints of the stop."""
+        return ()
+
+    def is_arriving(self, address: int) -> bool:
+        """Return whether the selected thread is at `address` and stops there, because a call returned."""
+        return False
 
     def is_awaited(self, address: int) -> bool:
         """Return whether the selected thread is on its way to a gate at `address`."""
@@ -42,45 +70,28 @@ class PadBreakpoint(gdb.Breakpoint):
 
 
 class PadBreakpoints:
-    """The stop pads of one connection and their doorbell.
+    """The breakpoints at the stop pads of one connection, and their doorbell."""
 
-    arrive: called when a vCPU that has come by a pad is stopped at the probed address.
-    tell:   called when a vCPU that has come by the pad of a function's returns is stopped behind the call.
-    """
-
-    def __init__(
-        self, machine: GdbMachine, isa: Isa, arrive: Callable[[ProbeStop], None], tell: Callable[[StoppedReturn], None]
-    ) -> None:
+    def __init__(self, machine: GdbMachine, isa: Isa) -> None:
         self.machine = machine
         self.pc, self.sp = isa.pc, isa.sp
         self._with_bell = isa.name in _WITH_BELL
-        self.arrive = arrive
-        self.tell = tell
         self._pads: list[PadBreakpoint] = []
         self._returned: tuple[int, int] | None = None
         self._dropped: list[gdb.Breakpoint] = []
         self._bell: Doorbell | None = None
-        self._rung = self._arrived = 0
+        self._ring_count = self._arrived = 0
 
-    def add(self, stop: ProbeStop) -> ProbePadBreakpoint:
-        pad = ProbePadBreakpoint(stop, self)
-        self.register(pad, stop)
-        return pad
-
-    def add_return(self, stop: ReturnStop) -> ReturnPadBreakpoint:
-        pad = ReturnPadBreakpoint(stop, self)
-        self.register(pad, stop)
-        return pad
-
-    def register(self, pad: PadBreakpoint, stop: ProbeStop | ReturnStop | ProgramStop) -> None:
-        """Stop the vCPUs that come to the pad."""
+    def add(self, breakpoint: PadBreakpoint) -> PadBreakpoint:
+        """Stop the vCPUs that come to the pad. Return the breakpoint."""
         if self._bell is None and self._with_bell:
-            self._rung = stop.rung
-            self._bell = Doorbell(stop.bell, self.update)
+            self._ring_count = breakpoint.pad.ring_count
+            self._bell = Doorbell(breakpoint.pad.doorbell, self.update)
         if not self._pads:
             self._arrived = self._count() if self._bell is not None else 0
-        self._pads.append(pad)
+        self._pads.append(breakpoint)
         self.update()
+        return breakpoint
 
     def drop(self, pad: PadBreakpoint, others: Sequence[gdb.Breakpoint]) -> None:
         """Remove a pad and its other breakpoints."""
@@ -111,7 +122,7 @@ class PadBreakpoints:
 
     def has_returned(self, address: int) -> bool:
         """Return whether the selected thread stops at `address` because a call returned there, now or in a moment."""
-        coming = any(isinstance(pad, ReturnPadBreakpoint) and pad.is_arriving(address) for pad in self._pads)
+        coming = any(pad.is_arriving(address) for pad in self._pads)
         return coming or self._returned == (_thread().num, address)
 
     def mark_running(self) -> None:
@@ -136,7 +147,7 @@ class PadBreakpoints:
                 each.delete()
 
     def _count(self) -> int:
-        return int.from_bytes(self.machine.read(self._rung, 8), "little")
+        return int.from_bytes(self.machine.read(self._ring_count, 8), "little")
 
 
 class Doorbell(gdb.Breakpoint):
@@ -159,33 +170,28 @@ class Doorbell(gdb.Breakpoint):
 
 
 class ProbePadBreakpoint(PadBreakpoint):
-    """The breakpoint at the stop pad of a probe at an address."""
+    """The breakpoint at the stop pad of a probe at an address.
 
-    def __init__(self, stop: ProbeStop, breakpoints: PadBreakpoints) -> None:
-        super().__init__(f"*{stop.pad:#x}", internal=True)
-        self.enabled = False
-        self.silent = True
-        self.stepped = 0
-        self.moved = 0
+    arrived: called when a vCPU that has come by the pad is stopped at the probed address.
+    """
+
+    def __init__(self, stop: ProbeStop, breakpoints: PadBreakpoints, arrived: Callable[[ProbeStop], None]) -> None:
+        super().__init__(stop.pad, breakpoints)
         self.gate = Gate(stop.address, self)
-        self.via = StepStart(stop.via)
+        self.via = StepStart(stop.pad.via)
         self._stop = stop
-        self._breakpoints = breakpoints
+        self._arrived = arrived
         self._expected: set[int] = set()
 
-    def stop(self) -> bool:
-        return unbroken(self._arrive)()
-
-    @held()
-    def _arrive(self) -> bool:
+    def _on_pad(self) -> bool:
         number = _thread().num
         if number in self._expected:
             return False
         self._breakpoints.count_arrival()
-        if self._stop.comes():
+        if self._stop.on_pad():
             self._expected.add(number)
             self.gate.enabled = self.via.enabled = True
-            write_selected_registers({self._breakpoints.pc: self._stop.via})
+            write_selected_registers({self._breakpoints.pc: self.pad.via})
         return False
 
     @held()
@@ -197,14 +203,14 @@ class ProbePadBreakpoint(PadBreakpoint):
         self._expected.discard(number)
         self.gate.enabled = self.via.enabled = bool(self._expected)
         self.stepped += 1
-        self._breakpoints.arrive(self._stop)
+        self._arrived(self._stop)
         return True
 
     def is_awaited(self, address: int) -> bool:
         return self._stop.address == address and _thread().num in self._expected
 
-    def remove(self) -> None:
-        self._breakpoints.drop(self, [self.gate, self.via])
+    def _others(self) -> Sequence[gdb.Breakpoint]:
+        return self.gate, self.via
 
 
 class ReturnPadBreakpoint(PadBreakpoint):
@@ -212,39 +218,32 @@ class ReturnPadBreakpoint(PadBreakpoint):
 
     A gate behind the call waits for a thread with the right stack pointer: in between there may be trampolines of tail
     calls, and other threads may come by.
+
+    arrived: called when a vCPU that has come by the pad is stopped behind the call.
     """
 
-    def __init__(self, stop: ReturnStop, breakpoints: PadBreakpoints) -> None:
-        super().__init__(f"*{stop.pad:#x}", internal=True)
-        self.enabled = False
-        self.silent = True
-        self.stepped = 0
-        self.moved = 0
-        self._stop = stop
-        self._breakpoints = breakpoints
+    def __init__(self, stop: ReturnStop, breakpoints: PadBreakpoints, arrived: Callable[[StoppedReturn], None]) -> None:
+        super().__init__(stop.pad, breakpoints)
         self.sp = breakpoints.sp
+        self._stop = stop
+        self._arrived = arrived
         self._gates: dict[int, ReturnGate] = {}
 
-    def stop(self) -> bool:
-        return unbroken(self._arrive)()
-
-    @held()
-    def _arrive(self) -> bool:
+    def _on_pad(self) -> bool:
         me = _thread().num, read_register(self.sp)
         again = any(me == thread for gate in self._gates.values() for thread, _ in gate.coming)
         # QEMU may report the stop twice, before the step is made. GDB has removed the breakpoint in the stub by then.
-        if again and not self._breakpoints.machine.stops_at(self._stop.pad):
+        if again and not self._breakpoints.machine.stops_at(self.pad.address):
             return False
         self._breakpoints.count_arrival()
-        arrival = self._stop.comes()
-        if arrival is not None:
-            if arrival.address not in self._gates:
-                self._gates[arrival.address] = ReturnGate(arrival.address, self)
-            self._gates[arrival.address].coming.append((me, arrival))
+        stopped = self._stop.on_pad()
+        if stopped is not None:
+            if stopped.address not in self._gates:
+                self._gates[stopped.address] = ReturnGate(stopped.address, self)
+            self._gates[stopped.address].coming.append((me, stopped))
         return False
 
     def is_arriving(self, address: int) -> bool:
-        """Return whether a gate at `address` waits for the selected thread, which is there."""
         return address in self._gates and bool(self._gates[address].awaited())
 
     @held()
@@ -257,13 +256,13 @@ class ReturnPadBreakpoint(PadBreakpoint):
         if not gate.coming:
             self._breakpoints.discard([self._gates.pop(gate.address)])
         self._breakpoints.returned(gate.address)
-        for arrival in found:
+        for stopped in found:
             self.stepped += 1
-            self._breakpoints.tell(arrival)
+            self._arrived(stopped)
         return True
 
-    def remove(self) -> None:
-        self._breakpoints.drop(self, [*self._gates.values()])
+    def _others(self) -> Sequence[gdb.Breakpoint]:
+        return [*self._gates.values()]
 
 
 class ProgramPadBreakpoint(PadBreakpoint):
@@ -276,21 +275,12 @@ class ProgramPadBreakpoint(PadBreakpoint):
     def __init__(
         self, stop: ProgramStop, breakpoints: PadBreakpoints, arrived: Callable[[StoppedProgram], None]
     ) -> None:
-        super().__init__(f"*{stop.pad:#x}", internal=True)
-        self.enabled = False
-        self.silent = not machine_interface()
-        self.stepped = 0
-        self.moved = 0
+        super().__init__(stop.pad, breakpoints, silent=not machine_interface())
         self._stop = stop
-        self._breakpoints = breakpoints
         self._arrived = arrived
         self._seen: dict[int, int] = {}
 
-    def stop(self) -> bool:
-        return unbroken(self._arrive)()
-
-    @held()
-    def _arrive(self) -> bool:
+    def _on_pad(self) -> bool:
         number = _thread().num
         # QEMU may report the stop twice, before the vCPU has moved.
         ticket = self._stop.ticket()
@@ -298,24 +288,21 @@ class ProgramPadBreakpoint(PadBreakpoint):
             return False
         self._seen[number] = ticket
         self._breakpoints.count_arrival()
-        arrival = self._stop.comes()
-        if arrival is None:
+        stopped = self._stop.on_pad()
+        if stopped is None:
             return False
         self.moved += 1
-        self._arrived(arrival)
+        self._arrived(stopped)
         return True
 
     def has_stopped_thread(self) -> bool:
         return self._breakpoints.machine.stopped_programs.is_any()
 
-    def remove(self) -> None:
-        self._breakpoints.drop(self, [])
-
 
 class ReturnGate(gdb.Breakpoint):
     """The breakpoint behind a call while a thread is on its way there.
 
-    coming: for each arrival, the thread and the stack pointer that it had at the pad.
+    coming: for each return, the thread and the stack pointer that it had at the pad.
     """
 
     def __init__(self, address: int, pad: ReturnPadBreakpoint) -> None:
@@ -326,9 +313,9 @@ class ReturnGate(gdb.Breakpoint):
         self._pad = pad
 
     def awaited(self) -> list[StoppedReturn]:
-        """Return the arrivals that the selected thread makes here, by its stack pointer."""
+        """Return what the selected thread, which is here, has returned from, by its stack pointer."""
         sp = read_register(self._pad.sp) if self.coming else 0
-        return [arrival for _, arrival in self.coming if arrival.sp == sp]
+        return [stopped for _, stopped in self.coming if stopped.sp == sp]
 
     def stop(self) -> bool:
         return unbroken(self._pad.arrived)(self)

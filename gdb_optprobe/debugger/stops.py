@@ -26,7 +26,14 @@ from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.interrupter import Interrupter, mark_running, mark_stopped
 from gdb_optprobe.debugger.machine import HANDED_OVER, GdbMachine, read_register, write_selected_registers
 from gdb_optprobe.debugger.messages import warn
-from gdb_optprobe.debugger.pad_breakpoints import PadBreakpoints, ProgramPadBreakpoint, announcement, returned
+from gdb_optprobe.debugger.pad_breakpoints import (
+    PadBreakpoints,
+    ProbePadBreakpoint,
+    ProgramPadBreakpoint,
+    ReturnPadBreakpoint,
+    announcement,
+    returned,
+)
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.program_frames import ProgramFrames
 from gdb_optprobe.debugger.running import never
@@ -73,7 +80,7 @@ class GdbStops:
         self._interrupter: Interrupter | None = None
         self.asked: Callable[[], bool] = never
         self._handed_over = False
-        self._pads = PadBreakpoints(machine, isa, self._arrived_at_gate, self._returned)
+        self._pads = PadBreakpoints(machine, isa)
         self._frames = ProgramFrames()
         # The vCPUs that are stopped at a probed address for the user, and the addresses.
         self._shown: dict[Vcpu, int] = {}
@@ -108,16 +115,14 @@ class GdbStops:
         return point
 
     def stop_at_probe(self, stop: ProbeStop) -> StopPoint:
-        return self._pads.add(stop)
+        return self._pads.add(ProbePadBreakpoint(stop, self._pads, self._arrived_at_gate))
 
     def stop_at_return(self, stop: ReturnStop) -> StopPoint:
-        return self._pads.add_return(stop)
+        return self._pads.add(ReturnPadBreakpoint(stop, self._pads, self._returned))
 
     def stop_in_program(self, stop: ProgramStop) -> StopPoint:
         self._frames.load(stop.saved)
-        pad = ProgramPadBreakpoint(stop, self._pads, self._program_arrived)
-        self._pads.register(pad, stop)
-        return pad
+        return self._pads.add(ProgramPadBreakpoint(stop, self._pads, self._program_arrived))
 
     def shows_program(self) -> bool:
         return self.machine.stopped_programs.is_any()
@@ -239,20 +244,20 @@ class GdbStops:
         hit = Hit(stop.address, vcpu, _Registers(), self.machine.read, self._writer(vcpu))
         self._standing = (_selected_thread(), stop.address)
         self._stepping = self._state(vcpu)
-        stop.arrives(hit)
+        stop.on_stop(hit)
         self._show(hit)
 
-    def _returned(self, arrival: StoppedReturn) -> None:
+    def _returned(self, stopped: StoppedReturn) -> None:
         """Keep what to announce of the selected vCPU, which came by the pad of a function's returns."""
-        self._stopped_by += arrival.probes
-        if arrival.value is not None:
-            self._values.append((arrival.function, arrival.value))
+        self._stopped_by += stopped.probes
+        if stopped.value is not None:
+            self._values.append((stopped.function, stopped.value))
 
-    def _program_arrived(self, arrival: StoppedProgram) -> None:
+    def _program_arrived(self, stopped: StoppedProgram) -> None:
         """Keep what to announce of the selected vCPU, which is stopped in code at a user program's trap."""
-        self._stopped_by += arrival.probes
-        self._values += [arrival.returned] if arrival.returned is not None else []
-        self._program = arrival.who, arrival.place
+        self._stopped_by += stopped.probes
+        self._values += [stopped.returned] if stopped.returned is not None else []
+        self._program = stopped.process, stopped.place
         self.machine.stopped_programs.add(int(gdb.newest_frame().pc()))
 
     def _show(self, hit: Hit) -> None:
@@ -371,9 +376,9 @@ class GdbStops:
         for breakpoint in self._points.values():
             breakpoint.go_by()
         self._reload_frames()
-        who, place = self._program
+        process, place = self._program
         is_seen = self.machine.stopped_programs.select()
-        self.told = announcement(self._stopped_by, (who, place if is_seen else "")) + returned(self._values)
+        self.told = announcement(self._stopped_by, (process, place if is_seen else "")) + returned(self._values)
         self._program = ("", "")
         self._stopped_by.clear()
         self._values.clear()

@@ -3,7 +3,9 @@
     pad     │ branch behind the program │ branch to the probed address │
              ▲                           ▲
              GDB's breakpoint            where GDB sends a vCPU that stopped there
-    doorbell│ a word that GDB watches │ … │ how often it was rung │ … nothing else of optprobe in this page of data
+    doorbell│ a word that GDB watches │ … │ rings │ tickets │ …  nothing else of optprobe in this page of data
+rings and tickets count how often the doorbell was rung, and the hits that stop in user programs.
+
 A guest without GDB runs the first branch: the hit continues as one that does not stop.
 
 QEMU's TCG looks through its breakpoints at each jump that it does not know beforehand, and runs what shares a page with
@@ -16,11 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.handlers.lower_program import RING_COUNT
 from gdb_optprobe.isa.record import Isa
 
 PAGE = 4096
 SIZE = 16
 HALF = SIZE // 2
+WORD = 8
 
 
 @dataclass(slots=True)
@@ -34,6 +38,16 @@ class StopPad:
     @property
     def address(self) -> int:
         return self.slot.address
+
+    @property
+    def ring_count(self) -> int:
+        """Return the address of the word that counts how often the doorbell was rung."""
+        return self.doorbell + RING_COUNT
+
+    @property
+    def ticket(self) -> int:
+        """Return the address of the word that counts the hits that stop in programs; all pads share it."""
+        return self.ring_count + WORD
 
     @property
     def via(self) -> int:

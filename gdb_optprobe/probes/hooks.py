@@ -1,6 +1,6 @@
-"""Patches that have the kernel come to code of ours before its own handler of traps, of one instruction each.
+"""Patches that lead from the kernel's code to a routine of optprobe before one of its own, of one instruction each.
 
-Another GDB knows of them before they are written. They go while nobody is on the way to that code, or in it.
+The journal has them before they are written. They are removed while no thread is on the way to the routine, or in it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 
 InstalledBytes = Mapping[int, bytes]
-"""By address, what an earlier GDB has written where ours is to stand."""
+"""By address, what an earlier GDB has written where a patch is to be."""
 NOT_INSTALLED: InstalledBytes = MappingProxyType({})
 
 
 def install(patches: Sequence[Patch], guest: Guest, arena: Arena, standing: InstalledBytes = NOT_INSTALLED) -> None:
-    """One of the two, an earlier GDB's or ours, leads on at any instant. Raises TextChanged."""
+    """Write `patches`, over those of an earlier GDB if it has any there. Raises TextChanged."""
     record(patches, arena)
     arena.journal.flush()
     changes = [Patch(one.address, standing.get(one.address, one.old), one.new) for one in patches]
@@ -29,19 +29,19 @@ def install(patches: Sequence[Patch], guest: Guest, arena: Arena, standing: Inst
 
 
 def record(patches: Sequence[Patch], arena: Arena) -> None:
-    """Have the journal know of these patches."""
+    """Record these patches in the journal."""
     for change in patches:
         arena.journal.text(change.address, change.old)
 
 
 def exchange(old: Sequence[Patch], new: Sequence[Patch], guest: Guest) -> None:
-    """`new` in the places of `old`: one of the two leads on at any instant, for GDB may die. Raises TextChanged."""
+    """Write `new` over `old`: one of the two is there at any instant, for GDB may die. Raises TextChanged."""
     pairs = zip(old, new, strict=True)
     patch.apply([Patch(now.address, before.new, now.new) for before, now in pairs], guest.machine)
 
 
 def remove(patches: Sequence[Patch], guest: Guest, arena: Arena) -> None:
-    """Whoever is behind them goes on. Raises TextChanged."""
+    """Write the original instructions; a thread behind them continues. Raises TextChanged."""
     patch.revert(patches, guest.machine)
     for change in patches:
         arena.journal.drop(Item.TEXT, change.address)
@@ -50,7 +50,7 @@ def remove(patches: Sequence[Patch], guest: Guest, arena: Arena) -> None:
 def is_quiescent(
     inside: Sequence[tuple[int, int]], guest: Guest, beside: Sequence[tuple[int, int]] = ()
 ) -> bool:
-    """Whether nobody is in these ranges, once every vCPU was stepped out of them; not where that cannot be told.
+    """Step every vCPU out of these ranges. Return whether no thread is in them; False where that is not known.
 
     beside: where a vCPU may be on its way into them or out of them; it is stepped out of these too.
     """

@@ -18,7 +18,6 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ctype import Pointer
 from gdb_optprobe.handlers.lower_kernel_returns import PadExit
-from gdb_optprobe.handlers.lower_program import RING_COUNT
 from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.maps.aggregate import number
@@ -118,9 +117,7 @@ class ReturnStops:
         if self.pad is None:
             isa = return_backend(target.guest)
             self.pad = install_pad(self.address, isa.end, target.guest, arena)
-            bell = self.pad.doorbell
-            stop = ReturnStop(self.pad.address, bell, bell + RING_COUNT, partial(self._on_pad, target.guest))
-            self._breakpoint = target.stops.stop_at_return(stop)
+            self._breakpoint = target.stops.stop_at_return(ReturnStop(self.pad, partial(self._on_pad, target.guest)))
         return PadExit(flags, self.pad.address, self.pad.doorbell)
 
     def release_pad(self, arena: Arena) -> None:

@@ -1,4 +1,4 @@
-"""What the stopping tiers need of a debugger: a place where the guest stops, runs a callback and goes on."""
+"""What the stopping tiers need of a debugger: places where the guest stops, runs a callback and continues."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.guest.trap_frames import SavedRegisters
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """How the guest goes on after a hit without a single step: registers to set, the PC among them, and memory."""
+    """How the guest continues after a hit without a single step: registers to set, the PC among them, and memory."""
 
     registers: Mapping[str, int]
     writes: tuple[tuple[int, bytes], ...] = ()
@@ -19,7 +20,7 @@ class Move:
 
 @dataclass(slots=True)
 class Hit:
-    """One hit of a probe, as a Python handler sees it, while the guest stands at the probed address.
+    """One hit of a probe, as a Python handler sees it, while the guest is stopped at the probed address.
 
     regs:    the registers, read when they are asked for.
     read:    memory, by address and size. write: sets registers.
@@ -49,29 +50,28 @@ OnHit = Callable[[Hit], Move | None]
 
 @dataclass(frozen=True, slots=True)
 class ProbeStop:
-    """How a vCPU that has come to a pad is brought to the probed address, there to stop.
+    """How a vCPU at the pad of a probe is stopped: it is moved to the probed address by the pad's branch there.
 
-    address: the probed one. pad: the pad's. via: of the pad's branch to it.
-    bell:    what is written to just before somebody comes to the pad. rung: where 8 bytes count that.
-    comes:   called at the pad; whether the vCPU is to stop. Else it goes on from the pad.
-    arrives: called when it stands at the probed address; the hit tells who has stopped it.
+    address: the probed one.
+    on_pad:  called at the pad. Returns whether the vCPU is to stop; else it continues from the pad.
+    on_stop: called at the probed address; the hit says which probes have stopped the vCPU.
     """
 
+    pad: StopPad
     address: int
-    pad: int
-    via: int
-    bell: int
-    rung: int
-    comes: Callable[[], bool]
-    arrives: Callable[[Hit], None]
+    on_pad: Callable[[], bool]
+    on_stop: Callable[[Hit], None]
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedReturn:
-    """Where a vCPU is to stop that is at the pad of a function's returns.
+    """Where a vCPU at the pad of a function's returns is to stop.
 
-    address: where the call returns to. sp: what the stack pointer is there: of nobody else.
-    probes:  the numbers of those that stop it. function: what has returned. value: what; None for nothing.
+    address:  where the call returns to.
+    sp:       the stack pointer there, which tells this thread from others that come there.
+    probes:   the numbers of the probes that stop it.
+    function: the name of the function that has returned.
+    value:    what it has returned; None for nothing.
     """
 
     address: int
@@ -83,50 +83,51 @@ class StoppedReturn:
 
 @dataclass(frozen=True, slots=True)
 class ReturnStop:
-    """How a vCPU that has come to a pad, which is a return, is stopped where it returns to.
+    """How a vCPU at the pad of a function's returns is stopped where the call returns to. The pad is a return.
 
-    bell, rung: see ProbeStop. comes: called at the pad; None where the vCPU is not to stop.
+    on_pad: called at the pad; returns None where the vCPU is not to stop.
     """
 
-    pad: int
-    bell: int
-    rung: int
-    comes: Callable[[], StoppedReturn | None]
+    pad: StopPad
+    on_pad: Callable[[], StoppedReturn | None]
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedProgram:
-    """A vCPU that code at a trap of a user's program stops there; what the user is shown is the program.
+    """A user program that is stopped in the kernel, in the code of a trap; the user is shown the program.
 
-    probes:   the numbers of those that stop it. who: whose program it is; place: where in it, in words; or "".
-    returned: what has, and its value, see StoppedReturn.
+    probes:   the numbers of the probes that stop it.
+    process:  in words.
+    place:    in the program, in words; or "".
+    returned: the name of a function that has returned, and the value; None where none has.
     """
 
     probes: tuple[int, ...]
-    who: str
+    process: str
     place: str
     returned: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramStop:
-    """How a vCPU is stopped that has come to where code at traps of programs stops, and goes on from there.
+    """How a vCPU is stopped at the pad of traps in programs. It stays there: no register is changed.
 
-    bell, rung: see ProbeStop. comes: called there; None where the vCPU is not to stop.
-    ticket:     called there: another number for each hit.
-    saved:      where the program's registers are.
+    on_pad: called at the pad; returns None where the vCPU is not to stop.
+    ticket: called at the pad; returns another number for each hit.
+    saved:  where the program's registers are.
     """
 
-    pad: int
-    bell: int
-    rung: int
-    comes: Callable[[], StoppedProgram | None]
+    pad: StopPad
+    on_pad: Callable[[], StoppedProgram | None]
     ticket: Callable[[], int]
     saved: SavedRegisters
 
 
 class StopPoint(Protocol):
-    """A breakpoint that is ours, invisible among the user's."""
+    """A breakpoint of optprobe, which the user does not see.
+
+    stepped, moved: how many hits took two stops of the guest, and one.
+    """
 
     stepped: int
     moved: int
@@ -135,40 +136,40 @@ class StopPoint(Protocol):
 
 
 class Stops(Protocol):
-    """Sets stop points. `stepped` and `moved` count hits that took two stops of the guest and one."""
+    """The debugger's part of stopping the guest: sets stop points."""
 
     def set(self, address: int, on_hit: OnHit, restarts: bool = False) -> StopPoint:
-        """restarts: a single step of the instruction there may be one turn of several, which are one hit."""
+        """Set a stop point. restarts: one hit may take several single steps, each one turn of the instruction."""
 
     def stop_at_probe(self, stop: ProbeStop) -> StopPoint:
-        """Stop at the pad who comes there; each that arrives counts as two stops."""
+        """Stop the vCPUs that come to the pad at the probed address; each such stop counts as two."""
 
     def stop_at_return(self, stop: ReturnStop) -> StopPoint:
-        """The same where functions return; who has arrived has no hit there that was run."""
+        """Stop the vCPUs that come to the pad where the call returns to; a hit of a probe there is still to run."""
 
     def stop_in_program(self, stop: ProgramStop) -> StopPoint:
-        """The same of programs; who has arrived stands at the pad, and counts as one stop."""
+        """Stop the vCPUs that come to the pad right there; each such stop counts as one."""
 
     def shows_program(self) -> bool:
-        """Whether the user looks at a program that was stopped so, and the guest has not run since."""
+        """Return whether a program is stopped at a pad and shown to the user, and the guest has not run since."""
 
     def selects_program(self) -> bool:
-        """Whether the selected vCPU is one of those."""
+        """Return whether the selected vCPU is stopped at a pad of traps in programs."""
 
     def on_resume(self, behind: Callable[[int], int | None], moved: Callable[[], None]) -> None:
-        """Who was stopped at an address and stands there, when the guest is about to run, goes on where `behind` says.
+        """Move vCPUs that are stopped at a probed address for the user when the guest is about to run.
 
-        None: right there. moved: called when all have been moved.
+        behind: returns where a vCPU at an address is to continue; None where it stays. moved: called after all moves.
         """
 
     def arrived(self, address: int) -> None:
-        """Run the hit of the selected vCPU if it stands at a stop point that was set under its feet.
+        """Run the hit of the selected vCPU if it is at `address` and a stop point was set there after it came.
 
-        The debugger takes it for hit and steps over it.
+        The debugger takes the hit for one that was reported, and steps over it.
         """
 
     def take_back(self, address: int) -> int:
-        """How many vCPUs stand at `address` with their hit already run; they hit again what comes there instead.
+        """Have vCPUs at `address` with their hit already run hit what is written there next. Return how many.
 
-        Not those that were stopped there for the user: see `on_resume`.
+        Not vCPUs that are stopped there for the user: see `on_resume`.
         """

@@ -1,11 +1,13 @@
-"""Programs of probes that stop the guest: in the kernel, where the code of a trap runs, and on from there.
+"""Uprobes that stop the guest: in the kernel, at a pad of the trap's code, from which the vCPU continues.
 
     trap's code   program ── does not stop ───────────────────────────────┐
-                     └─ actions, bell ─► ticket, number, a call ──────────┴► the next program … the instruction
-    place         a return                ◄── a debugger stops who has rung the bell
-The number is the probe's, the ticket tells a hit from one that is reported once more. Nothing is moved: without a
-debugger, or when one dies while the guest stands there, the hit goes on. One place serves all probes, so that code can
-be made anew while somebody stands there; returns, whose PC is saved otherwise, have another one.
+                     └─ actions, doorbell ─► ticket, number, a call ──────┴► the next program … the instruction
+    pad           a return                ◄── GDB stops a vCPU that has rung the doorbell
+The number is the probe's; the ticket tells a hit from one that QEMU reports twice. No register is changed: without GDB,
+or when GDB dies while the guest is stopped there, the hit continues. One pad serves all probes, so that code can be
+replaced while a vCPU is stopped; returns have another one, because their PC is saved otherwise.
+
+A kprobe stops otherwise (../kernel_stops.py): the vCPU is moved to the probed address, and each probe has its own pad.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.trap_frames import Gate, SavedRegisters
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ctype import Pointer
-from gdb_optprobe.handlers.lower_program import RING_COUNT
 from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import Address, EntryState, RegisterPool
@@ -42,8 +43,6 @@ from gdb_optprobe.probes.user.trap_context import TrapSite
 from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 
 WORD = 8
-TICKET = RING_COUNT + WORD
-"""Behind the bell the 8 bytes that count the hits which stop in programs, wherever that began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class _InstalledPad:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A program, by its file's inode, that a process has `bias` bytes above where it was linked for."""
+    """A program, by its file's inode; the process has it `bias` bytes above the address that it was linked for."""
 
     inode: int
     bias: int
@@ -76,7 +75,7 @@ class UprobeStops:
     _pads: dict[int, _InstalledPad] = field(default_factory=dict)
 
     def code(self, probe: Probe, handler: Handler, dead: Dead, user: UserTarget, arena: Arena) -> Code:
-        """The program of `probe`, of which `handler` is what runs here; dead: what it may change. Raises Refused."""
+        """Return the code of `probe`, which leaves to its pad to stop. dead: what it may change. Raises Refused."""
         assert probe.counter is not None, "reserved"
         near, memory = user.kernel.calls.handler, probe.counter.address
         if not handler.stops:
@@ -89,17 +88,15 @@ class UprobeStops:
             way = StopPad(Slot(leaves, 0), b"", pad.doorbell)
             return handler.code(self.guest.isa, TrapSite(near), dead, memory, probe.readers, way)
 
-        told = joined(
-            (_count_ticket(user.kernel.isa, dead, pad.doorbell + TICKET), stopping.call(probe.number, pad.address))
-        )
-        return with_stop_call(program, told, self.guest.isa, near)
+        call = joined((_take_ticket(user.kernel.isa, dead, pad.ticket), stopping.call(probe.number, pad.address)))
+        return with_stop_call(program, call, self.guest.isa, near)
 
     def gate_at(self, pc: int) -> Gate | None:
-        """By which a debugger sees the program of who stands at `pc`; None where that is no place of ours."""
-        return next((place.gate for place in self._pads.values() if place.pad.address == pc), None)
+        """Return the gate that leads a debugger from the pad at `pc` to the program; None where no pad is there."""
+        return next((one.gate for one in self._pads.values() if one.pad.address == pc), None)
 
     def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
-        """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
+        """Return the traps in [start, end) of the process that the user is shown, with the numbers of their probes."""
         shown = self.shown.get(self.guest.machine.selected()) if self.stops.selects_program() else None
         if shown is None:
             return {}
@@ -112,16 +109,16 @@ class UprobeStops:
         }
 
     def remove_pads(self, arena: Arena) -> None:
-        """No trap is left that may stop the guest."""
-        for place in self._pads.values():
-            place.point.remove()
-            arena.pads.release(place.pad.slot)
+        """Remove the pads: no trap is left that may stop the guest."""
+        for one in self._pads.values():
+            one.point.remove()
+            arena.pads.release(one.pad.slot)
         self._pads.clear()
 
     def abandon(self) -> None:
-        """The guest that held it all is gone."""
-        for place in self._pads.values():
-            place.point.remove()
+        """Forget all: the guest that held it is gone."""
+        for one in self._pads.values():
+            one.point.remove()
         self._pads.clear()
 
     def _install_pad(self, behind: int, user: UserTarget, arena: Arena) -> _InstalledPad:
@@ -130,21 +127,18 @@ class UprobeStops:
             stopping = user.kernel.isa.stopping
             assert stopping is not None, "else it was refused"
             pad = install_pad(user.kernel.calls.handler, stopping.place, self.guest, arena)
-            comes = partial(self._on_pad, user)
-            ticket = partial(self._read_register, stopping.ticket)
-            stop = ProgramStop(
-                pad.address, pad.doorbell, pad.doorbell + RING_COUNT, comes, ticket, saved_registers(user.kernel.isa)
-            )
+            on_pad, ticket = partial(self._on_pad, user), partial(self._read_register, stopping.ticket)
+            stop = ProgramStop(pad, on_pad, ticket, saved_registers(user.kernel.isa))
             point = self.stops.stop_in_program(stop)
             self._pads[behind] = _InstalledPad(pad, point, Gate(behind, stopping.swapped))
         return self._pads[behind]
 
     def _read_register(self, name: str) -> int:
-        """By a register of the selected vCPU."""
+        """Read a register of the selected vCPU."""
         return self.guest.machine.registers(self.guest.machine.selected(), (name,))[name]
 
     def _on_pad(self, user: UserTarget) -> StoppedProgram | None:
-        """Of the selected vCPU, which is at a place; None where nobody wants that it stops any more."""
+        """Return what is stopped at a pad, on the selected vCPU; None where no probe wants it to stop any more."""
         isa, machine = user.kernel.isa, self.guest.machine
         assert isa.stopping is not None, "else it was refused"
         user.programs.forget()
@@ -160,13 +154,13 @@ class UprobeStops:
         self.shown.pop(vcpu, None)
         if not probe.spec.is_return:
             self.shown[vcpu] = Shown(point.program.inode, at - point.insn.address)
-        who = mm.process(user.programs.kernel, user.programs.current(vcpu))
+        process = mm.process(user.programs.kernel, user.programs.current(vcpu))
         place = point.program.spell(probe.address) if not probe.spec.is_return else ""
-        return StoppedProgram((probe.number,), str(who), place, returned)
+        return StoppedProgram((probe.number,), str(process), place, returned)
 
 
-def _count_ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:
-    """The count of such hits, one more, in the register for it."""
+def _take_ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:
+    """Encode: take the next ticket into its register."""
     assert isa.stopping is not None, "else it was refused"
     before = EntryState(isa.scratch, frozenset((isa.frame,)))
     emit = isa.emitter(before)
@@ -186,8 +180,6 @@ def with_stop_call(program: Callable[[int], Code], call: Code, isa: Isa, near: i
         return program(leaves)(at) + isa.branch(at + size, leaves + len(stops)) + stops
 
     return whole
-
-
 
 
 class _Registers(Mapping[str, int]):
