@@ -23,7 +23,6 @@ from typing import Protocol
 from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.detours.planner import PlanRequest, plan
 from gdb_optprobe.detours.refusal import Refused
-from gdb_optprobe.detours.survey import sweep
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import default_cache
@@ -53,6 +52,7 @@ from qemu.machines import MACHINES
 from qemu.memory_snapshot import take_snapshot
 from qemu.processes import ending_on_signals
 from qemu.qmp import QmpError
+from qemu.text_sweep import sweep
 
 __all__ = ["EVERY", "Subject", "Tally", "codes_of", "functions", "returns", "subject_of", "survey", "table"]
 

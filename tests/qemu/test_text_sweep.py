@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from gdb_optprobe.detours.cfg import CfgCache
-from gdb_optprobe.detours.survey import code_at, survey, sweep
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Mark
 from gdb_optprobe.isa.x86_64 import X86_64
+from qemu.text_sweep import code_at, survey, sweep
 from tests.detours.fakes import NOP5, START, FakeText
 
 PLAIN = "41 55  push %r13\n 41 54  push %r12\n 55  push %rbp\n b8 01 00 00 00  mov $1, %eax\n c3  ret\n cc cc cc cc"
