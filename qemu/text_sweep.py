@@ -1,8 +1,8 @@
-"""How much of a function could be optimized: each instruction is asked about as if it were probed alone.
+"""Find the instructions of a function that could be optimized, each as if it were probed alone.
 
-The answers are those of `regions.region`, found a straight-line run at a time, so that all the text of a kernel is
-swept in a minute: in a run that is long enough, can be moved as a whole and glues nothing together, there is room for a
-branch that serves any one of its instructions. Where that is not plain, each instruction is asked about by itself.
+The results are those of `regions.region`, for one straight-line run at a time, so that all the text of a kernel is
+swept in a minute: in a run that is long enough, can be moved as a whole and has no interrupt shadows, a branch fits for
+each of its instructions. In any other run each instruction is planned by itself.
 """
 
 from __future__ import annotations

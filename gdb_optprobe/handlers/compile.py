@@ -206,7 +206,7 @@ class _Compiler:
         return self._typer.value(argument)
 
     def _text(self, argument: Expression) -> tuple[Operand, Column]:
-        """Of %s: a text, or a pointer to one."""
+        """Return the operand of %s: a text, or a pointer to one."""
         text = self._typer.text(argument) or characters(self._typer.value(argument))
         if text is None:
             label = argument.where.text
@@ -215,7 +215,7 @@ class _Compiler:
         return found, Column(argument.where.text, Form.TEXT, _rounded(found.size))
 
     def _columns(self, arguments: Sequence[Expression]) -> tuple[tuple[Operand, ...], tuple[Column, ...]]:
-        """Parts of a key or a record: texts and words."""
+        """Return the parts of a key or a record, texts and words, and their columns."""
         found: list[tuple[Operand, Column]] = []
         for argument in arguments:
             text = self._typer.text(argument)

@@ -59,13 +59,9 @@ class Parser:
     def __init__(self, part: Fragment, is_type: IsType) -> None:
         self.tokens = tokens(part)
         self.at = 0
+        self.next = self.tokens[0]
         self._is_type = is_type
         self._depth = 0
-
-    @property
-    def next(self) -> Token:
-        """Return the next token, without taking it."""
-        return self.tokens[self.at]
 
     def sees(self, text: str, ahead: int = 0) -> bool:
         """Return whether `text`, a punctuator or a word, is the next token, or so many after that."""
@@ -76,6 +72,7 @@ class Parser:
         """Take the next token."""
         token = self.next
         self.at += token.kind is not Kind.END
+        self.next = self.tokens[self.at]
         return token
 
     def expect(self, text: str, opened: Fragment) -> Fragment:
