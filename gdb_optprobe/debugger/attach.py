@@ -25,6 +25,7 @@ from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.errors import OptprobeError, Unreachable
 from gdb_optprobe.guest.bare import BareGuest
 from gdb_optprobe.guest.cache import default_cache
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.arch import registry as linux_arches
 from gdb_optprobe.guest.linux.arch.base import LinuxArch
 from gdb_optprobe.guest.linux.arch.registry import ARCHES
@@ -135,8 +136,7 @@ class Attachments:
         self.current.connection = connection
         self.current.machine.connection = connection
         self.current.machine.leave_physical_mode()
-        if self.current.linux is not None:
-            self.current.linux.forget()
+        self.current.session.target.guest.forget()
         try:
             self.current.session.check_alive()
         except OptprobeError as error:
@@ -233,10 +233,10 @@ def stopped_guest() -> gdb.RemoteTargetConnection:
 
 @dataclass(frozen=True)
 class GdbDebugger:
-    """Implements probes.target.Debugger for the current attachment. linux: its kernel; None where it is no Linux."""
+    """Implements probes.target.Debugger for the current attachment."""
 
     locations: Locations
-    linux: LinuxGuest | None
+    guest: Guest
 
     def resolve(self, location: str, glob: bool) -> tuple[int, ...]:
         return self.locations.resolve(location, glob)
@@ -257,7 +257,7 @@ class GdbDebugger:
 
     def is_same_guest(self) -> bool | None:
         try:
-            return self.linux.still_there() if self.linux is not None else None
+            return self.guest.still_there()
         except gdb.error as error:
             raise Unreachable(str(error)) from error
 
@@ -330,9 +330,10 @@ def _unwind(linux: LinuxGuest, recovered: DiscoveredKernel, machine: GdbMachine)
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:
     """Return the attachment to a guest without an operating system: GDB's symbols, the user's arena."""
     original = OriginalText()
+    guest = BareGuest(machine, isa, original, GdbSymbols())
     target = Target(
-        guest=BareGuest(machine, isa, original, GdbSymbols()),
-        debugger=GdbDebugger(Locations(None, lambda address: address), None),
+        guest=guest,
+        debugger=GdbDebugger(Locations(None, lambda address: address), guest),
         stops=stops,
         tracer=NoTracer(),
         arena_source=GivenArena(current_settings, isa),

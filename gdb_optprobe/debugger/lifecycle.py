@@ -117,9 +117,8 @@ class Lifecycle:
         attachment = self._attachments.here()
         if attachment is None:
             return
-        if attachment.linux is not None:
-            attachment.linux.forget()
-            self._quietly(attachment.session.target.tracer.give_back)
+        attachment.session.target.guest.forget()
+        self._quietly(attachment.session.target.tracer.give_back)
         if attachment.session.module_tracker.is_needed:
             self._quietly(attachment.session.check_alive)
         self._quietly(partial(self._look, attachment))
@@ -146,8 +145,8 @@ class Lifecycle:
     def _resumed(self, _: object) -> None:
         """Drop cached reads. Not every run ends in a stop event: our hits and inferior calls have none."""
         attachment = self._attachments.current
-        if attachment is not None and attachment.linux is not None:
-            attachment.linux.forget()
+        if attachment is not None:
+            attachment.session.target.guest.forget()
 
     def _breakpoints_changed(self, breakpoint: gdb.Breakpoint, gone: bool = False) -> None:
         if self._attachments.current is None or breakpoint.number <= 0 or not is_stopped():

@@ -25,6 +25,14 @@ class Guest(ABC):
     isa: Isa
     text: Text
 
+    def forget(self) -> None:
+        """Drop what may have changed when the guest ran."""
+        return
+
+    def still_there(self) -> bool | None:
+        """Return whether a vCPU still runs the same kernel; None where that is not known. Raises Unreadable."""
+        return None
+
     def moment(self) -> object:
         """Return an object that stays equal until a vCPU may have run; where that is not known, one that is never
         equal.
@@ -78,7 +86,7 @@ class Guest(ABC):
     # control flow ----------------------------------------------------------------------------------------------------
 
     @property
-    def hidden_returns(self) -> Sequence[int]:
+    def hidden_returns(self) -> tuple[int, ...]:
         """Return the addresses that calls return to while a tracer of the guest's own follows them."""
         return ()
 

@@ -269,7 +269,7 @@ class Rethook:
         handler = self._probes[0].handler
         readers = next((each for each in self._readers if each is not None), None)
         before = EntryState(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
-        way = EntryContext(at, self._arena_code, self.address, tuple(guest.hidden_returns))
+        way = EntryContext(at, self._arena_code, self.address, guest.hidden_returns)
         return lower_kernel_returns.lower_entry(self.table, way, before, return_backend(guest), self.parts)
 
     def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, guest: Guest) -> Costs:

@@ -34,7 +34,7 @@ Files = Mapping[str, Path]
 """The files that GDB has loaded symbols from, by build-id."""
 
 
-class Guest(Machine, VirtualMemory, Protocol):
+class RawMachine(Machine, VirtualMemory, Protocol):
     """A machine with its raw view of virtual memory."""
 
 
@@ -46,7 +46,6 @@ class View(Protocol):
 
     def now(self, address: int) -> int | None:
         """Return the physical address of `address` if a vCPU runs a kernel there now; else None.
-        there.
 
         A reset leaves the old kernel's memory behind, page tables and all.
         """
@@ -108,7 +107,7 @@ class KnownFailures:
 
 
 def discover(
-    machine: Guest,
+    machine: RawMachine,
     finder: Finder,
     cache: Cache,
     say: Callable[[str], None],

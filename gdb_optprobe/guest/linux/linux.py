@@ -105,7 +105,6 @@ class LinuxGuest(Guest):
         return self._moment
 
     def still_there(self) -> bool:
-        """Return whether a vCPU still runs this kernel. Raises Unreadable."""
         return self.recovered.still_there(self.machine)
 
     # stacks --------------------------------------------------------------------------------------------------------
