@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.probes.optimizer import Optimizer
-from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.spec import Spec
 
 
 def prepare(optimizer: Optimizer, wanted: Iterable[tuple[int, Spec]]) -> bool:
@@ -29,7 +29,7 @@ def prepare(optimizer: Optimizer, wanted: Iterable[tuple[int, Spec]]) -> bool:
 
 def _needs_memory(optimizer: Optimizer, address: int, spec: Spec) -> bool:
     try:
-        return spec.kind is Kind.KRETPROBE or optimizer.plan(address, [spec]).tier not in (
+        return spec.is_return or optimizer.plan(address, [spec]).tier not in (
             Tier.BREAKPOINT,
             Tier.EMULATED,
         )

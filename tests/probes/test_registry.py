@@ -1,0 +1,146 @@
+"""The registry holds probes of all kinds, with the same verbs; what a probe's record says restores it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gdb_optprobe.detours.refusal import Refusal
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.maps.ring import START
+from gdb_optprobe.probes import probe_views
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.journal_records import ProbeRecord, restored_probe
+from gdb_optprobe.probes.probe import Presence, Probe
+from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.results import Results
+from gdb_optprobe.probes.site import Site, SiteState
+from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.user.uprobe_site import UprobeSite
+from gdb_optprobe.probes.views import CallsView
+from tests.fake_guest import PLAIN, TRACED, program
+
+ADDRESS, INODE = 0x40_1136, 0xFFFF_8880_0001_0000
+GONE = Refusal.MODULE_GONE.because(module="dummy")
+
+
+def kernel_site(address: int = PLAIN) -> Site:
+    return Site(address, cast(Any, None))
+
+
+def uprobe_site(address: int = ADDRESS) -> UprobeSite:
+    of = SimpleNamespace(inode=INODE, offset=lambda at: at - 0x40_0000)
+    return UprobeSite(cast(Any, of), cast(Any, SimpleNamespace(address=address)), False, b"\xcc", 1)
+
+
+def probe(number: int, kind: Kind = Kind.KPROBE) -> Probe:
+    in_program = kind in (Kind.UPROBE, Kind.URETPROBE)
+    return Probe(number, Spec("f", kind=kind), ADDRESS if in_program else PLAIN)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_is_added_and_removed_alike(kind: Kind) -> None:
+    registry, made = Registry(), probe(7, kind)
+    site: Site | UprobeSite = uprobe_site() if made.spec.in_program else kernel_site()
+    registry.add(made, site)
+    assert registry.has(made) and registry.probes() == [made] and site.probes == [made] and site.enabled == [made]
+    assert made.presence is Presence.HERE and made.absence is None
+    assert made.is_in_kernel is (not made.spec.in_program)
+    assert [*registry.sites([made]), *registry.uprobe_sites([made])] == [site]
+    assert [*registry.sites(), *registry.uprobe_sites()] == [site]
+    registry.remove(made)
+    assert not registry.has(made) and not registry.probes() and not site.probes
+    assert not registry.sites() and not registry.uprobe_sites() and not registry.has_readers
+    assert registry.next_number() == 8, "behind those that were there"
+
+
+def test_probes_share_a_site_until_the_last_one_leaves() -> None:
+    registry = Registry()
+    pairs: tuple[tuple[Kind, Site | UprobeSite], ...] = ((Kind.KPROBE, kernel_site()), (Kind.UPROBE, uprobe_site()))
+    for kind, site in pairs:
+        first, second = probe(registry.next_number(), kind), probe(registry.next_number(), kind)
+        registry.add(first, site)
+        registry.add(second, site)
+        assert [*registry.sites([first, second]), *registry.uprobe_sites([first, second])] == [site]
+        registry.remove(first)
+        assert site.probes == [second]
+        registry.remove(second)
+    assert not registry.sites() and not registry.uprobe_sites()
+
+
+def test_a_probe_goes_with_its_module_and_comes_back() -> None:
+    registry, made, site = Registry(), probe(1), kernel_site()
+    registry.add(made, site)
+    registry.set_absent(made, Presence.GONE, GONE)
+    assert registry.has(made) and not registry.sites() and not site.probes
+    assert (made.presence, made.absence, made.is_in_kernel) == (Presence.GONE, GONE, False)
+    registry.set_absent(made, Presence.PENDING, GONE)
+    assert made.presence is Presence.PENDING
+    back = kernel_site(TRACED)
+    made.address = TRACED
+    registry.add(made, back)
+    assert (made.presence, made.absence, registry.site_of(made)) == (Presence.HERE, None, back)
+    registry.remove(made)
+    assert not registry.sites()
+
+
+def test_a_uprobe_that_left_its_site_is_known_until_it_is_removed() -> None:
+    registry, made, site = Registry(), probe(1, Kind.UPROBE), uprobe_site()
+    registry.add(made, site)
+    registry.leave_site(made)
+    assert registry.has(made) and not registry.uprobe_sites([made]) and not site.probes
+    registry.remove(made)
+    assert not registry.has(made)
+
+
+@pytest.mark.parametrize("tier, state", [("optimized", SiteState.DETOUR), ("breakpoint", SiteState.BREAKPOINT)])
+def test_a_site_says_what_is_in_the_guest(tier: str, state: SiteState) -> None:
+    session = program().session()
+    session.add(Spec(f"*{PLAIN:#x}", tier=tier))
+    (site,) = session.registry.sites()
+    seen = [site.state]
+    session.disable()
+    seen.append(site.state)
+    session.enable()
+    seen.append(site.state)
+    session.registry.abandon()
+    site.remove_breakpoint(session.target.guest, None)
+    assert [*seen, site.state] == [state, SiteState.NOTHING, state, SiteState.LOST]
+
+
+def test_rows_of_all_kinds_are_made_alike() -> None:
+    session = program().session()
+    (here,) = session.add(Spec(f"*{PLAIN:#x}"))
+    guest = session.target.guest
+    absent = Probe(2, Spec("dummy:f", pending=True), 0, enabled=False)
+    absent.presence, absent.absence = Presence.PENDING, Refusal.PENDING.because(location="dummy:f", why="")
+    row = probe_views.probe_view(absent, probe_views.absent_site_view(absent, session.target), Results((0,)), guest)
+    assert (row.state, row.tags, row.tier, row.address) == ("pending", ("PENDING", "DISABLED"), "", 0)
+    assert row.reason is not None and row.reason.code == "PENDING" and not row.needs_gdb
+    deleted = probe_views.deleted_view(Kind.URETPROBE, ADDRESS, "b:f", "f", CallsView(5, 3, 1, 1, 0), guest)
+    assert (deleted.number, deleted.state, deleted.tags, deleted.actions) == (0, "deleted", ("DELETED",), ())
+    assert (deleted.hits, deleted.active, deleted.missed, deleted.kind) == (3, 1, 1, "uretprobe")
+    assert (here.state, here.tags, here.needs_gdb) == ("armed", ("OPTIMIZED",), False)
+    assert here.patch_size == len(here.patched_bytes) == len(here.original_bytes) > 0
+
+
+def record(**changes: Any) -> ProbeRecord:
+    made = ProbeRecord(3, PLAIN, Spec("f"), False, False, 0x1000, 0, {"table_keys": 8}, START, (9,))
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_record_restores_a_probe_of_any_kind(kind: Kind) -> None:
+    memory = Slot(0x1000, 8)
+    made = restored_probe(record(spec=Spec("f", kind=kind)), ADDRESS, Handler(), memory)
+    assert (made.number, made.address, made.counter, made.enabled) == (3, ADDRESS, memory, False)
+    assert (made.sizes, made.seen.hits, made.spec.kind) == ({"table_keys": 8}, 9, kind)
+
+
+def test_a_record_of_other_memory_restores_nothing() -> None:
+    with pytest.raises(OptprobeError, match="would not do here"):
+        restored_probe(record(), PLAIN, Handler(), Slot(0x1000, 4))
