@@ -208,7 +208,7 @@ class FakeMachine:
 
     def start_thread(self, pc: int) -> None:
         isa = self.cpu.isa
-        state = dict.fromkeys(isa.registers, 0) | self.cpu.initial | {isa.pc: pc}
+        state = {**dict.fromkeys(isa.registers, 0), **self.cpu.initial, isa.pc: pc}
         state[isa.sp] = STACKS + STACK_SIZE * len(self.threads) + 0x800
         self.threads.append(tuple(state.values()))
 

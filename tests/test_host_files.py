@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from gdb_optprobe import host_files
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.user import program
@@ -51,7 +50,7 @@ def test_a_folder_that_another_user_made_first_is_refused(
 ) -> None:
     made = tmp_path / "optprobe-1000"
     made.mkdir(mode=0o700)
-    monkeypatch.setattr(host_files.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(OptprobeError, match="belongs to another user; name a folder of your own"):
         folder(made, alone)
 
@@ -76,7 +75,7 @@ def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, monkeypatch: pyt
     assert folder(link) == link, "a cache may be on another disk"
     with pytest.raises(OptprobeError, match="is a link"):
         folder(link, alone=True)
-    monkeypatch.setattr(host_files.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(OptprobeError, match="is a link, which another user may have made"):
         folder(link)
 
@@ -167,7 +166,7 @@ def test_a_saved_file_takes_the_old_ones_place_whole(tmp_path: Path, monkeypatch
     def fail(*_: object) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr(host_files.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="no space"):
         replace(path, b"three\n")
     assert path.read_bytes() == b"two\n" and [*tmp_path.iterdir()] == [path]
@@ -192,7 +191,7 @@ def test_a_file_that_another_user_left_for_us_is_not_written_into(
     trap.write_bytes(b"shell true\n")
     trap.chmod(0o666)
     before = trap.stat().st_ino
-    monkeypatch.setattr(host_files.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     replace(trap, b"optprobe add vfs_read\n")
     assert trap.stat().st_ino != before and mode(trap) == 0o600
 

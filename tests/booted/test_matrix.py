@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from qemu import battery, matrix
+from qemu import battery, matrix, versions
 from tests.booted.conftest import ACCELERATOR
 
 QUICK = [row for row in matrix.ROWS if row.quick]
@@ -26,7 +26,7 @@ def test_nothing_is_broken(row: matrix.Row) -> None:
 
 def test_every_kernel_gdb_and_qemu_is_in_a_row() -> None:
     """None is pinned that is not tried."""
-    rows, pinned = matrix.ROWS, matrix.versions.names()
+    rows, pinned = matrix.ROWS, versions.names()
     assert {row.kernel for row in rows if not row.kernel.startswith("built ")} == set(pinned["kernels"])
     assert {row.gdb for row in rows} == {"", *pinned["gdb"]}
     assert {row.qemu for row in rows} == {"", *pinned["qemu"]}

@@ -276,11 +276,11 @@ def wrong_objects(program: Program, left: Left, outcome: interpreter.Outcome, fa
                 if aggregate.decode(data) != expected:
                     yield f"{action.target}: {aggregate.decode(data)} for {expected}"
             case HashMap(_, _, kind) as table:
-                contents = layout(table, TABLE_BITS).decode(data)
+                rows = layout(table, TABLE_BITS).decode(data)
                 words = aggregate.initial(kind)
                 keys = {done.data: aggregate.update(kind, words, done.value)} if done else {}
-                if contents.by_key != keys or contents.overflow:
-                    yield f"{table}: {contents} for {keys}"
+                if rows.by_key != keys or rows.overflow:
+                    yield f"{table}: {rows} for {keys}"
             case Records():
                 emitted += [(KIND + index, CPU.value, done.data)] if done else []
     contents = RING.decode(left.read(faults + RING_OFFSET, RING.size))

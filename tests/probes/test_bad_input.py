@@ -15,7 +15,7 @@ from tests.probes.threads import CODE, DATA, STACKS, START, World
 MANY = "+".join(["count"] * 300)
 DEEP = "(" * 200 + "count" + ")" * 200
 
-WRONG = {
+WRONG: dict[str, list[tuple[str, str, str | None]]] = {
     "syntax": [
         ("if count >", "an expression is missing before the end", ""),
         ("if (count > 3", "'(' is never closed", "("),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.maps import journal_format as form
-from gdb_optprobe.probes import collector
 from gdb_optprobe.probes.collector import PAGE, PATIENCE, Collector, Trigger
 from gdb_optprobe.probes.kernel_rethooks import KernelRethooks
 from tests.detours.fakes import FakeMemory
@@ -103,7 +103,7 @@ def test_freed_memory_traps_and_what_somebody_is_in_stays() -> None:
 def test_it_runs_by_itself_from_a_page_of_garbage_on(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     now = 100.0
-    monkeypatch.setattr(collector.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     kept = world.released(PAGE // EACH)
     world.collector.collect_if_due(world.arena)
     assert len(world.arena.dirty()) == len(kept), "a page is not beyond a page"

@@ -28,7 +28,8 @@ def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_pr
     room = Room(((0, 8),), (8, 16), 0, is_in_place=lambda: mapped)
     anything: Any = SimpleNamespace(still_there=lambda _: True, forget=lambda: None, alignment=4)
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
-    arena = LinuxArena(LinuxGuest(*[anything] * 8, port), Settings)
+    linux = LinuxGuest(anything, anything, anything, anything, anything, anything, anything, anything, port)
+    arena = LinuxArena(linux, Settings)
     assert arena.is_in_place()
     arena.find()
     mapped = False
@@ -85,7 +86,7 @@ def lending(fails: bool = False, stays: bool = False) -> tuple[LinuxArena, Pages
     )
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: planned, places=lambda machine, kernel: ()))
     known = cast(Any, SimpleNamespace(read=memory.read, write=memory.write, forget=lambda: None))
-    linux = LinuxGuest(anything, anything, known, *[anything] * 5, port)
+    linux = LinuxGuest(anything, anything, known, anything, anything, anything, anything, anything, port)
     return LinuxArena(linux, Settings, lambda text: events.append(text)), memory, events
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
 from qemu.guest import Guest
 from qemu.kernels import busybox
@@ -21,7 +22,7 @@ LIVES = (
 )
 LIVED = "ok\n" * ROUNDS
 THEIRS = f"read x < {TRACING}/uprobe_profile; echo $x"
-ISAS = {"x86_64": X86_64, "ppc64le": PPC64LE}
+ISAS: dict[str, Isa] = {"x86_64": X86_64, "ppc64le": PPC64LE}
 DEBIAN = {"x86_64": "amd64", "ppc64le": "ppc64el"}
 
 

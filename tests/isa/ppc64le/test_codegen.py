@@ -386,11 +386,11 @@ def test_what_is_saved_is_read_and_restored() -> None:
         made.said = f"{layers} {name} {dead}"
         attempts.append(made)
     outcomes = execute([each.step() for each in attempts], 300, cpu="power8")
-    for each, left in zip(attempts, outcomes, strict=True):
-        assert sum(map(PPC64LE.pushed, PPC64LE.decode(each.emitter.finish(HERE), HERE))) == 0
+    for made, left in zip(attempts, outcomes, strict=True):
+        assert sum(map(PPC64LE.pushed, PPC64LE.decode(made.emitter.finish(HERE), HERE))) == 0
         stack = range(STACK - 2048, STACK - abi.RED_ZONE)
         left = Outcome(left.signal, left.registers, {at: word for at, word in left.memory.items() if at not in stack})
-        assert not list(each.wrong(left)), each.said
+        assert not list(made.wrong(left)), made.said
 
 
 @needs_oracle

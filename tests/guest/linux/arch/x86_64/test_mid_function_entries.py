@@ -16,6 +16,7 @@ from gdb_optprobe.guest.linux.arch.x86_64 import mid_function_entries
 from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import Functions, MidFunctionEntries
 from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.arch.x86_64.text_at_rest import Rewritten, at_rest
+from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kprobes import hashed
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import Jump
@@ -156,7 +157,7 @@ def shelf(cache: Cache) -> Shelf:
     return cache.shelf("ab" * 20, "7" * 64)
 
 
-def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, mid_function_entries.Kernel]:
+def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, Kernel]:
     memory = Pages()
     memory.put(TEXT, b"\xcc" * 0x1000)
     memory.put(ONE, code(listing))
@@ -167,7 +168,7 @@ def guest(listing: str, offsets: dict[str, int] | None = None) -> tuple[Pages, m
     return memory, kernel(memory, {n.removeprefix("d_"): at for n, at in names.items()}, offsets or {})
 
 
-def of(there: mid_function_entries.Kernel, shelf: Shelf | None) -> list[Jump]:
+def of(there: Kernel, shelf: Shelf | None) -> list[Jump]:
     originals = OriginalText(there, X86_64)
     return mid_function_entries.of_kernel(there, X86_64.decode, originals, shelf, lambda _: None).within(0, 2**64)
 
@@ -176,7 +177,7 @@ HONEST, HOSTILE = "e9 04 01 00 00  jmp two+9", "e9 fb 00 00 00  jmp two"
 
 
 def of_and_said(
-    there: mid_function_entries.Kernel, shelf: Shelf, at_rest: mid_function_entries.AtRest | None = None
+    there: Kernel, shelf: Shelf, at_rest: mid_function_entries.AtRest | None = None
 ) -> tuple[list[Jump], int]:
     said: list[str] = []
     originals = OriginalText(there, X86_64)
@@ -200,7 +201,7 @@ def test_a_guest_that_hides_a_branch_is_not_believed_about_the_next_one(shelf: S
     assert of_and_said(hostile, shelf) == ([], 0)
 
 
-def with_filler(listing: str, detour: str = "") -> tuple[Pages, mid_function_entries.Kernel]:
+def with_filler(listing: str, detour: str = "") -> tuple[Pages, Kernel]:
     """A kernel with so much filler behind its last function that there is a detour in it."""
     memory, _ = guest(listing)
     memory.put(FILLER, code(f"c3  ret\n{'cc ' * 0x500} int3"))
