@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import Mapping
+from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import lower_mmap_hook
+from gdb_optprobe.guest.linux.user.mmap_hook import MmapKernel
 from gdb_optprobe.isa.assemble import check
 from gdb_optprobe.isa.x86_64.templates import assembled
 
@@ -46,15 +47,20 @@ def test_numbers_of_any_size(number: int) -> None:
     assert code.startswith(b"\x41\xb8" + number.to_bytes(4, "little"))
 
 
+def _mmap_hook(current: int, force: int) -> bytes:
+    kernel = MmapKernel(0x10_0000, 0x20_0000, 0x30_0000, current, 0x8E0, 0x20, 12)
+    return lower_mmap_hook(kernel, 0x40_0000, force)(0x50_0000)
+
+
 @pytest.mark.parametrize("force", [0x11, 0x9, 0x8001])
 def test_what_maps_files_whatever_number_forces_a_write(force: int) -> None:
     """FOLL_FORCE is another bit from one kernel to the next."""
-    code = Mapping(0x10_0000, 0x20_0000, 0x30_0000, 0x4000, 0x8E0, 0x20).code(0x40_0000, force)(0x50_0000)
+    code = _mmap_hook(0x4000, force)
     assert b"\x41\xb8" + (force & ~1).to_bytes(4, "little") in code
 
 
 @pytest.mark.parametrize("current", [0x1F00, 0x7FFF_FFF0, 0xFFFF_FFFF_8300_1000])
 def test_per_cpu_variables_below_2_gib_or_at_the_images_own_addresses(current: int) -> None:
-    code = Mapping(0x10_0000, 0x20_0000, 0x30_0000, current, 0x8E0, 0x20).code(0x40_0000, 0x11)(0x50_0000)
+    code = _mmap_hook(current, 0x11)
     # mov rdi, imm32, which the CPU extends by its sign
     assert b"\x48\xc7\xc7" + (current & 0xFFFF_FFFF).to_bytes(4, "little") + b"\x65\x48\x8b\x3f" in code

@@ -46,7 +46,7 @@ class UserKernel:
     leaf:   code of the routine that looks up a user's page.
     kernel: with the structures that describe programs.
     calls:  the calls of the kernel's handler of the trap.
-    arriving: the mmap hook, which sees new mappings.
+    mmap_hook: of new mappings.
     returning: raises OptprobeError where returns cannot be probed.
     """
 
@@ -58,7 +58,7 @@ class UserKernel:
     calls: TrapCalls
     mmu: Mmu
     vcpus: Vcpus
-    arriving: MmapHook
+    mmap_hook: MmapHook
     returning: Callable[[], ReturnKernel] = no_returns
 
 

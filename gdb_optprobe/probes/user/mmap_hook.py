@@ -41,7 +41,7 @@ class MmapPatcher:
     _installed: _Installed | None = None
     _rows: list[MmapPatch | None] = field(default_factory=list)
 
-    def install(self, arriving: MmapHook, force: int, arena: Arena) -> None:
+    def install(self, hook: MmapHook, force: int, arena: Arena) -> None:
         """Have mappings come here; force: see MmapHook. Raises Refused, TextChanged with the guest as it was."""
         if self._installed is not None:
             return
@@ -50,16 +50,16 @@ class MmapPatcher:
         memory = arena.adopt_table(TableKind.USER_MAPPINGS, lambda size: size >= mmap_patches.size(ROOM))
         if memory is None:
             size, reach = mmap_patches.size(ROOM), guest.isa.data_reach
-            memory = arena.allocate_table(TableKind.USER_MAPPINGS, size, arriving.to, reach)
+            memory = arena.allocate_table(TableKind.USER_MAPPINGS, size, hook.to, reach)
         guest.machine.write(memory.address, bytes(mmap_patches.size(ROOM)))
         placed = None
         try:
-            code = arriving.code(memory.address, force)
+            code = hook.code(memory.address, force)
             placed = InstalledDetour.install_or_reuse(
-                arriving.to, lambda at: Detour(at, code(at), arriving.to, ()), guest, arena
+                hook.to, lambda at: Detour(at, code(at), hook.to, ()), guest, arena
             )
             redirect, to = guest.isa.redirect, placed.detour.address
-            patches = tuple(Patch(call.address, call.data, redirect(call, to)) for call in arriving.calls)
+            patches = tuple(Patch(call.address, call.data, redirect(call, to)) for call in hook.calls)
             hooks.install(patches, guest, arena)
         except OptprobeError:
             if placed is not None:

@@ -159,11 +159,11 @@ class Uprobes:
 
     def mmap_hooked(self) -> Sequence[int]:
         """Functions of the kernel before which an earlier GDB may have code that writes traps. Raises OptprobeError."""
-        return (self.user.kernel.arriving.to,)
+        return (self.user.kernel.mmap_hook.to,)
 
     def mmap_patches(self, undone: Sequence[Patch]) -> Sequence[Patch]:
         """Of patches that undo an earlier GDB's, those of what leads to that code. Raises OptprobeError."""
-        calls = {call.address for call in self.user.kernel.arriving.calls}
+        calls = {call.address for call in self.user.kernel.mmap_hook.calls}
         return [change for change in undone if change.address in calls]
 
     def check_memory(self, left: Sequence[TrapRecord], arena: Arena) -> None:
@@ -404,7 +404,7 @@ class Uprobes:
         found = self._install_probe_read(user, arena)
         self.traps.install(user, found, arena)
         user.texts.writer = self._writer.install(user.programs, arena, self._may_stop_at)
-        self._mmap_patcher.install(user.kernel.arriving, flags(user.programs), arena)
+        self._mmap_patcher.install(user.kernel.mmap_hook, flags(user.programs), arena)
         user.texts.mmap_patcher = self._mmap_patcher
         self._update_hooks()
         return found

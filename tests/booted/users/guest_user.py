@@ -81,7 +81,7 @@ def spaces(path: str) -> None:
 def begin(arena: Arena) -> None:
     """As for the first probe."""
     texts.writer = writer.install(programs, arena, lambda at: False)
-    arrivals.install(linux.user_kernel.arriving, flags(programs), arena)
+    arrivals.install(linux.user_kernel.mmap_hook, flags(programs), arena)
     texts.mmap_patcher = arrivals
 
 

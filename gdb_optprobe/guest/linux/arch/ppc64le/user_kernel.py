@@ -23,7 +23,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le import derive, leaf_entry, program_check
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.arch.ppc64le.memory import RadixMemory
-from gdb_optprobe.guest.linux.arch.ppc64le.mmap_hook import Mapping
+from gdb_optprobe.guest.linux.arch.ppc64le.mmap_hook import lower_mmap_hook
 from gdb_optprobe.guest.linux.arch.ppc64le.mmu import RadixMmu
 from gdb_optprobe.guest.linux.arch.ppc64le.program_writer import WRITING
 from gdb_optprobe.guest.linux.arch.ppc64le.reads import Reads
@@ -34,7 +34,6 @@ from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel, Located, Symbols
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user import mm_hooks, mmap_hook
-from gdb_optprobe.guest.linux.user.mmap_hook import MAPS, WAITS, WRITES, MmapHook
 from gdb_optprobe.guest.linux.user.program_writer import Writing
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
@@ -132,7 +131,8 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
     mmu = RadixMmu(reads.linear.page)
     page = leaf_entry.routine(reads.linear, mmu.records(kernel))
     vcpus = _Vcpus(paca.current, reads.linear.soft_mask)
-    comes = _arriving(kernel, vcpus, reads.linear.page, originals)
+    bits = reads.linear.page.bit_length() - 1
+    hook = mmap_hook.find(kernel, PPC64LE, originals, vcpus.entry, vcpus.of_paca, bits, lower_mmap_hook)
 
     @cache  # read the calls once, before our patches change them
     def returning() -> ReturnKernel:
@@ -141,14 +141,7 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
         found = (find(kernel, PPC64LE, originals, vcpus.entry) for find in (mm_hooks.copied, mm_hooks.ended))
         return ReturnKernel(PowerReturning(isa, mmu.page), Load(place, 8, False, mapped=True), page, *found)
 
-    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, page, calls, mmu, vcpus, comes, returning)
-
-
-def _arriving(kernel: Kernel, vcpus: _Vcpus, page: int, originals: Originals) -> MmapHook:
-    to, writes, waits = (vcpus.entry(kernel, kernel.address(name)) for name in (MAPS, WRITES, WAITS))
-    inside = kernel.offset("task_struct", "mm"), kernel.offset("file", "f_inode")
-    mapping = Mapping(to, writes, waits, vcpus.of_paca, *inside, page.bit_length() - 1)
-    return MmapHook(mmap_hook.calls(kernel, PPC64LE, originals, to), to, mapping.code)
+    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, page, calls, mmu, vcpus, hook, returning)
 
 
 def _is_tracked(kernel: Kernel) -> bool:

@@ -15,8 +15,9 @@ from functools import cache
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import trap_calls
 from gdb_optprobe.guest.linux.arch.x86_64 import leaf_entry, page_table_walk, preemption
-from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import Mapping
+from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import lower_mmap_hook
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import X86Mmu
+from gdb_optprobe.guest.linux.arch.x86_64.paging import PAGE_SIZE
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct
 from gdb_optprobe.guest.linux.arch.x86_64.program_writer import WRITING
 from gdb_optprobe.guest.linux.arch.x86_64.user_returns import RETURNING
@@ -24,7 +25,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.user_traps import USER
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
 from gdb_optprobe.guest.linux.user import mm_hooks, mmap_hook
-from gdb_optprobe.guest.linux.user.mmap_hook import MAPS, WAITS, WRITES, MmapHook
+from gdb_optprobe.guest.linux.user.mmap_hook import MmapHook
 from gdb_optprobe.guest.linux.user.program_writer import Writing
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
@@ -87,14 +88,12 @@ def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals:
         return ReturnKernel(RETURNING, mm, shared, copied, ended)
 
     known = kernel, USER, mapped(kernel, mmu)
-    return UserKernel(*known, *routines, calls, mmu, VCPUS, _arriving(kernel, originals), returning)
+    return UserKernel(*known, *routines, calls, mmu, VCPUS, _mmap_hook(kernel, originals), returning)
 
 
-def _arriving(kernel: Kernel, originals: Originals) -> MmapHook:
+def _mmap_hook(kernel: Kernel, originals: Originals) -> MmapHook:
     current = kernel.symbols.address("current_task")
     if current is None:
         current = kernel.address("pcpu_hot") + kernel.offset("pcpu_hot", "current_task")
-    to = kernel.address(MAPS)
-    inside = kernel.offset("task_struct", "mm"), kernel.offset("file", "f_inode")
-    mapping = Mapping(to, kernel.address(WRITES), kernel.address(WAITS), current, *inside)
-    return MmapHook(mmap_hook.calls(kernel, X86_64, originals, to), to, mapping.code)
+    bits = PAGE_SIZE.bit_length() - 1
+    return mmap_hook.find(kernel, X86_64, originals, VCPUS.entry, current, bits, lower_mmap_hook)

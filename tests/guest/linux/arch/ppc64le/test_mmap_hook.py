@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Mapping as Words
+from collections.abc import Mapping
 
 import pytest
 
-from gdb_optprobe.guest.linux.arch.ppc64le.mmap_hook import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, Mapping
+from gdb_optprobe.guest.linux.arch.ppc64le.mmap_hook import lower_mmap_hook
+from gdb_optprobe.guest.linux.user.mmap_hook import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, MmapKernel
 from gdb_optprobe.isa.ppc64le import abi
 from gdb_optprobe.isa.ppc64le.encodings import logical, number, plain
 from gdb_optprobe.isa.ppc64le.fields import to_bytes
@@ -43,7 +44,7 @@ def function(*result: int) -> bytes:
 
 
 def ran(
-    arguments: Words[str, int], rows: tuple[MmapPatch, ...], result: int = START, fails: bool = False, rest: int = 0
+    arguments: Mapping[str, int], rows: tuple[MmapPatch, ...], result: int = START, fails: bool = False, rest: int = 0
 ) -> tuple[list[tuple[int, int]], tuple[int, int]]:
     """Addresses and sizes of what was written; how many are at it and how often it failed.
 
@@ -58,7 +59,7 @@ def ran(
     kept = to_bytes(plain("mflr", "r14"), number("std", "r14", "r1", abi.LR_SAVE))
     wrote = number("addi", "r3", "r0", 1) if fails else logical("or", "r3", "r6", "r6")
     memory = {
-        HERE: Mapping(MAPS, WRITES, WAITS, 0x20, 0x40, 0x28, 16).code(TABLE, FORCE)(HERE),
+        HERE: lower_mmap_hook(MmapKernel(MAPS, WRITES, WAITS, 0x20, 0x40, 0x28, 16), TABLE, FORCE)(HERE),
         MAPS: kept + function(*load(3, result)) + leave,
         WRITES: kept + function(wrote) + leave,
         WAITS: to_bytes(number("addi", "r3", "r3", rest - PATIENCE), plain("blr")),

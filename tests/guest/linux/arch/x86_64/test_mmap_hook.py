@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping as Words
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import unicorn
 from unicorn import x86_const
 
-from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, Mapping
+from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import lower_mmap_hook
+from gdb_optprobe.guest.linux.user.mmap_hook import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, MmapKernel
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.maps import mmap_patches
 from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, MmapPatch
@@ -30,7 +31,7 @@ OTHERS = MmapPatch(INODE + 8, 0x3008, b"\xcc", b"\x55")
 
 
 def ran(
-    arguments: Words[str, int],
+    arguments: Mapping[str, int],
     rows: tuple[MmapPatch, ...],
     result: int = START,
     fails: int = 0,
@@ -46,7 +47,7 @@ def ran(
     for page in (CODE, MAPS, WRITES, WAITS, TABLE, STACK, KERNEL, CALLER):
         machine.mem_map(page, 0x1_0000)
     pieces = [piece for row in rows for piece in row.split()]
-    code = Mapping(MAPS, WRITES, WAITS, 0x4000, 0x8E0, 0x20).code(TABLE, FORCE)(CODE)
+    code = lower_mmap_hook(MmapKernel(MAPS, WRITES, WAITS, 0x4000, 0x8E0, 0x20, 12), TABLE, FORCE)(CODE)
     returns = dict.fromkeys((MAPS, WRITES, WAITS), b"\xc3")
     for at, data in {CODE: code, TABLE + ROWS: mmap_patches.encode(pieces, ROOM), **returns}.items():
         machine.mem_write(at, data)
