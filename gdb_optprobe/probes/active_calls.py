@@ -1,15 +1,15 @@
-"""Who has calls under way that a return probe saw entered, and which of them will never return.
+"""Active calls of return probes: the threads that make them, and the calls that will never return.
 
     the call's stack address is …                                       the call is …
     in a thread's stack, at its stack pointer or above                  under way
     in a thread's stack, below its stack pointer                        over: the frame is gone
     in a CPU's own stack that is in use                                 under way
     in memory that is not mapped any more                               over: so was the thread's stack
-    in a stack that nobody has                                          over, where all that somebody has are told of
-    under way, its return address no address of code                    over: the stack is another call's by now
+    in a stack of no thread                                             over, where all stacks are known
+    active, its return address no address of code                       over: the stack is another call's by now
 
-A return address may be hidden by a tracer of the guest's, which is code as ours is; while somebody is inside a
-trampoline the word is its own. A call that is over but held to be under way costs a slot; the other way round, the
+A return address may be hidden by a tracer of the guest's, which is code as ours is; while a thread is inside a
+trampoline the word is its own. A call that is over but taken for active costs a slot; the other way round, the
 guest would return to a trampoline without an instance. So whatever is in doubt is under way.
 """
 
@@ -30,7 +30,7 @@ INTERRUPTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """who: in words, "" where that is not known. pid, name: of a thread; None and "" where it is none."""
+    """The maker of a call, in words; "" where it is not known. pid, name: of a thread; else None and "".""" 
 
     who: str = ""
     pid: int | None = None
@@ -53,7 +53,7 @@ class ArenaCode:
         return any(start - self.reach <= address < end + self.reach for start, end in self.ranges)
 
     def is_entered(self, saved: Sequence[SavedWords]) -> bool:
-        """Whether somebody may be inside, beyond the start of a trampoline."""
+        """Return whether a thread may be inside a trampoline, beyond its start."""
         return any(self.contains(word) and word not in self.starts for one in saved for word in one.words)
 
 
@@ -61,7 +61,7 @@ class ArenaCode:
 class CallStacks:
     """saved: all that may be a saved PC. may_miss_stacks: whether there may be stacks beside these.
 
-    code: None where return addresses need not be where `judge` is told that they are.
+    code: None where return addresses need not be at the addresses given to `judge`.
     """
 
     saved: Sequence[SavedWords]
@@ -70,7 +70,7 @@ class CallStacks:
     code: ArenaCode | None = None
 
     def caller(self, at: int) -> Caller:
-        """Whose call it is whose stack address is `at`."""
+        """Return the maker of the call with the stack address `at`."""
         found = self._around(at)
         if found is None or found.stack is None:
             return Caller(UNKNOWN_STACK)
@@ -94,7 +94,7 @@ class CallStacks:
         word = self._word(at)
         if word is None or self.code.is_near(word):
             return False
-        # Who is interrupted where a trampoline starts has his own words there.
+        # A thread interrupted at a trampoline's start has its own words there.
         return not any(self._word(at - WORD * step) in self.code.starts for step in range(1, INTERRUPTED + 1))
 
     def _around(self, at: int) -> SavedWords | None:

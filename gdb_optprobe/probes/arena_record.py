@@ -46,7 +46,7 @@ class RecordedArena:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody can be in any of it, and no text leads there."""
+        """Return whether no thread can be in any of it, and no text leads there."""
         left = self.left
         return not (left.detours or left.pads or left.data or left.probes or left.points or left.users)
 
@@ -128,7 +128,7 @@ def _decode_room(
     if (build, text) != (recovered.build, recovered.text[0]):
         raise Damaged("it is of another kernel, or of this one at another address")
     if data != [*place.data] or not code or not all(_is_within(piece, place.code) for piece in code):
-        raise Damaged("it tells of other memory than it stands in")
+        raise Damaged("it describes other memory than it is in")
     if any(one[1] > other[0] for one, other in pairwise(sorted(code))):
         raise Damaged("it tells of the same memory twice")
     if any(len(one.old) != len(one.new) for one in patches):

@@ -43,7 +43,7 @@ class ArenaSource(Protocol):
 
     @property
     def keeps_journal(self) -> bool:
-        """Whether `stands` tells a snapshot that was loaded meanwhile."""
+        """Whether `is_in_place` notices a snapshot that was loaded meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -84,5 +84,5 @@ class GivenArena:
 def given_arena(settings: Settings, isa: Isa) -> Arena:
     """Return the ranges of `set optprobe arena`. Raises Refused where there are none."""
     if settings.arena is None:
-        raise Refused(Refusal.ARENA_MISSING.because(why="this guest is no Linux whose memory is known"))
+        raise Refused(Refusal.ARENA_MISSING.because(why="this guest is no Linux with known memory"))
     return Arena(Ranges(code=(settings.arena.code,), data=(settings.arena.data,)), isa.alignment)

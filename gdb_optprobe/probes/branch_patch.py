@@ -1,6 +1,6 @@
 """Write the branch of one site or of several into the guest, or the trap that leads like one, and take it away.
 
-Whatever happens between two of its writes, the guest runs correct code: the detour stands before the branch that leads
+Between any two of its writes the guest runs correct code: the detour is there before the branch that leads
 to it, and the branch is one write.
 """
 
@@ -68,7 +68,7 @@ def install(
         # The journal knows of the site by now: should this GDB be killed, the next one lets the tracer in again.
         if plan.ftrace is not None:
             target.tracer.hold(plan.ftrace)
-        # What stands there must be what was planned for: the guest may have run since.
+        # The text must be the one that was planned for: the guest may have run since.
         patch.apply([change if old is None else replace(change, old=old.patch.new)], target.guest.machine)
     except OptprobeError:
         if plan.tier is Tier.TRAPPED and old is not None:

@@ -1,11 +1,11 @@
-"""The slot collector: what was released is free once the sound scan proves that nobody is inside (rule 3).
+"""The slot collector: released slots are free once a complete scan proves that no thread is inside (rule 3).
 
     garbage   more than a page of it, at a stop that occurs anyway
     memory    there is none left for a new detour
-    branch    a new branch must not be come upon in its middle, by somebody in a detour that is left
+    branch    no thread in a retired detour may enter a new branch in its middle
     commit    the user asks, or leaves
-The guest stands already when it runs, and stands on for as long as the scan takes. Where the stacks cannot be
-enumerated nothing is ever proven: what is released is quarantined.
+The guest is stopped already when it runs, and stays stopped as long as the scan takes. Where the stacks cannot be
+enumerated nothing is ever proven: released slots are quarantined.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gdb_optprobe.probes.views import CollectorView
 
 PAGE = 4096
 PATIENCE = 1.0
-"""Seconds until garbage that somebody was inside of is looked at again, at a stop."""
+"""Seconds until garbage that a thread was inside of is scanned again, at a stop."""
 
 
 class Trigger(Enum):
@@ -40,7 +40,7 @@ class Collector:
     """Frees the slots of one session's arena, and keeps account of it. Times are in seconds.
 
     check_alive: see Optimizer.
-    blocked_by: why the stacks could not be told the last time, in words; "" where they could.
+    blocked_by: why the stacks could not be enumerated the last time, in words; "" where they could.
     """
 
     guest: Guest
@@ -58,11 +58,11 @@ class Collector:
     _last: float = 0.0
 
     def collect(self, arena: Arena, why: Trigger) -> int:
-        """Free the slots that nobody can be inside; how many: none where the stacks cannot be told (just now).
+        """Free the slots that no thread can be inside. Return how many: 0 where the stacks cannot be enumerated (now).
 
         Data are not counted.
 
-        Raises OptprobeError where this is not the guest that they are in: what stands there may be in use.
+        Raises OptprobeError where this is not the guest that has them: the memory there may be in use.
         """
         if self.guest.stacks_missing:
             return 0
@@ -111,7 +111,7 @@ class Collector:
         return tuple(slot for slot in arena.dirty() if slot.address not in left)
 
     def unsettled(self, arena: Arena) -> tuple[Slot, ...]:
-        """Return what is free as soon as no thread is inside: no active call returns there."""
+        """Return the slots that are free as soon as no thread is inside: no active call returns there."""
         awaited = self.rethooks.awaited(self.guest)
         return tuple(slot for slot in arena.dirty() if slot.address not in awaited)
 

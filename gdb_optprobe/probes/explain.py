@@ -109,7 +109,7 @@ class Explainer:
 
 
 def _unless_full(arena: Arena, check: Callable[[], object]) -> None:
-    """Raises Refused as `check` does; not where the arena is full of what is collected when there is need."""
+    """Raise Refused as `check` does; but not where the arena is full of garbage that can be collected."""
     try:
         check()
     except Refused as refused:

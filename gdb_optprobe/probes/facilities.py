@@ -53,7 +53,7 @@ NAMES = {
     "user_programs": Refusal.PROGRAMS_MISSING,
     "modules": Refusal.MODULES_MISSING,
 }
-"""A guest's facilities, in the order in which they are told: the code of a refusal that has none of its own."""
+"""A guest's facilities, in the order of the output: the code of a refusal that has none of its own."""
 
 
 def asked(name: str, otherwise: Refusal, question: Question) -> FacilityView:
@@ -121,7 +121,7 @@ class _Guest:
         return f"; {LEFT}: {RECOVER}" if before is not None and before.probes else ""
 
     def quiescence(self) -> str:
-        """Whether all saved PCs can be told: for branches over several instructions."""
+        """Check that all saved PCs can be enumerated: for branches over several instructions."""
         if missing := self.target.guest.stacks_missing:
             raise Refused(Refusal.STACKS_UNKNOWN.because(missing=missing, needed=self.target.guest.isa.branch_size))
         return f"{_counted(sum(each.stack is not None for each in self.saved), 'stack')} looked through"
@@ -131,7 +131,7 @@ class _Guest:
         return tuple(self.target.guest.saved())
 
     def trap_tier(self) -> str:
-        """Where traps can be led to a handler of ours."""
+        """Check that traps can be redirected to our handler."""
         if missing := self.optimizer.traps.missing:
             raise Refused(Refusal.TRAP_TIER_MISSING.because(missing=missing))
         found = self.target.guest.trap_calls()
@@ -250,7 +250,7 @@ class _Kernel(_Guest):
                 refused.append(error.reason)
 
     def ftrace_records(self) -> str:
-        """Whether tracers of the guest's own can be kept off a site while a branch stands there."""
+        """Check that the guest's own tracers can be kept off a site that has our branch."""
         ftrace = self.ftrace
         records = ftrace.records(self.sites).values()
         if len(records) != len(self.sites):

@@ -1,4 +1,4 @@
-r"""What may stand in each field of a probe's text, wherever that comes from: the journal in the guest, a saved file.
+r"""The allowed text of each field of a probe, from any source: the journal in the guest, a saved file.
 
     journal ──read──► checked here ──► Spec ──checked again──► optprobe add LOCATION OPTIONS if EXPR do ACTION, …
 
@@ -25,7 +25,7 @@ _FUNCTION = re.compile(rf"(?:{_MODULE}:)?{_NAME}(?: *\+ *{_NUMBER})?")
 _HOME = re.compile(rf"{_MODULE}:(?:{_NAME}|\[{_MODULE}\])(?:\+{_NUMBER})?")
 _GLOB = re.compile(rf"(?:{_MODULE}:\*?)?[A-Za-z0-9_.?\[][A-Za-z0-9_.$*?!\[\]-]*|{_MODULE}:\*")
 _ADDRESS = re.compile(rf"\* *(?:{_NUMBER}|{_NAME} *(?:[-+] *{_NUMBER})?|\( *{_NAME} *(?:[-+] *{_NUMBER})? *\))")
-# Behind the last colon a slash may stand: a Go symbol has its package's path.
+# Behind the last colon there may be a slash: a Go symbol has its package's path.
 _PROGRAM = re.compile(r"/.*:[^:]*[^:\s]")
 _CALLED = re.compile(r"[A-Za-z_][\w.-]*")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
@@ -35,7 +35,7 @@ _OPTION = re.compile(r"(?<!\S)(?:--?[A-Za-z]|--(?!\S)|(?:if|do|entry)(?=[\s(]|$)
 
 
 class NotAField(ValueError):
-    """Text that cannot stand in a field."""
+    """Text that a field cannot have."""
 
     def __init__(self, what: str, text: str) -> None:
         shown = one_line(text)
@@ -59,7 +59,7 @@ def home(text: str) -> str:
 def place(text: str, program: bool = False, glob: bool = False) -> str:
     """Return a location that names a place and evaluates nothing. Raises NotAField.
 
-    program: BINARY:PLACE of a program. glob: MODULE:PATTERN may stand there too.
+    program: BINARY:PLACE of a program. glob: MODULE:PATTERN is allowed too.
     """
     if program:
         bare = _bare(text, _NO_PLACE)
@@ -124,7 +124,7 @@ def kept(location: str, address: int, program: bool = False, glob: bool = False)
 
 
 def checked(spec: Spec, location: str) -> None:
-    """Raise OptprobeError where a field of `spec` cannot stand in a command for a probe at `location`."""
+    """Raise OptprobeError where a command for a probe at `location` cannot have a field of `spec`."""
     try:
         _plain(location, "no location is")
         name(spec.name), tier(spec.tier), file(spec.file), condition(tidy(spec.condition))
@@ -139,7 +139,7 @@ def checked(spec: Spec, location: str) -> None:
 def tidy(text: str) -> str:
     """Return typed text as one line of printable characters that means the same.
 
-    Where it stands in quotes, what is not printable is written as C writes it; elsewhere white space is a space.
+    In quotes, characters that are not printable become escapes as in C; elsewhere white space becomes a space.
     """
     text = text.strip()
     if text.isprintable():
@@ -162,7 +162,7 @@ def _plain(text: str, what: str) -> str:
 
 
 def _bare(text: str, what: str) -> str:
-    """What stands outside quotes and brackets, the rest as spaces."""
+    """Return the text outside quotes and brackets, with spaces for the rest."""
     try:
         bare = frozenset(outside(_plain(text, what)))
     except OptprobeError:

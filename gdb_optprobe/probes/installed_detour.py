@@ -1,4 +1,4 @@
-"""A detour that stands in guest memory, in a slot of the arena."""
+"""A detour in guest memory, in a slot of the arena."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
 
 LayOut = Callable[[int], Detour]
-"""The detour at an address; as long wherever it stands."""
+"""The detour at an address; its length does not depend on the address."""
 
 
 def install_pad(address: int, data: bytes, guest: Guest, arena: Arena) -> StopPad:
@@ -70,7 +70,7 @@ class InstalledDetour:
                 change = arena.code_patch(slot, detour.data, guest.machine, guest.isa.breakpoint)
                 break
             except TextChanged:
-                # Somebody left something there; the arena has struck that piece off, and the next one may be free.
+                # Other data are there. The arena has struck that piece off, and the next one may be free.
                 continue
         arena.journal.code(slot, detour)
         if uses is not None:
@@ -118,7 +118,7 @@ class InstalledDetour:
 
 
 def _size(address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> int:
-    """Return the bytes of a detour, wherever it stands. Raises Refused."""
+    """Return the length of a detour, which does not depend on its address. Raises Refused."""
     trial = arena.free_code(address, guest.isa.branch_reach)
     try:
         return lay_out(trial).size

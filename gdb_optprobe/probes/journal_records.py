@@ -26,7 +26,7 @@ FIELDS = frozenset(
     ("at", "location", "kind", "if", "do", "tier", "name", "glob", "entry if", "entry do", "maxactive", "pending")
 ) | frozenset(("file", "pid", "home", "waits", "off", "python", "data", "program", "sizes", "since", "seen", "lost"))
 LOST_FIELDS = frozenset(("at", "location", "kind", "data", "home", "waits", "glob"))
-"""What is noted of a probe that is lost."""
+"""The record of a probe that is lost."""
 KINDS = frozenset(kind.value for kind in Kind)
 PROGRAMS = frozenset((Kind.UPROBE.value, Kind.URETPROBE.value))
 NUMBERS = 1 << 32
@@ -116,7 +116,7 @@ def _valid_or_empty(check: Callable[[str], str], text: str) -> str:
 
 
 def read_probe(number: int, value: Any, left: ArenaContents) -> ProbeRecord:
-    """Raises Damaged where `value` cannot be of a probe whose memory is in what is `left`."""
+    """Raise Damaged where `value` cannot be of a probe with its memory in `left`."""
     try:
         validate.number(number, NUMBERS, 1)
         if not isinstance(value, dict) or not value.keys() <= FIELDS:

@@ -1,9 +1,9 @@
 """All return points of a session, those among them that have no probe any more but calls that are still under way.
 
-Who may still come to a trampoline that is left:
+These may still lead to a retired trampoline:
     a stack with its address as a return address      seen by every scan (detours/quiescence.py)
-    a detour that is left, before it has written it   so trampolines wait for all detours that are left
-    a call whose return address another one hides     tail calls: in our own tables; a tracer of the guest's: our
+    a retired detour, before it has written it        so trampolines wait for all retired detours
+    a call with its return address hidden by another  tail calls: in our own tables; a tracer of the guest's: our
                                                       table has the call, and its stack does not show us
 """
 
@@ -37,7 +37,7 @@ GROWTH = 4
 
 @dataclass(frozen=True, slots=True)
 class ActiveCall:
-    """A call of the function of `point`, and who makes it."""
+    """A call of the function of `point`, and its maker."""
 
     rethook: Rethook
     call: CallSlot
@@ -52,7 +52,7 @@ class KernelRethooks:
 
     @property
     def left_trampolines(self) -> frozenset[int]:
-        """Addresses of trampolines that calls may return to for as long as they please: nobody waits for them."""
+        """Return addresses of trampolines to which calls may return at any time: nothing waits for those calls."""
         return frozenset(at for point in self.known for at in point.left_trampolines)
 
     def awaited(self, guest: Guest) -> frozenset[int]:
@@ -71,7 +71,7 @@ class KernelRethooks:
         return next((found for point in self.known if (found := point.trampoline_at(pc)) is not None), None)
 
     def return_address(self, pc: int, key: int, read: ReadMemory) -> int | None:
-        """Where the call with this key really returns to, whose return address is `pc`; None where that is not known.
+        """Return where the call with this key and the return address `pc` really returns; None where it is not known.
 
         By tail calls it may return to another function's trampoline next, or to its own once more.
         """
@@ -162,7 +162,7 @@ class KernelRethooks:
         site.rethook = site.next_rethook = None
 
     def busy_slots(self, slots: Sequence[Range], guest: Guest) -> Collection[Range]:
-        """Those of `slots`, left by us, in which somebody is or may come to."""
+        """Return those of `slots`, retired by us, that a thread is in or may enter."""
         left, idle = self.left_trampolines, self._idle_trampolines(guest)
         inside = quiescence.busy(slots, chain(guest.saved(), self.hidden_return_addresses(guest)))
         found = {one.where for one in inside if one.pc not in idle}
@@ -179,9 +179,9 @@ class KernelRethooks:
     def active_calls(
         self, guest: Guest, arena: Arena, points: Iterable[Rethook] | None = None
     ) -> list[ActiveCall]:
-        """The calls that have not returned, and whose they are; what is seen never to return is dropped.
+        """Return the active calls and their makers; calls that can never return are dropped.
 
-        points: whose calls; else of all.
+        points: only their calls; else of all.
         """
         tables = [(point, point.read_calls(guest).active) for point in (self.known if points is None else points)]
         if not any(active for _, active in tables):
@@ -201,7 +201,7 @@ class KernelRethooks:
         return found
 
     def _call_stacks(self, guest: Guest, arena: Arena) -> CallStacks | None:
-        """None where not all stacks can be told now."""
+        """Return None where not all stacks can be enumerated now."""
         if guest.stacks_missing:
             return None
         try:
@@ -233,7 +233,7 @@ class KernelRethooks:
         for point in gone:
             point.stop_handlers.remove_breakpoint()
         for newer in self.known:
-            # The counts of a table that is gone go on in the newer one, and so do tables that were older still.
+            # The newer table takes over the counts of a table that is gone, and its older tables.
             while (old := next((each for each in newer.older if each in gone), None)) is not None:
                 newer.earlier_counts += old.earlier_counts + old.read_calls(guest)
                 newer.older = [*(each for each in newer.older if each is not old), *old.older]

@@ -1,7 +1,7 @@
 """Traps in the kernel's text: each leads to the detour of its branch.
 
     probed insn: trap ──► the kernel's entry code ──► dispatcher ──► detour of the branch ──► next insn
-The dispatcher and its table are in trap_dispatcher.py; what is here is what the kernel's traps have for themselves: a
+The dispatcher and its table are in trap_dispatcher.py. This file has the part that only the kernel's traps need: a
 removed trap leads nowhere (the dispatcher returns to the instruction itself), and a guest may have no way to them.
 """
 

@@ -4,8 +4,8 @@
     detours     A: …, jmp ──┐   ┌─► B: …         linked:             A ──────────► B
                             └───┘
 A jump between text and detours costs QEMU a look-up, more than some instructions do; in a function with many probes
-most ways on are linked. A link is one write of a displacement while the guest stands: wherever a vCPU is, both ways are
-right. Links go before what they lead to goes: a detour that is left holds none, whoever may still be inside.
+most exits are linked. A link is one write of a displacement while the guest is stopped: wherever a vCPU is, both exits
+are right. Links are removed before their targets: a retired detour has none, though threads may still be inside.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gdb_optprobe.probes.registry import Registry
 
 @dataclass
 class Links:
-    """The links between the detours of the branches that stand in the guest."""
+    """The links between the detours of the installed branches."""
 
     guest: Guest
     registry: Registry
@@ -31,7 +31,7 @@ class Links:
     _linked: dict[int, Patch] = field(default_factory=dict)
 
     def add(self, branch: Branch) -> None:
-        """`branch` was written: link it with those that stand, itself among them."""
+        """Link `branch`, which was written, with the installed branches, itself among them."""
         ways = branch.detour.exits
         for insn in ways:
             self._exits[insn.target or 0].append(insn)
@@ -48,7 +48,7 @@ class Links:
             self._exits[insn.target or 0].remove(insn)
 
     def is_linked(self, branch: Branch) -> bool:
-        """Whether somebody may come to the detour of `branch` who has not passed its head in the text."""
+        """Return whether a thread may enter the detour of `branch` without passing its head in the text."""
         return any(insn.address in self._linked for insn in self._exits[branch.plan.head])
 
     def detour_bytes(self, branch: Branch) -> bytes:

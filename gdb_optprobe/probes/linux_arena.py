@@ -48,7 +48,7 @@ class LinuxArena:
 
     @property
     def keeps_journal(self) -> bool:
-        """Whether `stands` tells a snapshot that was loaded meanwhile."""
+        """Whether `is_in_place` notices a snapshot that was loaded meanwhile."""
         return self._took and self.room is not None and self._journal.is_open
 
     def find(self) -> Arena:
@@ -117,7 +117,7 @@ class LinuxArena:
         return left if left.probes or left.users or texts else None
 
     def uncovered(self, address: int, data: bytes) -> bytes:
-        """Return `data`, read at `address`, with what the branches of an earlier GDB cover where these still stand."""
+        """Return `data`, read at `address`, with the bytes under branches of an earlier GDB that are still there."""
         if self._covered is None:
             try:
                 self.left()
@@ -194,7 +194,7 @@ class LinuxArena:
         self.linux.memory.forget()
 
     def give_back(self) -> None:
-        """Nothing of ours is left: page tables become what they were. Raises OptprobeError where a loan stays."""
+        """Restore the page tables: nothing of ours is in the memory. Raises OptprobeError where a loan stays."""
         if self._took and self.room is not None and self.room.loan is not None:
             self._repay(self.room)
             return

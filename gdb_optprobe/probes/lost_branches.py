@@ -1,6 +1,6 @@
-"""Branches whose bytes somebody else has changed: they are left alone, with all they lead to.
+"""Branches with bytes that something else has changed: they are left alone, with all they lead to.
 
-The guest's own kprobe stands on one, say. Once it has gone our bytes are there again, and are taken away then.
+The guest's own kprobe is on one, say. Once it is gone our bytes are there again, and are removed then.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gdb_optprobe.probes.probe import Probe
 
 @dataclass
 class LostBranches:
-    """branches: that could not be taken away. counters: that their programs go on writing, by probe number."""
+    """branches: that could not be removed. counters: that their programs still write, by probe number."""
 
     branches: list[Branch] = field(default_factory=list)
     counters: dict[int, Slot] = field(default_factory=dict)
 
     def covers(self, address: int) -> bool:
-        """Whether the text at `address` is one of theirs."""
+        """Return whether `address` is in the text of one."""
         return any(branch.patch.address <= address < branch.patch.end for branch in self.branches)
 
     def keep_counter(self, probe: Probe) -> bool:

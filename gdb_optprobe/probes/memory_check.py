@@ -1,4 +1,4 @@
-"""Whether the guest's memory still holds what we wrote, and whom that keeps from seeing something; in words."""
+"""Check that the guest's memory still holds what we wrote, and list the tracers that miss calls because of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
 
 
 def untraced_sites(target: Target) -> tuple[str, ...]:
-    """One line while a tracer of the guest's own runs that does not see a site of ours, or one that was; else none."""
+    """Return one line while a tracer of the guest runs that misses a site of ours, or a former one; else none."""
     if not (sites := target.tracer.passed_over()):
         return ()
     names = ", ".join(target.guest.symbol(site) for site in sites)

@@ -1,4 +1,4 @@
-"""Probes whose text comes and goes: in modules, and in modules that are not loaded yet.
+"""Probes in modules that are loaded and unloaded, and in modules that are not loaded yet.
 
     add ──────────► in the guest ──unloaded──► gone ──loaded again──► in the guest, with all that was counted
     add -pending ─► pending ──loaded──► in the guest
@@ -6,8 +6,8 @@
 Which modules there are is compared at every stop and at every command, not when one comes or goes: that costs nothing.
 Where a probe is -pending, the guest stops once for every module that is loaded, before anything of it runs.
 
-Nothing is written where text is gone. The detours that led there are left to the collector like any other: who is in
-one is in the module's function, so the module was not unloaded under him.
+Nothing is written where text is gone. The collector frees the detours that led there like any other: a thread in
+one is in the module's function, so the module was not unloaded under it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class ModuleTracker:
         self._install_loaded()
 
     def _on_load(self, module: int) -> None:
-        """A module is complete, and nothing of it has run: nobody can be in the way. Raises OptprobeError."""
+        """Probe a module that is complete before any of its code has run: no thread is inside. Raises OptprobeError."""
         if not self.is_here():
             return
         self.optimizer.not_yet_run = self.target.modules.arrived(module)

@@ -1,17 +1,17 @@
 """Bring every site to the best tier that is safe now, and down again when something demands it.
 
-              plan is optimized                     nobody inside
-    breakpoint ───────────────► optimizing ───────────────────────► optimized ──► gone: somebody changed our bytes
+              plan is optimized                     no thread inside
+    breakpoint ───────────────► optimizing ───────────────────────► optimized ──► gone: our bytes were changed
         ▲                         (works as a stop point)               │
         └───────────────────────────────────────────────────────────────┘
           a handler, a user's breakpoint, a setting, the guest's own probe or tracer; disabled: from and to anywhere
-There is no unoptimizing that takes time: a branch goes by one write while the guest stands, and who is in its detour
-goes on there.
+There is no unoptimizing that takes time: a branch is removed by one write while the guest is stopped, and a thread in
+its detour continues there.
 
 Sites on one straight-line run may share a branch, so they are planned together. A branch over several instructions is
-written only when no saved PC is inside them (rule 3). What waits, for somebody to leave, for the guest to undo what it
-does to its text (PASSING) or for memory, is tried again at every stop that occurs anyway; one scan of the stacks serves
-all of it.
+written only when no saved PC is inside them (rule 3). A site that waits, for a thread to leave, for the guest to undo a
+change of its text (PASSING) or for memory, is tried again at every stop that occurs anyway; one scan of the stacks
+serves all sites.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Optimizer:
         asked: dict[int, Neighbour | None] = {}
 
         def ask(at: int) -> Neighbour | None:
-            # What is planned is a probe here, whether it is registered yet or not.
+            # The plan counts a probe here, whether it is registered yet or not.
             found = asked[at] = neighbours(at) if at != address else None
             return found
 
@@ -204,7 +204,7 @@ class Optimizer:
             write_probe(probe, arena.journal)
 
     def release_arena(self) -> bool:
-        """Give its memory back, and look anew when some is next needed; False while somebody may be inside."""
+        """Give its memory back, and find some again at the next need. Return False while a thread may be inside."""
         if self.arena is not None:
             self._recover_lost()
             self.collector.collect(self.arena, Trigger.COMMIT)
@@ -212,7 +212,7 @@ class Optimizer:
             self.arena.release_reserve()
             self.arena.retire_probe_read()
             self.collector.collect(self.arena, Trigger.COMMIT)
-            # A branch that somebody else changed may still lead there, and its counters are written.
+            # A branch that was changed by others may still lead there, and its counters are written.
             if not (self.arena.code.is_empty and self.arena.data.is_empty):
                 self.arena.refill_reserve()
                 return False
@@ -283,11 +283,11 @@ class Optimizer:
         return self._plan_without_detour(address, self._limits(specs), reason)
 
     def may_be_busy(self, site: Site) -> bool:
-        """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
+        """Return whether a thread may be in a program of `site`, or in a retired detour, perhaps of the site."""
         return quiescence_wait.may_be_busy(site, self.target.guest, self.arena)
 
     def retry(self, grow: bool = True) -> None:
-        """Try the sites that wait, and free what piles up. grow: try those whose tables of calls are half full, too."""
+        """Try the sites that wait, and free garbage. grow: also try those with half-full tables of calls."""
         enabled = [site for site in self.registry.sites() if site.enabled]
         some = [site for site in enabled if self._may_move_up(site) or (grow and self._grow_calls(site))]
         if some:
@@ -313,14 +313,14 @@ class Optimizer:
             self.collector.collect_if_due(self.arena)
 
     def reclaim(self) -> int:
-        """Free all that nobody is inside; how many slots that is not, where it may be some day."""
+        """Free the slots that no thread is inside. Return how many are left that may be freed later."""
         if self.arena is None or self.target.guest.stacks_missing:
             return 0
         self.collector.collect(self.arena, Trigger.COMMIT)
         return len(self.collector.unsettled(self.arena))
 
     def _may_move_up(self, site: Site) -> bool:
-        """Whether `site` may move up without any change of ours."""
+        """Return whether `site` may move up without a change by us."""
         if site.blocked_by or site.is_lost or site.plan.reason is None:
             return bool(site.blocked_by)
         code = site.plan.reason.code
@@ -367,7 +367,7 @@ class Optimizer:
     def release_counter(self, probe: Probe) -> None:
         """A deleted probe's counter and pad: code that still runs may come there, so they are reused only with it.
 
-        A detour that somebody else's change made us leave goes on counting until that is undone.
+        A detour that was retired because of another's change counts until that change is undone.
         """
         if self.arena is None or self._lost_branches.keep_counter(probe):
             return
@@ -387,7 +387,7 @@ class Optimizer:
         try:
             site.plan = self.plan(site.address, site.specs, neighbours)
         except Refused as refused:
-            # The guest's own kprobe came there, say: what is known of the code is what it was.
+            # The guest's own kprobe came there, say: the decoded code is the old one.
             site.plan = replace(_as_breakpoint(site.plan), reason=refused.reason)
 
     def _affected_sites(self, addresses: Sequence[int]) -> list[Site]:
@@ -423,7 +423,7 @@ class Optimizer:
         return [site for site in found if site is not None and not site.is_lost]
 
     def _exchange(self, group: Sequence[Site], sites: Sequence[Site]) -> None:
-        """Lead to what `group` wants where its old branch stands, by one write: whoever dies meanwhile, it counts on.
+        """Redirect the old branch of `group` to its new detour, by one write: if GDB dies meanwhile, it still counts.
 
         Where that does not come about all is as before, and the old branch goes first.
         """
@@ -481,7 +481,7 @@ class Optimizer:
             except OptprobeError as error:
                 lost.append(error)
                 self._lost_branches.branches.append(branch)
-                # Somebody else has changed our bytes: they are left alone, and so is the detour they may lead to.
+                # Our bytes were changed by others: they are left alone, and so is the detour that they may lead to.
                 for site in served:
                     site.abandon()
             else:
@@ -489,7 +489,7 @@ class Optimizer:
         return lost
 
     def _current_branch(self, group: Sequence[Site]) -> Branch | None:
-        """The branch of `group`, where it stands in the guest as it is wanted."""
+        """Return the branch of `group`, if it is installed as planned."""
         branch = group[0].branch
         wanted = branch_patch.probe_numbers(group), group[0].plan.displaced, group[0].plan.tier
         if branch is None or (branch.probe_numbers, branch.plan.displaced, branch.plan.tier) != wanted:
@@ -499,7 +499,7 @@ class Optimizer:
         return branch if self.read_registers.is_preserved(branch) else None
 
     def _optimize(self, group: Sequence[Site]) -> Sequence[OptprobeError]:
-        """Write the branch of `group`, if it does not stand and nobody is in the way; what went wrong."""
+        """Write the branch of `group`, if it is not installed and no thread is in the way. Return what went wrong."""
         if not group or group[0].branch is not None or any(site.blocked_by or site.pinned for site in group):
             return ()
         for site in group:
@@ -576,6 +576,6 @@ def _groups(sites: Sequence[Site]) -> list[list[Site]]:
 
 
 def _as_breakpoint(wanted: Plan) -> Plan:
-    """How a site works while it waits: as a breakpoint, which needs nothing and nobody."""
+    """Return the plan of a site that waits: a breakpoint, which needs nothing."""
     insn = (wanted.insn,)
     return replace(wanted, tier=Tier.BREAKPOINT, displaced=insn, original=b"", needs_quiescence=False, ftrace=None)

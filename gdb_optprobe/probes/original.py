@@ -10,7 +10,7 @@ from gdb_optprobe.probes.registry import Registry
 
 
 class OriginalMemory:
-    """`memory` with every branch of ours shown as the bytes it covers. Writing is not its business."""
+    """`memory`, read-only, with the bytes that our branches cover in their place."""
 
     def __init__(self, memory: Memory, registry: Registry) -> None:
         self._memory = memory

@@ -74,7 +74,7 @@ class Probe:
         self.seen = self._before
 
     def remove_breakpoints(self) -> None:
-        """Nobody is stopped at its pad any more, nor for its handler in a trampoline."""
+        """Remove its pad and the stops of its handler in a trampoline."""
         for point in self.breakpoints:
             point.remove()
         self.pad_breakpoint = None
@@ -87,13 +87,13 @@ class Probe:
         yield from self.return_breakpoints.values()
 
     def remove_return_breakpoints(self, start: int, end: int) -> None:
-        """Nobody comes to the trampoline there any more."""
+        """Retire the trampoline there."""
         for at in [at for at in self.return_breakpoints if start <= at < end]:
             self.return_breakpoints.pop(at).remove()
 
     @property
     def read_registers(self) -> frozenset[str] | None:
-        """The registers that a hit reads where the probe stands, as GDB names them; None for all.
+        """Return the registers that a hit reads at the probe, by GDB's names; None for all.
 
         A Python handler, a stop shows them.
         """

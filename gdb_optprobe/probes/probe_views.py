@@ -381,7 +381,7 @@ def _detour_lines(site: Site, guest: Guest) -> tuple[CodeLine, ...]:
     spell = guest.text.spell
     displaced = {insn.address for insn in (site.installed_plan or site.plan).displaced}
     notes = {
-        at: f"stands for {spell(original)}" if original in displaced else f"back to {spell(original)}"
+        at: f"replaces {spell(original)}" if original in displaced else f"back to {spell(original)}"
         for at, original in detour.origins
     }
     for start, end, original in detour.programs:
@@ -394,7 +394,7 @@ def _describe_programs(site: Site) -> str:
     """What the programs at the address of `site` do, one after the other."""
     done = [", ".join(probe.spec.actions) for probe in site.enabled if not probe.is_return]
     if site.return_probes:
-        done.append("the entry of a call whose return is probed")
+        done.append("the entry of a call with a probed return")
     return "; ".join(done)
 
 
@@ -425,7 +425,7 @@ def explain_view(plan: Plan, guest: Guest, counts: bool = True) -> ExplainView:
 
 def _note(plan: Plan, guest: Guest) -> str:
     """Return why the probe is behind the address that was asked for, and why calls may not come by there."""
-    moved = f"the probe stands behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
+    moved = f"the probe is behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
     return "; ".join(filter(None, (moved, guest.bypassed(plan.address))))
 
 

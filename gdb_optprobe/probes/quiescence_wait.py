@@ -1,4 +1,4 @@
-"""Who is in the way: of a branch that would displace several instructions, of a program that is to begin anew."""
+"""The threads in the way of a branch over several instructions, or of a program that is to start anew."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _listed(places: Sequence[str]) -> str:
 def find_busy(
     plans: Sequence[Plan], detours: Sequence[Detour], guest: Guest, arena: Arena | None
 ) -> Mapping[int, str]:
-    """By the head of each of `plans`: who is inside, in words.
+    """Return, by the head of each of `plans`, the threads inside, in words.
 
-    Inside is also who stands in a detour that is left, or may be soon (`detours`), and from there comes to the middle
+    A thread also counts as inside in a detour that is retired, or may be soon (`detours`), and that leads to the middle
     of the new branch.
     """
     if not plans:
@@ -47,7 +47,7 @@ def find_busy(
     try:
         inside = quiescence.busy(windows, guest.saved())
     except OptprobeError as error:
-        # The guest was stopped while it switched threads, say: nobody is proven to be outside.
+        # The guest was stopped while it switched threads, say: no thread is proven to be outside.
         return {plan.head: error.message for plan in plans}
     words = {
         found.where: Refusal.NOT_QUIESCENT.because(owner=found.owner, pc=guest.text.spell(found.pc)).text
@@ -62,12 +62,12 @@ def _windows(plan: Plan, detours: Sequence[Detour], arena: Arena | None) -> Iter
     for detour in (*left, *detours):
         if any(plan.head < address < plan.end for address in detour.original_addresses):
             yield detour.address, detour.end
-            # From a pad somebody comes to a detour.
+            # A pad leads to a detour.
             yield from pads
 
 
 def describe_busy_slots(slots: Sequence[Slot], guest: Guest) -> str:
-    """Who may be inside which of the `slots`, that are left, in words; "" where nobody is, or it cannot be told now."""
+    """Return the threads that may be inside the retired `slots`, in words; "" for none, or where it is not known."""
     try:
         inside = quiescence.busy([(slot.address, slot.end) for slot in slots], guest.saved())
     except OptprobeError:
@@ -77,7 +77,7 @@ def describe_busy_slots(slots: Sequence[Slot], guest: Guest) -> str:
 
 
 def may_be_busy(site: Site, guest: Guest, arena: Arena | None) -> bool:
-    """Whether somebody may be in a program of `site`, or in a detour that was left, which may have been one's."""
+    """Return whether a thread may be in a program of `site`, or in a retired detour, perhaps of the site."""
     left = arena.retired if arena is not None else ()
     detours = (*left, *((site.branch.detour,) if site.branch is not None else ()))
     inside = [(one.address, one.end) for one in detours]

@@ -19,7 +19,7 @@ from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 class Registry:
     """Probes of all kinds by number, and their sites: the kernel's by address. It changes nothing in the guest.
 
-    hooks: what else of ours stands in the kernel's text, for as long as it does: no probe can be there.
+    hooks: our other patches of the kernel's text, while they are there: no probe can be there.
     """
 
     def __init__(self) -> None:
@@ -144,15 +144,15 @@ class Registry:
         del self._branches[branch.plan.head], self._by_slot[branch.detour.address]
 
     def branches(self) -> Iterator[Branch]:
-        """Our branches that stand in the guest's text now, by address."""
+        """Return our installed branches, by address."""
         return iter([self._branches[head] for head in self._heads])
 
     def branch(self, head: int) -> Branch | None:
-        """The branch that stands at `head`."""
+        """Return the installed branch at `head`."""
         return self._branches.get(head)
 
     def branches_within(self, start: int, end: int) -> list[Branch]:
-        """Those that stand from `start` to before `end`."""
+        """Return the installed branches in [start, end)."""
         first, last = bisect_left(self._heads, start), bisect_left(self._heads, end)
         return [self._branches[head] for head in self._heads[first:last]]
 
@@ -164,7 +164,7 @@ class Registry:
         yield from (patch for patch in found if patch.end > start)
 
     def detour_at(self, pc: int) -> Detour | None:
-        """The detour that `pc` is in; of a pad, one that stands for the probed address."""
+        """Return the detour that `pc` is in; for a pad, one that represents the probed address."""
         place = bisect_right(self._slots, pc)
         if place and pc < (detour := self._by_slot[self._slots[place - 1]].detour).end:
             return detour

@@ -26,7 +26,7 @@ class Hit:
     read:    memory, by address and size. write: sets registers.
     vcpu:    the number of the vCPU, from 0.
     address: the probed address.
-    probe:   the number of the probe whose handler runs.
+    probe:   the number of the probe with the handler that runs.
     stopped_by: the numbers of the probes that want the guest stopped.
     """
 
