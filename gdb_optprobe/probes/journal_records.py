@@ -28,7 +28,6 @@ FIELDS = frozenset(
 LOST_FIELDS = frozenset(("at", "location", "kind", "data", "home", "waits", "glob"))
 """The record of a probe that is lost."""
 KINDS = frozenset(kind.value for kind in Kind)
-PROGRAMS = frozenset((Kind.UPROBE.value, Kind.URETPROBE.value))
 NUMBERS = 1 << 32
 """What no probe's number reaches."""
 BOUND = 1 << 31
@@ -185,17 +184,18 @@ def _spec(value: Mapping[str, Any], flag: Callable[[str], bool]) -> Spec:
     def text(name: str) -> str:
         return validate.text(value.get(name, ""))
 
-    kind, glob = text("kind") or Kind.KPROBE.value, flag("glob")
-    if kind not in KINDS:
-        raise ValueError(f"{ascii(kind)[:40]} is no kind of probe")
+    named, glob = text("kind") or Kind.KPROBE.value, flag("glob")
+    if named not in KINDS:
+        raise ValueError(f"{ascii(named)[:40]} is no kind of probe")
+    kind = Kind(named)
     entry_if = fields.condition(text("entry if"))
     entry_do = [fields.action(validate.text(each)) for each in validate.items(value.get("entry do", []), ACTIONS)]
     actions = [validate.text(each) for each in validate.items(value.get("do", ["count"]), ACTIONS)]
     if not actions:
         raise ValueError("no action")
     return Spec(
-        location=fields.place(text("location"), kind in PROGRAMS, glob),
-        kind=Kind(kind),
+        location=fields.place(text("location"), kind.in_program, glob),
+        kind=kind,
         condition=fields.condition(text("if")),
         actions=tuple(fields.action(action) for action in actions),
         tier=fields.tier(text("tier")),

@@ -20,6 +20,15 @@ class Kind(Enum):
     UPROBE = "uprobe"
     URETPROBE = "uretprobe"
 
+    @property
+    def in_program(self) -> bool:
+        """Whether it is on a user's program."""
+        return self in (Kind.UPROBE, Kind.URETPROBE)
+
+    @property
+    def is_return(self) -> bool:
+        return self in (Kind.KRETPROBE, Kind.URETPROBE)
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
@@ -61,11 +70,11 @@ class Spec:
     @property
     def in_program(self) -> bool:
         """Whether it is on a user's program."""
-        return self.kind in (Kind.UPROBE, Kind.URETPROBE)
+        return self.kind.in_program
 
     @property
     def is_return(self) -> bool:
-        return self.kind in (Kind.KRETPROBE, Kind.URETPROBE)
+        return self.kind.is_return
 
     @property
     def has_python_handler(self) -> bool:

@@ -38,8 +38,7 @@ def uprobe_site(address: int = ADDRESS) -> UprobeSite:
 
 
 def probe(number: int, kind: Kind = Kind.KPROBE) -> Probe:
-    in_program = kind in (Kind.UPROBE, Kind.URETPROBE)
-    return Probe(number, Spec("f", kind=kind), ADDRESS if in_program else PLAIN)
+    return Probe(number, Spec("f", kind=kind), ADDRESS if kind.in_program else PLAIN)
 
 
 @pytest.mark.parametrize("kind", Kind)
