@@ -12,7 +12,8 @@ The ranges come from the guest's arch, or from `set optprobe arena`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gdb_optprobe.detours import stop_pad
@@ -124,6 +125,18 @@ class Arena:
         self._allocated_after[slot.address] = self._retirements
         self.journal.put(Item.DATA, slot.address, slot.size)
         return slot
+
+    @contextmanager
+    def new_data(self, size: int, near: int | None = None, reach: int = 1 << 64) -> Iterator[Slot]:
+        """Allocate data as `allocate_data`, and free it again where the block raises: nothing has used it."""
+        slot = self.allocate_data(size, near, reach)
+        try:
+            yield slot
+        except BaseException:
+            self.data.free(slot)
+            self._allocated_after.pop(slot.address, None)
+            self.journal.drop(Item.DATA, slot.address)
+            raise
 
     def allocate_table(self, table: TableKind, size: int, near: int, reach: int) -> Slot:
         """Allocate data for the current table of a kind. Raises Refused."""

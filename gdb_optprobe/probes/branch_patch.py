@@ -16,7 +16,6 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
-from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
@@ -79,8 +78,10 @@ def install(
         placed.release(target.guest, arena, reached=False)
         raise
     held = {way.address: way.new for way in ways}
-    for pad in (probe.pad for site in sites for probe in site.enabled if probe.pad is not None):
-        pad.data = held[pad.address]
+    for probe in (probe for site in sites for probe in site.enabled):
+        probe.handler.forget_code()
+        if probe.pad is not None:
+            probe.pad.data = held[probe.pad.address]
     branch = Branch(plan, tuple(site.address for site in sites), probe_numbers(sites), change, placed, keeps)
     for site in sites:
         site.attach_branch(branch, target)
@@ -110,15 +111,21 @@ def probe_numbers(sites: Sequence[Site]) -> tuple[int, ...]:
     return tuple(probe.number for site in sites for probe in site.enabled)
 
 
-def reserve(probe: Probe, guest: Guest, arena: Arena) -> None:
-    """Memory for what the probe's program gathers, as it is before the first hit. Raises Refused."""
-    if probe.counter is None:
-        probe.counter = arena.allocate_data(probe.handler.size, probe.address, guest.isa.data_reach)
-        guest.machine.write(probe.counter.address, probe.handler.initial())
+def reserve(probe: Probe, plan: Plan, guest: Guest, arena: Arena, keeps: PreservedRegisters) -> None:
+    """Reserve memory for what the program of `probe` gathers, and write it as it is before the first hit.
+
+    Raises Refused; NotLowered before that is written.
+    """
     if probe.handler.dereferences and not isinstance(probe.handler.unmapped, Missing):
         probe.readers = install_probe_read(probe.handler.unmapped, probe.address, guest, arena)
     if probe.handler.stops and probe.pad is None and not probe.is_return:
         probe.pad = install_pad(probe.address, b"", guest, arena)
+    if probe.counter is None:
+        with arena.new_data(probe.handler.size, probe.address, guest.isa.data_reach) as memory:
+            if not probe.is_return:
+                program_of(probe, memory.address, plan, guest, keeps)
+            guest.machine.write(memory.address, probe.handler.initial())
+        probe.counter = memory
 
 
 def out_of_reach(best: Plan, guest: Guest, arena: Arena) -> Reason | None:
@@ -145,22 +152,26 @@ def _programs(sites: Sequence[Site], guest: Guest, arena: Arena, keeps: Preserve
     """By address, every enabled probe with its program, in the order in which they run."""
     for site in sites:
         for probe in site.enabled:
-            reserve(probe, guest, arena)
+            reserve(probe, site.plan, guest, arena, keeps)
     return {site.address: _site_programs(site, guest, keeps) for site in sites}
 
 
 def _site_programs(site: Site, guest: Guest, keeps: PreservedRegisters) -> Sequence[tuple[Probe, Code]]:
-    plan = site.plan
-    dead, passed = _dead_for(plan.dead, keeps, guest.isa)
-
-    def of(probe: Probe, counter: Slot) -> Code:
-        return probe.handler.code(guest.isa, plan, dead, counter.address, probe.readers, probe.pad, passed)
-
-    counted = [probe for probe in site.enabled if not probe.is_return]
-    codes = [(probe, of(probe, probe.counter)) for probe in counted if probe.counter is not None]
+    codes = [
+        (probe, program_of(probe, probe.counter.address, site.plan, guest, keeps))
+        for probe in site.enabled
+        if not probe.is_return and probe.counter is not None
+    ]
     if site.rethook is not None and (returning := site.return_probes):
+        dead, _ = _dead_for(site.plan.dead, keeps, guest.isa)
         codes.append((returning[-1], site.rethook.entry_code(dead, guest)))
     return codes
+
+
+def program_of(probe: Probe, memory: int, plan: Plan, guest: Guest, keeps: PreservedRegisters) -> Code:
+    """Return the lowered program of `probe` for a detour of `plan`, with its memory at `memory`. Raises NotLowered."""
+    dead, passed = _dead_for(plan.dead, keeps, guest.isa)
+    return probe.handler.code(guest.isa, plan, dead, memory, probe.readers, probe.pad, passed)
 
 
 def _link_pads(codes: Codes, detour: Detour, guest: Guest) -> list[Patch]:

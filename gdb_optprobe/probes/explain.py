@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.detours.arena import Arena
@@ -14,17 +14,14 @@ from gdb_optprobe.detours.detour import Detour, build_count, build_detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import NO_MEMORY, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.probes import kernel_rethooks, probe_views
-from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
+from gdb_optprobe.probes.kprobes import Kprobes
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.spec_addresses import resolve_specs
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import uprobe_views
 from gdb_optprobe.probes.user.uprobes import Uprobes
@@ -33,25 +30,20 @@ from gdb_optprobe.probes.views import ExplainView
 
 @dataclass(frozen=True)
 class Explainer:
-    """standing, compile, as_wanted: of the session, by which it adds probes."""
+    """Asks what `add` asks."""
 
     target: Target
     registry: Registry
     optimizer: Optimizer
-    users: Uprobes
+    kprobes: Kprobes
+    uprobes: Uprobes
     settings: Callable[[], Settings]
-    plan: Callable[[int, Spec], Plan | None]
-    compile: Callable[[Spec, Plan, Settings], Handler]
-    check_tier: Callable[[Plan, Spec], None]
 
-    def explain(self, specs: Sequence[Spec]) -> Iterator[ExplainView]:
+    def explain(self, places: Iterable[tuple[Spec, Sequence[int]]]) -> Iterator[ExplainView]:
         """Yield what a probe at each address of each spec's location would be. Raises OptprobeError as `add` does."""
-        for spec in specs:
-            for action in spec.action_parts:
-                check_action(action)
-        for spec, addresses in resolve_specs(specs, self.target, len(self.registry), self.settings().max_probes):
+        for spec, addresses in places:
             if spec.in_program:
-                yield uprobe_views.explain_view(spec, self.users, self.target.guest)
+                yield uprobe_views.explain_view(spec, self.uprobes, self.target.guest)
             elif not addresses:
                 why = Refusal.PENDING.because(location=spec.location, why="")
                 yield probe_views.unprobeable_view(0, why, self.target.guest)
@@ -60,23 +52,26 @@ class Explainer:
 
     def _explain_at(self, address: int, spec: Spec) -> ExplainView:
         try:
-            plan = self.plan(address, replace(spec, glob=False))
+            plan = self.kprobes.plan_at(address, replace(spec, glob=False))
             assert plan is not None, "no glob leaves anything out"
-            handler = self.compile(spec, plan, self.settings())
-            plan = replace(self._plan_with_memory(plan, spec, handler), moved=plan.moved)
+            settings = self.settings()
+            handler = self.kprobes.compile(spec, plan, settings)
+            probe = Probe(0, spec, plan.address, handler, sizes_of(settings))
+            self.kprobes.lower(probe, plan)
+            plan = replace(self._plan_with_memory(plan, probe), moved=plan.moved)
         except Refused as refused:
             return probe_views.unprobeable_view(address, refused.reason, self.target.guest)
         return probe_views.explain_view(plan, self.target.guest, spec.is_plain_count and not spec.is_return)
 
-    def _plan_with_memory(self, plan: Plan, spec: Spec, handler: Handler) -> Plan:
+    def _plan_with_memory(self, plan: Plan, probe: Probe) -> Plan:
         """Return what becomes of `plan` beside the probes that are there and in free memory. Raises Refused."""
-        site = self.registry.site(plan.address)
+        site, spec = self.registry.site(plan.address), probe.spec
         specs = [*site.specs, spec] if site is not None else [spec]
         if len(specs) > 1:
             plan = self.optimizer.plan(plan.address, specs)
-        probe = Probe(0, spec, plan.address, handler, sizes_of(self.settings()))
         if self.optimizer.needs_memory(probe, plan):
-            reserve(probe, self.optimizer, lambda: self._check_data(probe))
+            with self.optimizer.suggesting_sizes(probe):
+                self._check_data(probe)
         try:
             self._check_code(plan)
         except Refused as refused:
@@ -84,7 +79,7 @@ class Explainer:
         if spec.tier:
             why = plan.why_not(Tier(spec.tier))
             if why is not None and why.code in NO_MEMORY:
-                self.check_tier(plan, spec)
+                self.kprobes.check_tier(plan, spec)
         return plan
 
     def _check_data(self, probe: Probe) -> None:

@@ -89,6 +89,7 @@ class Handler:
     table_bits: int = 9
     ring_bits: int = 9
     entry: EntryProgram = field(default_factory=EntryProgram)
+    _lowered: list[tuple[LoweringContext, Code]] = field(init=False, default_factory=list, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -242,11 +243,10 @@ class Handler:
         """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 
         pad: where it goes to stop. passed: of one that stops, what is dead where it does not. kept: as there.
-        Raises NotLowered.
+        Asked again for the same, it returns the same. Raises NotLowered.
         """
         if self.is_plain:
             return lambda at: isa.count(memory, at, dead, plan.base)
-        machine = isa.codegen
         around = LoweringContext(
             address=plan.address,
             objects=tuple(self._addresses(memory))[: len(self.program.objects)],
@@ -263,7 +263,16 @@ class Handler:
             passed=passed,
             kept=kept,
         )
-        return lower(self.program, around, machine)
+        for known, code in self._lowered:
+            if known == around:
+                return code
+        code = lower(self.program, around, isa.codegen)
+        self._lowered[:] = [(around, code)]
+        return code
+
+    def forget_code(self) -> None:
+        """Free the lowered program: it is in the guest."""
+        self._lowered.clear()
 
     def at_entry(self, memory: int) -> LoweringContext | None:
         """Of what a return probe does where its function is entered; None where it does nothing there but save."""

@@ -17,6 +17,7 @@ from gdb_optprobe.handlers.ir import Constant, Program, Put
 from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, PlacedCallTable, lower_entry
 from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.return_scope import EntryProgram
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
@@ -117,9 +118,10 @@ def compile_kretprobe(
     return program, replace(names, names=scope), entry
 
 
-def check_code(handler: Handler, plan: Plan, guest: Guest, readers: ProbeReadRoutines | None) -> None:
+def check_code(handler: Handler, plan: Plan, guest: Guest) -> None:
     """Lower what `handler` does at the entry, and at the return. Raises NotLowered where native code cannot do it."""
     isa = return_backend(guest)
+    readers = None if isinstance(handler.unmapped, Missing) else ProbeReadRoutines(plan.address, plan.address)
     before = EntryState(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
     part = EntryPart(handler.entry, around=handler.at_entry(plan.address))
     table = PlacedCallTable(CallTableLayout(1, len(handler.entry.words)), plan.address)

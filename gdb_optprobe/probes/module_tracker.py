@@ -13,31 +13,25 @@ one is in the module's function, so the module was not unloaded under it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps.call_table import CallCounts
 from gdb_optprobe.probes.branch import Branch
-from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.kprobes import Kprobes
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, with_sizes
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import StopPoint
 from gdb_optprobe.probes.target import Target
 
 _FUNCTION = re.compile(r"([A-Za-z_][\w-]*:)?[A-Za-z_.$][\w.$]*(\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
-
-Compile = Callable[[Spec, Plan, Settings], Handler]
-"""What a hit does, at a plan. Raises OptprobeError."""
-PlanProbe = Callable[[int, Spec], Plan | None]
-"""The plan for a probe at an address. Raises Refused."""
 
 
 def can_be_pending(location: str) -> bool:
@@ -53,26 +47,29 @@ class ModuleTracker:
     registry: Registry
     optimizer: Optimizer
     settings: Callable[[], Settings]
-    plan: PlanProbe
-    compile: Compile
+    kprobes: Kprobes
     is_here: Callable[[], bool]
     _modules: dict[int, object] = field(default_factory=dict)
     _call_counts: dict[int, CallCounts] = field(default_factory=dict)
     _tried_modules: object = None
     _load_hook: StopPoint | None = None
 
-    def track(self, probe: Probe, site: Site) -> None:
-        """`probe` was put at `site`."""
-        identity = self.target.modules.identity(site.address)
-        if identity is None:
-            return
-        probe.home = self.target.modules.home(site.address)
-        self._modules[site.address] = identity
-        site.is_text_there = lambda: self.target.modules.identity(site.address) == identity
+    def track(self, probes: Iterable[Probe]) -> None:
+        """Note which of `probes` are in modules: they are gone with them, and come back with them."""
+        for probe in probes:
+            at = probe.address
+            identity = self.target.modules.identity(at) if probe.is_in_kernel else None
+            if identity is not None:
+                probe.home = self.target.modules.home(at)
+                self._modules[at] = identity
+                self.registry.site_of(probe).is_text_there = partial(self._is_same_load, at, identity)
 
-    def wait_for_load(self, probe: Probe, why: str = "") -> None:
-        """`probe`, which is new, waits for its module."""
-        self._set_pending(probe, why)
+    def _is_same_load(self, address: int, identity: object) -> bool:
+        return self.target.modules.identity(address) == identity
+
+    def wait_for_load(self, probe: Probe) -> None:
+        """Register `probe` as pending: it comes to be in the guest when its module is loaded."""
+        self._set_pending(probe, "")
         self._tried_modules = None
 
     def mark_gone(self, probe: Probe) -> None:
@@ -132,7 +129,7 @@ class ModuleTracker:
 
     def _is_loaded(self, address: int, identity: object) -> bool:
         """Whether the module is there, and no other load of it in the same place: that has none of our branches."""
-        if self.target.modules.identity(address) != identity:
+        if not self._is_same_load(address, identity):
             return False
         branches = (self._branch_in_text(at) for at, other in self._modules.items() if other == identity)
         some = next((branch for branch in branches if branch is not None), None)
@@ -209,9 +206,9 @@ class ModuleTracker:
             return False
         if len(found) > 1:
             raise OptprobeError(f"{len(found)} functions are called so")
-        plan = self.plan(found[0], replace(probe.spec, glob=False))
+        plan = self.kprobes.plan_at(found[0], replace(probe.spec, glob=False))
         assert plan is not None, "only a glob leaves out what is refused"
-        handler = self.compile(probe.spec, plan, with_sizes(self.settings(), probe.sizes))
+        handler = self.kprobes.compile(probe.spec, plan, with_sizes(self.settings(), probe.sizes))
         if probe.home and handler.size != probe.handler.size:
             raise OptprobeError("it would not do there what it did before")
         probe.handler = handler
@@ -220,8 +217,8 @@ class ModuleTracker:
         probe.address = plan.address
         site = self.registry.site(plan.address) or Site(plan.address, plan)
         self.registry.add(probe, site)
-        self.track(probe, site)
-        self.optimizer.reserve(probe, plan)
+        self.track([probe])
+        self.kprobes.reserve(probe)
         before = self._call_counts.pop(probe.number, None)
         if before is not None and site.next_rethook is not None:
             site.next_rethook.earlier_counts = before

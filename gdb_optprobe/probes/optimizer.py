@@ -16,7 +16,8 @@ serves all sites.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -243,7 +244,7 @@ class Optimizer:
         sites = self._affected_sites(tuple(addresses))
         neighbours = self._neighbours()
         for site in sites:
-            self._replan(site, neighbours)
+            self.replan(site, neighbours)
         self._planned.clear()  # what is written from here on may be in a plan's way
         groups = _groups(sites)
         new = [group for group in groups if self._must_be_quiescent(group[0].plan) and not self._current_branch(group)]
@@ -266,13 +267,34 @@ class Optimizer:
             raise lost[0]
 
     def reserve(self, probe: Probe, plan: Plan) -> None:
-        """Memory for what `probe` gathers, before any branch is touched, so that others keep theirs. Raises Refused."""
-        if self.needs_memory(probe, plan):
-            arena = self.take_arena()
-            self.with_memory(lambda: branch_patch.reserve(probe, self.target.guest, arena), arena)
+        """Reserve what `probe` gathers in, before any branch is written, so that others keep theirs.
+
+        Its program is lowered for that memory. Raises Refused, NotLowered.
+        """
+        if not self.needs_memory(probe, plan):
+            return
+        with self.suggesting_sizes(probe):
+            arena, keeps = self.take_arena(), self.read_registers.in_function_of(plan.head)
+            self.with_memory(lambda: branch_patch.reserve(probe, plan, self.target.guest, arena, keeps), arena)
             if probe.is_return:
                 site = self.registry.site_of(probe)
                 self.with_memory(lambda: self.rethooks.reserve(site, self.target.guest, arena), arena)
+
+    @contextmanager
+    def suggesting_sizes(self, probe: Probe) -> Iterator[None]:
+        """Where there is no memory for what `probe` gathers, say which sizes of its tables and ring would fit."""
+        try:
+            yield
+        except Refused as refused:
+            if refused.reason.code != Refusal.ARENA_FULL.code:
+                raise
+            needed, free = probe.handler.size, self.find_arena().data.largest
+            if needed <= free:
+                raise
+            text = f"{refused.reason.text}: what the actions gather takes {needed} bytes, and {free} are free"
+            smaller = probe.handler.fitting(free)
+            hint = f"this fits: {', '.join(smaller.sizes)}" if smaller is not None else refused.reason.hint
+            raise Refused(Reason(refused.reason.code, text, hint)) from None
 
     def needs_memory(self, probe: Probe, plan: Plan) -> bool:
         """Whether `probe` needs memory before anything is written into the text."""
@@ -381,7 +403,8 @@ class Optimizer:
         if probe.is_return and probe.is_in_kernel and not self.registry.site_of(probe).is_lost:
             self.rethooks.release(self.registry.site_of(probe), probe, self.target.guest, self.arena)
 
-    def _replan(self, site: Site, neighbours: Neighbours) -> None:
+    def replan(self, site: Site, neighbours: Neighbours | None = None) -> None:
+        """Plan `site` for all of its probes."""
         if not site.enabled:
             return
         try:

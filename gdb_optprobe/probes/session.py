@@ -8,40 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 from gdb_optprobe.detours.detour import Detour
-from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.detours.refusal import NO_MEMORY, Reason, Refusal, Refused
-from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.detours.stop_pad import StopPad
+from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.clauses import check_action
-from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
-from gdb_optprobe.handlers.ir import WORD
-from gdb_optprobe.handlers.return_scope import EntryProgram
-from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.interrupts import checkpoint
-from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import call_views, kretprobe, memory_check, probe_views, save
-from gdb_optprobe.probes.borrowing import prepare
+from gdb_optprobe.probes import call_views, memory_check, probe_views, save
 from gdb_optprobe.probes.explain import Explainer
-from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.kprobes import Kprobes
 from gdb_optprobe.probes.leftovers import clear_leftovers
-from gdb_optprobe.probes.module_tracker import ModuleTracker
+from gdb_optprobe.probes.module_tracker import ModuleTracker, can_be_pending
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.probe_views import SiteView
 from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_waits
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of
-from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.spec import Kind, Spec
-from gdb_optprobe.probes.spec_addresses import resolve_specs
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import uprobe_views
 from gdb_optprobe.probes.user.uprobes import Uprobes
@@ -64,12 +52,13 @@ class Session:
         self.settings = settings
         self.registry = registry if registry is not None else Registry()
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
-        self.module_tracker = ModuleTracker(
-            target, self.registry, self.optimizer, settings, self._plan, self.handler, self.is_here
-        )
+        self.kprobes = Kprobes(target.guest, self.registry, self.optimizer, settings)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
+        self.module_tracker = ModuleTracker(
+            target, self.registry, self.optimizer, settings, self.kprobes, self.is_here
+        )
         self._explainer = Explainer(
-            target, self.registry, self.optimizer, self.uprobes, settings, self._plan, self.handler, self._check_tier
+            target, self.registry, self.optimizer, self.kprobes, self.uprobes, settings
         )
         self.last_number: int | None = None
 
@@ -79,151 +68,96 @@ class Session:
         """Put a probe at every address of each spec's location; none at all where one of them is refused."""
         self.check_alive()
         clear_leftovers(self.target, self.optimizer, self.uprobes)
-        for spec in specs:
-            for action in spec.action_parts:
-                check_action(action)
-        limits = len(self.registry), self.settings().max_probes
-        places = resolve_specs(specs, self.target, *limits)
-        if prepare(self.optimizer, ((address, spec) for spec, addresses in places for address in addresses)):
-            places = resolve_specs(specs, self.target, *limits)
-        probes: list[Probe] = []
+        places = self._resolve(specs)
+        if self._borrow_memory(places):
+            places = self._resolve(specs)  # the guest has run
+        added: list[Probe] = []
         try:
             for spec, addresses in places:
-                probes += self._add_spec(spec, addresses)
+                self.target.debugger.guard()
+                if not (addresses or spec.in_program):
+                    added.append(self._add_pending(spec))
+                    continue
+                kind = self.uprobes if spec.in_program else self.kprobes
+                for first in range(0, len(addresses) or 1, AT_ONCE):
+                    checkpoint()
+                    new = kind.plan(spec, addresses[first : first + AT_ONCE])
+                    added += new
+                    self.module_tracker.track(new)
+                    for probe in new:
+                        kind.reserve(probe)
+                    if left_out := kind.install(new):
+                        self._remove(left_out)
+                        added = [probe for probe in added if self.registry.has(probe)]
+                    self.optimizer.write_records(probe for probe in new if self.registry.has(probe))
+                if addresses and not any(probe.spec is spec for probe in added):
+                    can_be = spec.tier or "probed"
+                    raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
+            self.module_tracker.update_load_hook()
         except BaseException:
-            self._remove([probe for probe in probes if self.registry.has(probe)])
+            self._remove([probe for probe in added if self.registry.has(probe)])
             raise
-        self.last_number = probes[-1].number
-        views = zip(self._views(probes), probes, strict=True)
-        return tuple(replace(view, note=self._note(probe)) for view, probe in views)
-
-    def _note(self, probe: Probe) -> str:
-        """Why calls may not come by it; see Target."""
-        return self.target.guest.bypassed(probe.address) if probe.is_in_kernel else ""
-
-    def _add_spec(self, spec: Spec, addresses: Sequence[int]) -> Sequence[Probe]:
-        """Put the probes of one location where they belong. Raises OptprobeError, the guest as it was."""
-        if spec.in_program:
-            return [self.uprobes.add(spec)]
-        if not addresses:
-            return [self._add_pending(spec)]
-        self.target.debugger.guard()
-        probes = self._create(spec, addresses)
-        if not probes:
-            can_be = spec.tier or "probed"
-            raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
-        self.module_tracker.update_load_hook()
-        return probes
+        self.last_number = added[-1].number
+        return tuple(
+            replace(view, note=self.target.guest.bypassed(probe.address) if probe.is_in_kernel else "")
+            for view, probe in zip(self._views(added), added, strict=True)
+        )
 
     def _add_pending(self, spec: Spec) -> Probe:
-        """A probe on a function that is not there yet."""
-        self.target.debugger.guard()
+        """Register a probe on a function that is not there yet."""
         probe = Probe(self.registry.next_number(), spec, 0, sizes=sizes_of(self.settings()))
         self.module_tracker.wait_for_load(probe)
-        try:
-            self.module_tracker.update_load_hook()
-        except OptprobeError:
-            self.registry.remove(probe)
-            raise
         self.optimizer.write_records([probe])
         return probe
 
-    def _plan(self, address: int, spec: Spec) -> Plan | None:
-        """The plan for a probe of `address`; of a glob's many addresses those that no tier can probe are left out.
+    def _resolve(self, specs: Sequence[Spec]) -> list[tuple[Spec, tuple[int, ...]]]:
+        """Return the addresses of each spec's location, each once; none of one that waits, or is a program's.
 
-        A function whose entry a tracer of the guest's own uses is probed at the next instruction, which runs as often.
+        Raises OptprobeError.
         """
+        found: list[tuple[Spec, tuple[int, ...]]] = []
+        seen: set[int] = set()
+        for spec in specs:
+            for action in spec.action_parts:
+                check_action(action)
+            if spec.tier and not spec.in_program and spec.tier not in {tier.value for tier in Tier}:
+                tiers = ", ".join(tier.value for tier in Tier)
+                raise OptprobeError(f"no tier is called '{spec.tier}'", f"there are: {tiers}")
+            addresses = () if spec.in_program else self._addresses(spec)
+            new = tuple(address for address in addresses if address not in seen)
+            seen |= {*new}
+            if new or not addresses:
+                found.append((spec, new))
+        if len(self.registry) + len(seen) > (limit := self.settings().max_probes):
+            raise OptprobeError(
+                f"{','.join(spec.location for spec in specs)} has {len(seen)} addresses and max-probes is {limit}",
+                "set optprobe max-probes N, or name fewer",
+            )
+        return found
+
+    def _addresses(self, spec: Spec) -> tuple[int, ...]:
+        """Return where a spec's location is now; nowhere where its probe is to wait. Raises OptprobeError."""
         try:
-            plan = self.optimizer.plan(address, [spec])
-            self._check_tier(plan, spec)
-            if spec.kind is Kind.KRETPROBE:
-                kretprobe.check_function(plan.address, self.target.guest)
-        except Refused:
-            if spec.glob:
-                return None
-            raise
-        refused = plan.why_not(Tier.OPTIMIZED)
-        if refused is None or refused.code != Refusal.FTRACE_IN_USE.code or spec.location.startswith("*"):
-            return plan
-        behind = self.optimizer.plan(plan.insn.end, [spec])
-        return replace(behind, moved=refused) if behind.tier is Tier.OPTIMIZED else plan
+            return self.target.debugger.resolve(spec.location, spec.glob)
+        except OptprobeError:
+            if not spec.pending or spec.glob or not can_be_pending(spec.location):
+                raise
+            return ()
 
-    def _check_tier(self, plan: Plan, spec: Spec) -> None:
-        """Raises Refused where `-tier` asks for a tier that this address cannot have."""
-        why = plan.why_not(Tier(spec.tier)) if spec.tier else None
-        if why is not None:
-            text = f"{self.target.guest.text.spell(plan.address)} cannot be {spec.tier}: {why.text}"
-            raise Refused(Reason(why.code, text, why.hint))
+    def _borrow_memory(self, places: Iterable[tuple[Spec, Sequence[int]]]) -> bool:
+        """Have the guest's kernel lend memory where there is no other and a probe needs some.
 
-    def _create(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
-        created: list[Probe] = []
-        try:
-            for first in range(0, len(addresses), AT_ONCE):
-                checkpoint()
-                wanted = [self._plan(address, spec) for address in addresses[first : first + AT_ONCE]]
-                plans = [plan for plan in wanted if plan is not None]
-                handlers = [self.handler(spec, plan, self.settings()) for plan in plans]
-                new = [self._register(spec, plan, handler) for plan, handler in zip(plans, handlers, strict=True)]
-                created += new
-                for probe, plan in zip(new, plans, strict=True):
-                    reserve(probe, self.optimizer, partial(self.optimizer.reserve, probe, plan))
-                self.optimizer.settle(self.registry.sites(new))
-                created = self._without_missed(created, new)
-                self.optimizer.write_records([probe for probe in new if self.registry.has(probe)])
-        except BaseException:
-            self._remove([probe for probe in created if self.registry.has(probe)])
-            raise
-        return created
-
-    def _without_missed(self, created: list[Probe], new: Sequence[Probe]) -> list[Probe]:
-        """Of `created`, all but those of `new` that there is no memory for in the tier that `-tier` asks for.
-
-        Raises Refused where that leaves out what is no glob's.
+        Return whether the guest has run for it, before anything is planned: a plan expires when it does.
         """
-        missed: list[Probe] = []
-        for probe in new:
-            try:
-                self._check_tier(self.registry.site_of(probe).plan, probe.spec)
-            except Refused as refused:
-                # A probe that shares the site may ask for a lower tier, which is that of both meanwhile.
-                if refused.reason.code not in NO_MEMORY:
-                    continue
-                if not probe.spec.glob:
-                    raise
-                missed.append(probe)
-        if missed:
-            self._remove(missed)
-        return [probe for probe in created if probe not in missed]
-
-    def handler(self, spec: Spec, plan: Plan, settings: Settings) -> Handler:
-        """What a hit at `plan` does. Raises OptprobeError, pointing at what cannot be done."""
-        if spec.is_plain_count:
-            return Handler()
-        returns = spec.kind is Kind.KRETPROBE
-        limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
-        entry = EntryProgram()
-        if returns:
-            program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.target.guest, limits)
-        else:
-            scope = self.target.guest.names_at(plan.address)
-            program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
-        bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
-        handler = replace(Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits), entry=entry)
-        pad = StopPad(Slot(plan.address, 0), b"", plan.address)
-        somewhere = None if isinstance(scope.reads, Missing) else ProbeReadRoutines(plan.address, plan.address)
-        with handler.errors_at_source(spec):
-            if returns:
-                kretprobe.check_code(handler, plan, self.target.guest, somewhere)
-            else:
-                handler.code(self.target.guest.isa, plan, plan.dead, plan.address, somewhere, pad)
-        return handler
-
-    def _register(self, spec: Spec, plan: Plan, handler: Handler) -> Probe:
-        site = self.registry.site(plan.address) or Site(plan.address, plan)
-        probe = Probe(self.registry.next_number(), spec, plan.address, handler, sizes_of(self.settings()))
-        self.registry.add(probe, site)
-        self.module_tracker.track(probe, site)
-        return probe
+        if not self.optimizer.memory.must_borrow():
+            return False
+        kinds = ((self.uprobes if spec.in_program else self.kprobes, spec, addresses) for spec, addresses in places)
+        if not any(kind.needs_memory(spec, addresses) for kind, spec, addresses in kinds):
+            return False
+        self.target.debugger.guard()
+        with suppress(Refused):  # the probes' plans say why there is none
+            self.optimizer.take_arena(borrow=True)
+        return True
 
     def delete(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         """Take probes out of the guest and forget them."""
@@ -264,7 +198,7 @@ class Session:
         self.uprobes.check_switch(probes, on)
         self.target.debugger.guard()
         if on:
-            prepare(self.optimizer, ((probe.address, probe.spec) for probe in probes if probe.is_in_kernel))
+            self._borrow_memory((probe.spec, [probe.address]) for probe in probes if probe.is_in_kernel)
         for probe in probes:
             probe.enabled = on
         self.optimizer.settle(self.registry.sites(probes))
@@ -338,7 +272,7 @@ class Session:
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
         self.check_alive()
-        return tuple(self._explainer.explain(specs))
+        return tuple(self._explainer.explain(self._resolve(specs)))
 
     def hits(self, number: int) -> int:
         self.check_alive()
@@ -371,7 +305,7 @@ class Session:
         self.check_alive()
 
         def takes(spec: Spec, address: int) -> bool:
-            return self._plan(address, spec) is not None
+            return self.kprobes.plan_at(address, spec) is not None
 
         return save.commands(self.registry.probes(), self.settings(), self.target, takes)
 

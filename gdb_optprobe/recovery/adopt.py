@@ -129,11 +129,11 @@ def _adopt_probe(session: Session, one: ProbeRecord, left: ArenaContents) -> Pro
     if one.waits or session.target.modules.home(one.address) != one.home:
         return _adopt_absent(session, one, left)
     plan = session.optimizer.plan(one.address, [one.spec])
-    handler = session.handler(one.spec, plan, with_sizes(session.settings(), one.sizes))
+    handler = session.kprobes.compile(one.spec, plan, with_sizes(session.settings(), one.sizes))
     probe = restored_probe(one, one.address, handler, left.data_at(one.data))
     site = session.registry.site(one.address) or Site(one.address, plan)
     session.registry.add(probe, site)
-    session.module_tracker.track(probe, site)
+    session.module_tracker.track([probe])
     return probe
 
 
@@ -152,7 +152,7 @@ def _adopt_absent(session: Session, one: ProbeRecord, left: ArenaContents) -> Pr
 def _reserve(session: Session, probe: Probe) -> None:
     """Reserve the memory that the probe lacks. Active calls of a return probe still count in the old tables."""
     site = session.registry.site_of(probe)
-    session.optimizer.reserve(probe, site.plan)
+    session.kprobes.reserve(probe)
     if site.next_rethook is not None:
         points = [point for point in session.optimizer.rethooks.known if point.closed and not point.ended]
         site.next_rethook.older = [point for point in points if point.address == probe.address]

@@ -7,11 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from gdb_optprobe.detours.planner import plan
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.lower_program import lower
+from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.recovery import teardown
 from tests.fake_guest import CODE, DATA, FILL, MEETING, PLAIN, SHORT, THREADS, TRACED, FakeGuest, program
+from tests.trace_add import Trace
 
 ROUNDS = 5
 OFF = {"optimization": False, "trap": False, "boost": False, "emulation": False}
@@ -216,3 +221,47 @@ def test_explain_says_what_add_does() -> None:
         assert bytes(guest.machine.memory) == before
         (view,) = session.add(spec)
         assert told.tier == view.tier
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec(f"*{PLAIN:#x}", condition="$rax > 3", actions=("hist($rcx)",)),
+        Spec(f"*{SHORT:#x}", condition="$rax > 3", actions=("sum($rcx) by $rax",)),
+        Spec(f"*{PLAIN:#x}", condition="$rax > 3", tier="breakpoint"),
+    ],
+)
+def test_one_add_plans_and_lowers_once(spec: Spec) -> None:
+    guest, trace = program(), Trace()
+    session = guest.session()
+    trace.run(lambda: session.add(spec))
+    assert (trace.calls[plan.__code__], trace.calls[lower.__code__]) == (1, 1)
+
+
+def test_a_plan_expires_when_the_guest_runs() -> None:
+    guest, trace = program(), Trace()
+    optimizer = guest.session().optimizer
+    specs = [Spec(f"*{PLAIN:#x}")]
+    optimizer.plan(PLAIN, specs)
+    trace.run(lambda: optimizer.plan(PLAIN, specs))
+    assert plan.__code__ not in trace.calls
+    guest.step(0)
+    trace.run(lambda: optimizer.plan(PLAIN, specs))
+    assert trace.calls[plan.__code__] == 1
+
+
+@pytest.mark.parametrize("change", ["a setting", "a breakpoint", "a neighbour"])
+def test_a_plan_expires_when_what_it_was_made_for_changes(change: str) -> None:
+    guest, trace = program(), Trace()
+    session = guest.session()
+    specs = [Spec(f"*{PLAIN:#x}")]
+    before = session.optimizer.plan(PLAIN, specs)
+    if change == "a setting":
+        guest.settings = replace(guest.settings, optimization=False)
+    elif change == "a breakpoint":
+        guest.breakpoints = frozenset((before.displaced[-1].address,))
+    else:
+        probe = Probe(1, Spec("", post_handler=print), before.displaced[-1].address)
+        session.registry.add(probe, Site(probe.address, before))
+    trace.run(lambda: session.optimizer.plan(PLAIN, specs))
+    assert trace.calls[plan.__code__] == 1

@@ -1,4 +1,4 @@
-"""What a probe on an instruction of a program does, from what was typed, tried before anything is written anywhere."""
+"""What a probe on an instruction of a program does, from what was typed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gdb_optprobe.handlers.trap_frame import read_from_frame
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.user.target import UserTarget
@@ -36,12 +37,19 @@ def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, settings: Se
         compiled = replace(compiled, condition=both)
     compiled = read_from_frame(compiled, saved_registers(user.kernel.isa, guest.isa.pc))
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
-    found = Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
-    near = user.kernel.calls.handler
-    somewhere = None if isinstance(names.reads, Missing) else ProbeReadRoutines(near, near)
-    with found.errors_at_source(spec):
-        found.code(guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, somewhere, trial_pad(near))
-    return found
+    return Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
+
+
+def lower_uprobe(probe: Probe, memory: int, user: UserTarget) -> None:
+    """Lower the program of `probe`, with its memory at `memory`.
+
+    Raises OptprobeError that points at what native code cannot do.
+    """
+    near, handler = user.kernel.calls.handler, probe.handler
+    readers = None if isinstance(handler.unmapped, Missing) else probe.readers or ProbeReadRoutines(near, near)
+    pad = trial_pad(near) if handler.stops else None
+    with handler.errors_at_source(probe.spec):
+        handler.code(user.guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), memory, readers, pad)
 
 
 def check_stop(program: Program, isa: UserTrapping) -> None:

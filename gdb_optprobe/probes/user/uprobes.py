@@ -38,7 +38,6 @@ from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_read import install_probe_read
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.room import reserve
 from gdb_optprobe.probes.settings import Settings, sizes_of, with_sizes
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
@@ -51,7 +50,7 @@ from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.text_writer import TextWriter
 from gdb_optprobe.probes.user.trap_context import TrapSite, dead_at_trap
 from gdb_optprobe.probes.user.trap_records import TrapRecord, traps_stay
-from gdb_optprobe.probes.user.uprobe_handler import compile_uprobe
+from gdb_optprobe.probes.user.uprobe_handler import compile_uprobe, lower_uprobe
 from gdb_optprobe.probes.user.uprobe_site import LONGEST, CodePart, UprobeSite, decode_instruction, lay_out
 from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
@@ -121,6 +120,52 @@ class Uprobes:
         self.optimizer.find_arena()
         return user
 
+    def plan(self, spec: Spec, addresses: Sequence[int] = ()) -> list[Probe]:
+        """Plan and compile a probe on an instruction of a program; return it, registered. The guest is as it was.
+
+        Raises OptprobeError with none registered.
+        """
+        _, site, handler = self._plan(spec)
+        probe = Probe(self.registry.next_number(), spec, site.insn.address, handler, sizes_of(self.settings()))
+        self.registry.add(probe, site)
+        return [probe]
+
+    def reserve(self, probe: Probe) -> None:
+        """Reserve memory for what `probe` gathers and for what all traps come to, and lower its program.
+
+        Raises OptprobeError.
+        """
+        user, arena = self.user, self.optimizer.take_arena()
+        probe.readers = self.optimizer.with_memory(lambda: self._install_probe_read(user, arena), arena)
+        near, reach, size = user.kernel.calls.handler, self.target.guest.isa.data_reach, probe.handler.size
+        if probe.counter is None:
+
+            def allocate() -> None:
+                with arena.new_data(size, near, reach) as memory:
+                    if not probe.is_return:
+                        lower_uprobe(probe, memory.address, user)
+                    self.target.guest.machine.write(memory.address, probe.handler.initial())
+                probe.counter = memory
+
+            with self.optimizer.suggesting_sizes(probe):
+                self.optimizer.with_memory(allocate, arena)
+        self.optimizer.with_memory(lambda: self._install_shared(user, arena), arena)
+
+    def install(self, probes: Sequence[Probe]) -> list[Probe]:
+        """Write the code of `probes`, and traps that lead there; return those that are left out, which are none.
+
+        Raises OptprobeError.
+        """
+        for probe in probes:
+            write_probe(probe, self.optimizer.take_arena().journal)
+        self.settle(probes)
+        return []
+
+    def needs_memory(self, spec: Spec, addresses: Sequence[int] = ()) -> bool:
+        """Return whether a probe needs memory of the guest. Raises OptprobeError where there can be none."""
+        self._plan(spec)
+        return True
+
     def _plan(self, spec: Spec) -> tuple[UserTarget, UprobeSite, Handler]:
         """Return what a probe would be, all asked that `add` asks. Raises OptprobeError; nothing is changed."""
         self._check(spec)
@@ -131,18 +176,6 @@ class Uprobes:
         with contextlib.suppress(Busy):
             user.programs.mapping(point.program.file)
         return user, point, handler
-
-    def add(self, spec: Spec) -> Probe:
-        """A probe on an instruction of a program. Raises OptprobeError, the guest as it was."""
-        user, point, handler = self._plan(spec)
-        settings = self.settings()
-        self.target.debugger.guard()
-        if self.optimizer.memory.must_borrow():
-            self.optimizer.take_arena(borrow=True)
-            # The guest has run: the file may be another one by now.
-            user, point, handler = self._plan(spec)
-        probe = Probe(self.registry.next_number(), spec, point.insn.address, handler, sizes_of(settings))
-        return self._install(probe, point, user)
 
     def add_recovered(self, one: ProbeRecord, data: Slot | None) -> Probe:
         """A probe of an earlier GDB's, whose traps were taken out; data: its memory. Raises OptprobeError."""
@@ -155,7 +188,17 @@ class Uprobes:
             if data is not None:
                 self.optimizer.take_arena().data.release(data)
             raise
-        return self._install(probe, point, user)
+        self.registry.add(probe, point)
+        try:
+            self.reserve(probe)
+            self.install([probe])
+        except BaseException:
+            try:
+                self.remove([probe])
+            finally:
+                self._forget(probe)
+            raise
+        return probe
 
     def mmap_hooked(self) -> Sequence[int]:
         """Functions of the kernel before which an earlier GDB may have code that writes traps. Raises OptprobeError."""
@@ -246,22 +289,6 @@ class Uprobes:
         address = program.resolve(place)
         return self._find_or_create(program, decode_instruction(program, address, user.kernel.isa), user)
 
-    def _install(self, probe: Probe, point: UprobeSite, user: UserTarget) -> Probe:
-        """Raises OptprobeError, the guest as it was."""
-        arena = self.optimizer.take_arena()
-        try:
-            self._reserve(probe, user, arena)
-            self.registry.add(probe, point)
-            write_probe(probe, arena.journal)
-            self._settle(point, user, arena)
-        except BaseException:
-            try:
-                self.remove([probe])
-            finally:
-                self._forget(probe)
-            raise
-        return probe
-
     def check_switch(self, probes: Sequence[Probe], on: bool) -> None:
         """Raises OptprobeError where these cannot be switched on or off before the guest has run on: see UserTexts."""
         numbers = {probe.number for probe in probes}
@@ -294,7 +321,8 @@ class Uprobes:
         for probe in probes:
             if probe.spec.in_program:
                 self.registry.leave_site(probe)
-        self._settle_all(points)
+        if self.optimizer.arena is not None:
+            self._settle_all(points)
         self.tidy()
 
     def tidy(self) -> None:
@@ -387,19 +415,7 @@ class Uprobes:
             return compile_uretprobe(spec, point.program, point.insn.address, user, settings)
         return compile_uprobe(spec, point, user, settings)
 
-    def _reserve(self, probe: Probe, user: UserTarget, arena: Arena) -> None:
-        """Memory for what its program gathers, and all that traps come to. Raises Refused."""
-        probe.readers = self.optimizer.with_memory(lambda: self._install_shared(user, arena), arena)
-        if probe.counter is None:
-            near, reach, size = user.kernel.calls.handler, self.target.guest.isa.data_reach, probe.handler.size
-
-            def allocate() -> None:
-                probe.counter = self.optimizer.with_memory(lambda: arena.allocate_data(size, near, reach), arena)
-                self.target.guest.machine.write(probe.counter.address, probe.handler.initial())
-
-            reserve(probe, self.optimizer, allocate)
-
-    def _install_shared(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
+    def _install_shared(self, user: UserTarget, arena: Arena) -> None:
         """All that traps come to, and what writes them. Raises Refused."""
         found = self._install_probe_read(user, arena)
         self.traps.install(user, found, arena)
@@ -407,7 +423,6 @@ class Uprobes:
         self._mmap_patcher.install(user.kernel.mmap_hook, flags(user.programs), arena)
         user.texts.mmap_patcher = self._mmap_patcher
         self._update_hooks()
-        return found
 
     def _install_probe_read(self, user: UserTarget, arena: Arena) -> ProbeReadRoutines:
         """Raises Refused, OptprobeError."""
@@ -524,7 +539,10 @@ class Uprobes:
 
         Raises OptprobeError.
         """
-        user, point, _ = self._plan(spec)
+        user, point, handler = self._plan(spec)
+        if not spec.is_return:
+            trial = Probe(0, spec, point.insn.address, handler)
+            lower_uprobe(trial, user.kernel.calls.handler, user)
         near = user.kernel.calls.handler
         count = Handler().code(self.target.guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, None)
         copy = None if not point.needs_copy else point.insn.address
