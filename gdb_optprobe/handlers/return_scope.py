@@ -1,9 +1,9 @@
-"""What a return probe does at a function's entry, and keeps for its return: `save n = EXPR`, parameters, the time.
+"""What a return probe does at a function's entry, and saves for its return: `save n = EXPR`, parameters, the time.
 
     entry    words, evaluated where arguments are ──► a slot of the table of calls
     return   Load(slot register + offset) ◄── `$saved.n`, a parameter's name, `$elapsed`
-Only what the return part names is kept, but for what is asked for by `save`. Other actions of the entry are carried out
-where the call has found room.
+Saved are the words that the part at the return names, and those of `save`. Other actions of the entry are carried out
+for calls that have found a slot.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _SAVE = re.compile(r"save\s+([A-Za-z_]\w*)\s*=(?!=)")
 _SAVES = "save NAME = EXPR"
 SAVE = "save"
 PROBED = "probed"
-"""What a record of a stack calls where the function was entered."""
+"""The name of the function's entry in a record of a stack."""
 _AT_ENTRY = "entry"
 
 
 @dataclass(frozen=True, slots=True)
 class EntryProgram:
-    """What is done where the function is entered. condition: None for always; else a call is seen where it is not 0.
+    """What is done at a function's entry. condition: the call is looked at where it is not 0; None for always.
 
     words:   kept of each call. actions: carried out then.
     names:   what was asked for by `save`: the number of its word, and whether it has a sign.
@@ -71,19 +71,19 @@ class EntryProgram:
 
     @property
     def objects(self) -> tuple[Cell | HashMap | Records, ...]:
-        """What the actions fill, in their order."""
+        """Return what the actions fill, in their order."""
         return Program(None, self.actions).objects
 
     @property
     def registers(self) -> frozenset[str]:
-        """What it reads."""
+        """Return the registers that it reads."""
         return frozenset(
             node.name for each in self.expressions for node in nodes(each) if isinstance(node, Register)
         )
 
 
 class ReturnScope:
-    """Names where a function has returned: those of that moment first, then what can be kept of its entry.
+    """Names at a function's return: those of that moment first, then what can be saved at its entry.
 
     slot:  the register that has the address of the call's slot.
     hertz: ticks of the clock in a second.
@@ -99,7 +99,7 @@ class ReturnScope:
         self._actions: list[Action] = []
 
     def entry(self, condition: Fragment | None) -> EntryProgram:
-        """What is done and kept, once the return part is compiled. Raises OptprobeError."""
+        """Return what is done and saved at the entry, once the part at the return is compiled. Raises OptprobeError."""
         typer = Typer(self._at_entry)
         test = None
         if condition is not None:
@@ -109,7 +109,7 @@ class ReturnScope:
         return EntryProgram(test, tuple(self._words), names, tuple(self._actions))
 
     def save(self, action: Fragment) -> None:
-        """`save n = EXPR`. Raises OptprobeError."""
+        """Compile `save n = EXPR`. Raises OptprobeError."""
         found = _SAVE.match(action.line, action.start, action.end)
         if found is None:
             raise fault("a name and a value are missing", action, _SAVES)
@@ -121,11 +121,11 @@ class ReturnScope:
         self._saves[name] = (SAVED + WORD * (len(self._words) - 1), value.type)
 
     def act(self, action: Fragment, limits: ProgramLimits) -> None:
-        """Any other action. Raises OptprobeError."""
+        """Compile any other action at the entry. Raises OptprobeError."""
         name = action.first_word()
         match name.text:
             case "stop":
-                raise fault("'stop' does not stand at the entry", action, "a probe of its own: optprobe break LOCATION")
+                raise fault("'stop' is no action at the entry", action, "a probe of its own: optprobe break LOCATION")
             case "latency":
                 raise fault("a call's time is known where it has returned", action, "entry … if EXPR do latency")
             case near if difflib.get_close_matches(near, (SAVE,)):
@@ -201,7 +201,7 @@ def _is_signed(kept: CType) -> bool:
 
 
 def compile_entry(scope: ReturnScope, actions: Sequence[Fragment], limits: ProgramLimits) -> None:
-    """What `entry do …` asks for. Raises OptprobeError."""
+    """Compile what `entry do …` asks for. Raises OptprobeError."""
     for action in actions:
         if action.first_word().text == SAVE:
             scope.save(action)

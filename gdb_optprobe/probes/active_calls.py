@@ -1,16 +1,16 @@
-"""Active calls of return probes: the threads that make them, and the calls that will never return.
+"""The threads that make active calls of probed functions, and which of these calls will never return.
 
     the call's stack address is …                                       the call is …
-    in a thread's stack, at its stack pointer or above                  under way
+    in a thread's stack, at its stack pointer or above                  active
     in a thread's stack, below its stack pointer                        over: the frame is gone
-    in a CPU's own stack that is in use                                 under way
-    in memory that is not mapped any more                               over: so was the thread's stack
-    in a stack of no thread                                             over, where all stacks are known
-    active, its return address no address of code                       over: the stack is another call's by now
+    in a CPU's own stack that is in use                                 active
+    in memory that is not mapped any more                               over: the thread's stack is gone too
+    in a stack of no known thread                                       over, if all stacks in use are known
+    active by that, its return address no address of code               over: the stack is another call's by now
 
-A return address may be hidden by a tracer of the guest's, which is code as ours is; while a thread is inside a
-trampoline the word is its own. A call that is over but taken for active costs a slot; the other way round, the
-guest would return to a trampoline without an instance. So whatever is in doubt is under way.
+A tracer of the guest may hide a return address: its code is near ours. While a thread is inside a trampoline the word
+is the thread's own. A call that is over but held to be active costs a slot; the opposite mistake would have a call
+return to a trampoline without a slot. So a call in doubt is active.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INTERRUPTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The maker of a call, in words; "" where it is not known. pid, name: of a thread; else None and "".""" 
+    """who: the thread or CPU in words, "" if not known. pid, name: of a thread; None and "" for anything else."""
 
     who: str = ""
     pid: int | None = None
@@ -39,7 +39,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ArenaCode:
-    """Ours: ranges of memory, and where trampolines start. reach: how far from it other code can be."""
+    """Our code: its ranges, and where trampolines start. reach: how far from it other code can be."""
 
     ranges: Sequence[tuple[int, int]]
     starts: Collection[int]
@@ -49,19 +49,19 @@ class ArenaCode:
         return any(start <= address < end for start, end in self.ranges)
 
     def is_near(self, address: int) -> bool:
-        """Whether it may be an address of the guest's code."""
+        """Whether `address` may be one of the guest's code."""
         return any(start - self.reach <= address < end + self.reach for start, end in self.ranges)
 
     def is_entered(self, saved: Sequence[SavedWords]) -> bool:
-        """Return whether a thread may be inside a trampoline, beyond its start."""
+        """Whether a thread may be inside, beyond the start of a trampoline."""
         return any(self.contains(word) and word not in self.starts for one in saved for word in one.words)
 
 
 @dataclass(frozen=True, slots=True)
 class CallStacks:
-    """saved: all that may be a saved PC. may_miss_stacks: whether there may be stacks beside these.
+    """saved: all words that may be a saved PC. may_miss_stacks: whether there may be stacks beside these.
 
-    code: None where return addresses need not be at the addresses given to `judge`.
+    code: None where the word at a call's stack address need not be its return address.
     """
 
     saved: Sequence[SavedWords]
@@ -70,7 +70,7 @@ class CallStacks:
     code: ArenaCode | None = None
 
     def caller(self, at: int) -> Caller:
-        """Return the maker of the call with the stack address `at`."""
+        """Return the thread that makes the call with the stack address `at`."""
         found = self._around(at)
         if found is None or found.stack is None:
             return Caller(UNKNOWN_STACK)
@@ -88,21 +88,21 @@ class CallStacks:
         return found.address <= at and self._is_overwritten(at)
 
     def _is_overwritten(self, at: int) -> bool:
-        """Whether the word at `at` can be no return address any more."""
+        """Whether the word at `at` cannot be a return address any more."""
         if self.code is None:
             return False
         word = self._word(at)
         if word is None or self.code.is_near(word):
             return False
-        # A thread interrupted at a trampoline's start has its own words there.
+        # A thread that is interrupted at the start of a trampoline has its own words there.
         return not any(self._word(at - WORD * step) in self.code.starts for step in range(1, INTERRUPTED + 1))
 
     def _around(self, at: int) -> SavedWords | None:
-        """The stack that `at` is on."""
+        """Return the stack that `at` is on."""
         return next((one for one in self.saved if one.stack and one.stack.start <= at < one.stack.end), None)
 
     def _word(self, at: int) -> int | None:
-        """None where memory is not mapped."""
+        """Read a word; None where memory is not mapped."""
         try:
             return int.from_bytes(self.read(at, WORD), "little")
         except OptprobeError:
@@ -110,5 +110,6 @@ class CallStacks:
 
 
 def call_stacks(saved: Sequence[SavedWords], read: ReadMemory, hides: bool, code: ArenaCode) -> CallStacks:
-    """code: ours, where a call's return address is at its stack address from its entry to its return."""
+    """Return the stacks of a guest where a call's return address is at its stack address from its entry to its return.
+    """
     return CallStacks(saved, read, hides, None if code.is_entered(saved) else code)

@@ -1,10 +1,10 @@
-"""All return points of a session, those among them that have no probe any more but calls that are still under way.
+"""The rethooks of a session's kretprobes, with those that have no probe any more but calls that have not returned.
 
-These may still lead to a retired trampoline:
-    a stack with its address as a return address      seen by every scan (detours/quiescence.py)
-    a retired detour, before it has written it        so trampolines wait for all retired detours
-    a call with its return address hidden by another  tail calls: in our own tables; a tracer of the guest's: our
-                                                      table has the call, and its stack does not show us
+What may still lead to a left trampoline:
+    a stack with its address as a return address     every scan of stacks finds it (detours/quiescence.py)
+    a left detour that will still write it           so trampolines wait for all left detours
+    a call whose return address another one hides    by a tail call: our own tables have it; by a tracer of the guest:
+                                                     our table has the call, and its stack does not show a trampoline
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
-from gdb_optprobe.probes import rethook, rethook_records
+from gdb_optprobe.probes import rethook_records
 from gdb_optprobe.probes.active_calls import ArenaCode, Caller, CallStacks, call_stacks
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout
@@ -37,7 +37,7 @@ GROWTH = 4
 
 @dataclass(frozen=True, slots=True)
 class ActiveCall:
-    """A call of the function of `point`, and its maker."""
+    """A call that has a slot of `rethook`. caller: the thread that makes it."""
 
     rethook: Rethook
     call: CallSlot
@@ -52,117 +52,117 @@ class KernelRethooks:
 
     @property
     def left_trampolines(self) -> frozenset[int]:
-        """Return addresses of trampolines to which calls may return at any time: nothing waits for those calls."""
-        return frozenset(at for point in self.known for at in point.left_trampolines)
+        """Return the addresses of trampolines that calls may return to at any time: `commit` does not wait for them."""
+        return frozenset(at for rethook in self.known for at in rethook.left_trampolines)
 
     def awaited(self, guest: Guest) -> frozenset[int]:
         """Return those of them that calls which are active may return to."""
-        tables = (point for point in self.known if point.left_trampolines and point.read_calls(guest).active)
-        return frozenset(at for point in tables for at in point.left_trampolines)
+        tables = (rethook for rethook in self.known if rethook.left_trampolines and rethook.read_calls(guest).active)
+        return frozenset(at for rethook in tables for at in rethook.left_trampolines)
 
     def abandon(self) -> None:
-        """The guest that held it all is gone."""
-        for point in self.known:
-            point.stop_handlers.remove_breakpoint()
+        """Forget all: the guest that had it is gone."""
+        for rethook in self.known:
+            rethook.stop_handlers.remove_breakpoint()
         self.known = []
 
     def trampoline_at(self, pc: int) -> Detour | None:
-        """The trampoline that `pc` is in."""
-        return next((found for point in self.known if (found := point.trampoline_at(pc)) is not None), None)
+        """Return the trampoline that `pc` is in."""
+        return next((found for rethook in self.known if (found := rethook.trampoline_at(pc)) is not None), None)
 
     def return_address(self, pc: int, key: int, read: ReadMemory) -> int | None:
-        """Return where the call with this key and the return address `pc` really returns; None where it is not known.
+        """Return the real return address of the call with this key that returns to `pc`; None where it is not known.
 
-        By tail calls it may return to another function's trampoline next, or to its own once more.
+        By tail calls it may return to the trampoline of another function next, or to its own again.
         """
         passed: dict[int, int] = {}
-        while (point := next((point for point in self.known if point.starts_trampoline(pc)), None)) is not None:
-            calls = point.layout.find(read(point.memory.address, point.layout.size), key)
-            number = passed.get(point.address, 0)
+        while (rethook := next((rethook for rethook in self.known if rethook.starts_trampoline(pc)), None)) is not None:
+            calls = rethook.layout.find(read(rethook.memory.address, rethook.layout.size), key)
+            number = passed.get(rethook.address, 0)
             if number >= len(calls):
                 return None
-            passed[point.address] = number + 1
+            passed[rethook.address] = number + 1
             pc = calls[number].back
         return pc
 
     def reserve(self, site: Site, guest: Guest, arena: Arena) -> None:
-        """Memory for the calls of the function that is entered at `site`, and what its probes keep. Raises Refused."""
+        """Reserve a table for calls of the function that is entered at `site`. Raises Refused."""
         has = site.latest_rethook
         probes = [probe for probe in site.probes if probe.is_return]
-        wanted = table_layout(probes, max(rethook.SLOTS, has.layout.slots if has is not None else 0))
+        wanted = table_layout(probes, has.layout.slots if has is not None else 0)
         if has is None or has.layout.slots != wanted.slots or has.layout.saved < wanted.saved:
             site.next_rethook = self._create(site.address, wanted, guest, arena)
 
     def adopt(self, site: Site, guest: Guest) -> None:
-        """An earlier session's tables of calls of the function that is entered at `site`: its probes are there again.
+        """Adopt an earlier session's tables for the function that is entered at `site`: its probes are there again.
 
-        One that is large enough serves from now on.
+        One that is large enough is used from now on.
         """
         probes = [probe for probe in site.probes if probe.is_return]
-        tables = [point for point in self.known if point.address == site.address and point.closed and not point.ended]
+        tables = [one for one in self.known if one.address == site.address and one.closed and not one.ended]
         if not (probes and tables):
             return
-        wanted = table_layout(probes, max(rethook.SLOTS, *(point.layout.slots for point in tables)))
-        fits = (point for point in tables if point.layout.slots == wanted.slots and point.layout.saved >= wanted.saved)
-        if (point := next(fits, None)) is not None:
-            point.reopen(self._find_return(guest))
-            point.older = [other for other in tables if other is not point]
-            site.next_rethook = point
+        wanted = table_layout(probes, max(one.layout.slots for one in tables))
+        fits = (one for one in tables if one.layout.slots == wanted.slots and one.layout.saved >= wanted.saved)
+        if (rethook := next(fits, None)) is not None:
+            rethook.reopen(self._find_return(guest))
+            rethook.older = [other for other in tables if other is not rethook]
+            site.next_rethook = rethook
 
     def end_adopted(self, arena: Arena, tables: Iterable[Rethook] = ()) -> None:
-        """Of an earlier session's tables all but these are of probes that are no more."""
-        kept = {id(point) for point in tables}
-        for point in self.known:
-            if point.closed and not point.ended and id(point) not in kept:
-                point.ended = True
-                rethook_records.write_counts(point, arena)
+        """Mark an earlier session's tables as those of deleted probes, but for `tables`."""
+        kept = {id(rethook) for rethook in tables}
+        for rethook in self.known:
+            if rethook.closed and not rethook.ended and id(rethook) not in kept:
+                rethook.ended = True
+                rethook_records.write_counts(rethook, arena)
 
     def grow(self, site: Site, guest: Guest, arena: Arena) -> bool:
-        """A larger table for calls from now on, where this one is half full; whether there is one. Raises Refused."""
-        point = site.rethook
+        """Reserve a larger table where this one is half full; return whether it did. Raises Refused."""
+        rethook = site.rethook
         probes = [probe for probe in site.probes if probe.is_return]
-        if point is None or site.next_rethook is not None or all(probe.spec.maxactive for probe in probes):
+        if rethook is None or site.next_rethook is not None or all(probe.spec.maxactive for probe in probes):
             return False
-        if not point.is_half_full(guest):
+        if not rethook.is_half_full(guest):
             return False
         self.active_calls(guest, arena)
-        if not point.is_half_full(guest):
+        if not rethook.is_half_full(guest):
             return False
-        layout = table_layout(probes, GROWTH * point.layout.slots)
+        layout = table_layout(probes, GROWTH * rethook.layout.slots)
         site.next_rethook = self._create(site.address, layout, guest, arena)
         return True
 
     def _create(self, address: int, layout: CallTableLayout, guest: Guest, arena: Arena) -> Rethook:
         try:
-            point = Rethook.create(address, layout, guest, arena, self._find_return(guest))
+            rethook = Rethook.create(address, layout, guest, arena, self._find_return(guest))
         except Refused as refused:
             raise _with_size(layout, refused, arena) from None
-        self.known.append(point)
-        arena.journal.put(Item.POINT, point.memory.address, [address, layout.slots, layout.saved])
-        return point
+        self.known.append(rethook)
+        arena.journal.put(Item.POINT, rethook.memory.address, [address, layout.slots, layout.saved])
+        return rethook
 
     def _find_return(self, guest: Guest) -> FindReturn:
         return lambda pc, key: self.return_address(pc, key, guest.machine.read)
 
     def release(self, site: Site, probe: Probe, guest: Guest, arena: Arena) -> None:
-        """`probe`, which is no longer served, goes. With the last one goes the table, once every call has returned."""
-        for point in self.known:
-            point.stop_handlers.drop_probe(probe)
+        """Forget `probe`, which runs no more. After the last one the table is freed once every call has returned."""
+        for rethook in self.known:
+            rethook.stop_handlers.drop_probe(probe)
         if not any(other.is_return for other in site.probes if other is not probe):
             self.close(site, guest, arena)
 
     def close(self, site: Site, guest: Guest, arena: Arena) -> None:
-        """No call is entered at `site` any more."""
-        for point in (site.rethook, site.next_rethook):
-            if point is not None:
-                point.close(guest, arena)
-                for table in point.tables:
+        """Enter no more calls at `site`."""
+        for rethook in (site.rethook, site.next_rethook):
+            if rethook is not None:
+                rethook.close(guest, arena)
+                for table in rethook.tables:
                     table.ended = True
                     rethook_records.write_counts(table, arena)
         site.rethook = site.next_rethook = None
 
     def busy_slots(self, slots: Sequence[Range], guest: Guest) -> Collection[Range]:
-        """Return those of `slots`, retired by us, that a thread is in or may enter."""
+        """Return those of `slots`, which are left, in which a thread is or may come to."""
         left, idle = self.left_trampolines, self._idle_trampolines(guest)
         inside = quiescence.busy(slots, chain(guest.saved(), self.hidden_return_addresses(guest)))
         found = {one.where for one in inside if one.pc not in idle}
@@ -170,38 +170,39 @@ class KernelRethooks:
         return found | trampolines if found - trampolines else found
 
     def _idle_trampolines(self, guest: Guest) -> frozenset[int]:
-        """Trampolines that no call returns to, wherever a stack still has their addresses.
+        """Return trampolines that no call returns to, even if a stack still has their addresses.
 
-        Until a call has left its trampoline the table has it, and from before it is given that return address.
+        The table has a call from before it gets the return address until it has left the trampoline.
         """
         return self.left_trampolines - self.awaited(guest)
 
     def active_calls(
-        self, guest: Guest, arena: Arena, points: Iterable[Rethook] | None = None
+        self, guest: Guest, arena: Arena, rethooks: Iterable[Rethook] | None = None
     ) -> list[ActiveCall]:
-        """Return the active calls and their makers; calls that can never return are dropped.
+        """Return the active calls, with their callers; drop those that never return.
 
-        points: only their calls; else of all.
+        rethooks: with the calls that are wanted; None for all.
         """
-        tables = [(point, point.read_calls(guest).active) for point in (self.known if points is None else points)]
+        looked_at = self.known if rethooks is None else rethooks
+        tables = [(rethook, rethook.read_calls(guest).active) for rethook in looked_at]
         if not any(active for _, active in tables):
             return []
         judged = self._call_stacks(guest, arena)
         found: list[ActiveCall] = []
-        for point, active in tables:
+        for rethook, active in tables:
             over = {
                 call.key for call in active if judged is not None and call.at is not None and judged.is_over(call.at)
             }
             if over:
-                point.drop_calls(over, guest)
+                rethook.drop_calls(over, guest)
             for call in active:
                 if call.key not in over:
                     caller = judged.caller(call.at) if judged is not None and call.at is not None else Caller()
-                    found.append(ActiveCall(point, call, caller))
+                    found.append(ActiveCall(rethook, call, caller))
         return found
 
     def _call_stacks(self, guest: Guest, arena: Arena) -> CallStacks | None:
-        """Return None where not all stacks can be enumerated now."""
+        """Return all stacks; None where not all can be read now."""
         if guest.stacks_missing:
             return None
         try:
@@ -211,39 +212,39 @@ class KernelRethooks:
         read = guest.machine.read
         if not returns_on_stack(guest):
             return CallStacks(saved, read, hides)
-        starts = {one.address for point in self.known for one in point.trampolines}
+        starts = {one.address for rethook in self.known for one in rethook.trampolines}
         return call_stacks(saved, read, hides, ArenaCode(arena.ranges.code, starts, guest.isa.branch_reach))
 
     def hidden_return_addresses(self, guest: Guest) -> Iterator[SavedWords]:
-        """Return addresses that no stack shows. Raises OptprobeError."""
-        for point in self.known:
-            active = point.read_calls(guest).active
+        """Yield return addresses that no stack shows. Raises OptprobeError."""
+        for rethook in self.known:
+            active = rethook.read_calls(guest).active
             words = [call.back for call in active]
-            if any(_is_hidden(call, point, guest) for call in active):
-                words += point.left_trampolines
-            yield SavedWords(f"a call of {guest.text.spell(point.address)}", 0, array("Q", words))
+            if any(_is_hidden(call, rethook, guest) for call in active):
+                words += rethook.left_trampolines
+            yield SavedWords(f"a call of {guest.text.spell(rethook.address)}", 0, array("Q", words))
 
     def forget_freed(self, guest: Guest, arena: Arena) -> None:
-        """What was reclaimed is not ours any more."""
+        """Forget trampolines and tables that were freed; older tables of a freed one, and its counts, move on."""
         dirty = {slot.address for slots in arena.code.slots for slot in slots.dirty}
-        for point in self.known:
-            point.forget_trampolines(dirty)
+        for rethook in self.known:
+            rethook.forget_trampolines(dirty)
         kept = {slot for slots in arena.data.slots for slot in slots.dirty}
-        gone = [point for point in self.known if point.closed and point.memory not in kept]
-        for point in gone:
-            point.stop_handlers.remove_breakpoint()
+        gone = [rethook for rethook in self.known if rethook.closed and rethook.memory not in kept]
+        for rethook in gone:
+            rethook.stop_handlers.remove_breakpoint()
         for newer in self.known:
-            # The newer table takes over the counts of a table that is gone, and its older tables.
+            # The newer table takes the counts of one that is freed, and the tables that were older still.
             while (old := next((each for each in newer.older if each in gone), None)) is not None:
                 newer.earlier_counts += old.earlier_counts + old.read_calls(guest)
                 newer.older = [*(each for each in newer.older if each is not old), *old.older]
                 if newer not in gone:
                     rethook_records.write_counts(newer, arena)
-        self.known = [point for point in self.known if point not in gone]
+        self.known = [rethook for rethook in self.known if rethook not in gone]
 
 
-def _is_hidden(call: CallSlot, point: Rethook, guest: Guest) -> bool:
-    """Whether a call that is under way does not show on its stack that it returns to us."""
+def _is_hidden(call: CallSlot, rethook: Rethook, guest: Guest) -> bool:
+    """Whether the stack of an active call does not show that it returns to a trampoline."""
     at = return_address_slot(call.key, guest)
     if at is None:
         return True
@@ -251,12 +252,12 @@ def _is_hidden(call: CallSlot, point: Rethook, guest: Guest) -> bool:
         word = int.from_bytes(guest.machine.read(at, WORD), "little")
     except OptprobeError:
         return False  # its stack is gone
-    return not point.is_arena_code(word)
+    return not rethook.is_arena_code(word)
 
 
 def check_memory(probe: Probe, guest: Guest, arena: Arena) -> None:
-    """Raises Refused where there is no memory for calls of the function that `probe` is the first return probe of."""
-    layout = table_layout([probe], rethook.SLOTS)
+    """Raises Refused where there is no memory for a table of the function with `probe` as its only kretprobe."""
+    layout = table_layout([probe])
     try:
         arena.check_data(layout.size, probe.address, guest.isa.data_reach)
     except Refused as refused:

@@ -43,7 +43,7 @@ _PART = re.compile(r"\.cold(\.\d+)?$")
 
 
 class FunctionFacts(Protocol):
-    """What is asked of a guest here."""
+    """What these checks need of a guest."""
 
     @property
     def isa(self) -> Isa: ...
@@ -74,7 +74,7 @@ def check_function(address: int, guest: FunctionFacts) -> None:
 
 
 def dead_at_return(address: int, guest: FunctionFacts) -> Dead:
-    """What callers of the function that is entered at `address` cannot rely on when it has returned.
+    """Return what callers of the function that is entered at `address` cannot rely on when it has returned.
 
     By ABI, where a tracer could clobber the same. Callers of others may know which registers they leave alone (GCC's
     -fipa-ra), and assembly returns values in any.
@@ -89,7 +89,7 @@ def _is_traced(function: Function, entry: int, guest: FunctionFacts) -> bool:
 
 
 def _can_return(function: Function) -> bool:
-    """Whether some instruction leaves for good. The parts elsewhere are looked at only where this one does not tell."""
+    """Whether some instruction leaves the function. Its parts elsewhere are decoded only if this one does not tell."""
     if any(insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP) for insn in function.own.values()):
         return True
     code = function.whole.code
@@ -110,7 +110,10 @@ def return_backend(guest: Guest) -> ReturnBackend:
 def compile_kretprobe(
     spec: Spec, address: int, guest: Guest, limits: ProgramLimits
 ) -> tuple[Program, NamesAt, EntryProgram]:
-    """For a function that is entered at `address`. Raises OptprobeError, pointing."""
+    """Compile what is done at the return and at the entry of the function that is entered at `address`.
+
+    The names are those of the return. Raises OptprobeError, pointing.
+    """
     names, isa = guest.names_at_return(address), guest.isa.returning
     if names is None or isa is None:
         raise OptprobeError(f"{guest.text.spell(address)} is not where a function is entered")

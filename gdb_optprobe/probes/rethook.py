@@ -1,9 +1,9 @@
-"""The return probes of one function: its calls that are under way, and the trampoline that they return to.
+"""The return hook of one function of the kernel: a table of its active calls, and the trampoline that they return to.
 
     entry of the function ── detour: the entry's code ──► a slot of the table, return address := trampoline
-    return ── trampoline: programs of the return probes, in order of creation ──► where the call returns to
-Where the set of programs changes, calls from then on get a trampoline of their own; the old one is left like a detour,
-whose code nobody frees while a stack has an address in it.
+    return ── trampoline: programs of the kretprobes, in order of creation ──► the call's own return address
+Linux calls this a rethook (kernel/trace/rethook.c). All kretprobes of a function share one. When their set changes,
+later calls get a new trampoline; the code of the old one is freed when no stack has an address in it, like a detour's.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from gdb_optprobe.probes.stops import Hit
 from gdb_optprobe.probes.target import Target
 
 SLOTS = 512
-"""Of a table at first: it grows with the calls that are under way."""
+"""Of a new table, which grows with the number of active calls."""
 _NO_CALLS = CallCounts()
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Instructions. rare: of the entry's code, where another call has taken its slot. trampoline: without the same.
+    """Numbers of instructions. rare: that only an entry executes whose slot is taken.
 
-    least: of the trampoline, where conditions are false.
+    trampoline: in all, without such. least: of the trampoline, where conditions are false.
     """
 
     rare: int
@@ -67,15 +67,16 @@ class Costs:
 
 @dataclass
 class Rethook:
-    """memory: of the table. stop_handlers: how its calls' returns stop the guest.
+    """The table and the trampolines of the function that is entered at `address`.
 
-    trampoline: of the calls that are entered now. probe_numbers: of the probes it runs.
-
-    left_trampolines: those that calls from before may return to, by address.
-    closed: no call is entered here any more.
-    older:  rethooks of the same function whose tables had no room for what is kept now: their calls count here.
-    earlier_counts: of older tables that are gone.
-    ended:  its probes are deleted: calls of others do not count here, nor its calls with others.
+    memory:           of the table.
+    stop_handlers:    how returns stop the guest.
+    trampoline:       the return address of calls that are entered now; it runs the probes with these `probe_numbers`.
+    left_trampolines: by address, those that earlier calls may return to.
+    closed:           no call is entered here any more.
+    older:            rethooks with tables too small for what is saved now; their calls are counted here.
+    earlier_counts:   of older tables that are freed.
+    ended:            its probes are deleted: it is counted apart from later rethooks of the function.
     """
 
     address: int
@@ -102,7 +103,7 @@ class Rethook:
     def create(
         cls, address: int, layout: CallTableLayout, guest: Guest, arena: Arena, behind: FindReturn
     ) -> Rethook:
-        """For the function that is entered at `address`. Raises Refused where there is no memory."""
+        """Return a new one, its table in the guest. behind: see FindReturn. Raises Refused where there is no memory."""
         memory = arena.allocate_data(layout.size, address, guest.isa.data_reach)
         guest.machine.write(memory.address, layout.initial())
         return cls(address, layout, memory, ReturnStops(address, layout, behind))
@@ -113,8 +114,8 @@ class Rethook:
 
     @property
     def stops(self) -> int:
-        """How often the guest was stopped for the user where calls have returned to."""
-        return self.stop_handlers.stops + sum(point.stops for point in self.older)
+        """Return how often returns stopped the guest for the user."""
+        return self.stop_handlers.stops + sum(rethook.stops for rethook in self.older)
 
     @classmethod
     def adopted(
@@ -127,9 +128,9 @@ class Rethook:
         before: CallCounts = _NO_CALLS,
         ended: bool = False,
     ) -> Rethook:
-        """Of an earlier session, with the trampolines that calls may return to: no call is entered here any more."""
+        """Return that of an earlier session, closed. left: trampolines that its calls may return to."""
         ours = next((_code_range(at, arena) for at in left), (0, 0))
-        stopping = ReturnStops(address, layout, lambda pc, key: None)  # nobody sees to its flags
+        stopping = ReturnStops(address, layout, lambda pc, key: None)  # the session that looked at its flags is gone
         return cls(
             address,
             layout,
@@ -143,64 +144,67 @@ class Rethook:
         )
 
     def reopen(self, behind: FindReturn) -> None:
-        """Calls are entered here once more: those that an earlier session saw go on in the same table."""
+        """Enter calls here again, beside those of an earlier session."""
         self.stop_handlers = ReturnStops(self.address, self.layout, behind)
         self.closed = False
 
     def is_arena_code(self, address: int) -> bool:
-        """Whether it is in our code memory: as a return address a trampoline's, of this function or of another."""
+        """Whether it is in the arena's code: such a return address is a trampoline, of this function or of another."""
         return self._arena_code[0] <= address < self._arena_code[1]
 
     def trampoline_at(self, pc: int) -> Detour | None:
-        """The trampoline that `pc` is in."""
+        """Return the trampoline that `pc` is in."""
         return next((one for one in self.trampolines if one.address <= pc < one.end), None)
 
     @property
     def trampolines(self) -> tuple[Detour, ...]:
-        """All that somebody may be inside of."""
+        """Return all that a thread may be inside of."""
         return (*((self.trampoline.detour,) if self.trampoline is not None else ()), *self.left_trampolines.values())
 
     @property
     def tables(self) -> Iterator[Rethook]:
-        """This point and those before it, whose calls count here."""
+        """Yield this rethook and the older ones that are counted with it."""
         yield self
-        for point in self.older:
-            yield from point.tables
+        for rethook in self.older:
+            yield from rethook.tables
 
     def starts_trampoline(self, pc: int) -> bool:
-        """Whether a trampoline begins at `pc`: what calls have as return address."""
+        """Whether `pc` is the start of a trampoline, which is what calls have as return address."""
         return (found := self.trampoline_at(pc)) is not None and found.address == pc
 
     def read_calls(self, guest: Guest) -> CallTable:
-        """What the table in the guest holds now."""
+        """Read the table in the guest."""
         return self.layout.decode(self._read(guest))
 
     def is_half_full(self, guest: Guest) -> bool:
         return 2 * len(self.layout.taken_slots(self._read(guest))) > self.layout.slots
 
     def all_calls(self, guest: Guest) -> CallTable:
-        """All calls since the first probe of the function, those in older tables among them."""
-        tables = [self.read_calls(guest), *(point.all_calls(guest) for point in self.older)]
+        """Read all calls since the first probe of the function, also those in older tables."""
+        tables = [self.read_calls(guest), *(rethook.all_calls(guest) for rethook in self.older)]
         counts = sum(tables, self.earlier_counts)
         active = tuple(call for each in tables for call in each.active)
         return CallTable(counts.returns, counts.missed, counts.dropped, active)
 
     def drop_calls(self, keys: Collection[int], guest: Guest) -> None:
-        """The calls with these keys never return."""
+        """Free the slots of calls with these keys, which never return, and count them as dropped."""
         before = self._read(guest)
         after = self.layout.drop(before, keys)
         self._write(before, after, guest)
         self.stop_handlers.keep_only(self.layout.decode(after))
 
     def close(self, guest: Guest, arena: Arena) -> None:
-        """The last probe is gone, or another table serves from now on. The memory is free once all calls returned."""
+        """Enter no more calls here: the last probe is gone, or another table is used from now on.
+
+        The memory is freed once all calls have returned.
+        """
         self.retire(guest, arena)
         arena.data.release(self.memory)
         self.stop_handlers.release_pad(arena)
         self.closed = True
 
     def forget_trampolines(self, dirty: Collection[int]) -> None:
-        """Nobody comes to the trampolines any more that were left, but for those at `dirty`."""
+        """Forget the left trampolines whose code was freed: all but those at `dirty`."""
         for at, detour in [*self.left_trampolines.items()]:
             if at not in dirty:
                 del self.left_trampolines[at]
@@ -210,7 +214,7 @@ class Rethook:
     # code ----------------------------------------------------------------------------------------------------------
 
     def install_trampoline(self, probes: Sequence[Probe], plan: Plan, target: Target, arena: Arena) -> None:
-        """Have a trampoline that runs the programs of `probes`, whose memory is reserved. Raises Refused."""
+        """Have later calls return to programs of `probes`, which have their memory. Raises Refused."""
         wanted = tuple(probe.number for probe in probes)
         if self.trampoline is not None and self.probe_numbers == wanted:
             return
@@ -236,7 +240,7 @@ class Rethook:
         self.costs = self._costs(made, new.detour, plan, target.guest)
 
     def _reuse_trampoline(self, code: Code, parts: Sequence[EntryPart], arena: Arena) -> InstalledDetour | None:
-        """A trampoline that was left and does the same; not where what it left for Python would be another's."""
+        """Return a left trampoline with the same code, unless earlier calls left words there for Python handlers."""
         if any(part.flag or part.data for part in parts):
             return None
         found = arena.reuse(lambda one: one.address in self.left_trampolines and one.data == code(one.address))
@@ -246,7 +250,7 @@ class Rethook:
         return InstalledDetour(*found)
 
     def _uses(self, probes: Sequence[Probe]) -> Iterator[int]:
-        """What a trampoline may come to that runs the programs of `probes`."""
+        """Yield the addresses of what a trampoline with the programs of `probes` uses."""
         yield self.memory.address
         if self.stop_handlers.pad is not None:
             yield self.stop_handlers.pad.slot.address
@@ -257,13 +261,13 @@ class Rethook:
                 yield probe.readers.bytes
 
     def retire(self, guest: Guest, arena: Arena) -> None:
-        """Nobody gets the trampoline as return address any more; calls may still return to it."""
+        """Give later calls no trampoline; earlier ones may still return to it."""
         if self.trampoline is not None and self.trampoline.release(guest, arena, reached=True):
             self.left_trampolines[self.trampoline.slot.address] = self.trampoline.detour
         self.trampoline, self.probe_numbers = None, ()
 
     def entry_code(self, dead: Dead, guest: Guest) -> Code:
-        """What runs at the function's entry. dead: before it."""
+        """Return what runs at the function's entry. dead: before it."""
         assert self.trampoline is not None
         at = self.trampoline.detour.address
         handler = self._probes[0].handler
@@ -298,7 +302,7 @@ class Rethook:
         before = replace(before, dead=made.dead, kept=made.kept)
         programs = []
         for probe, part, handler in zip(probes, parts, handlers, strict=True):
-            assert probe.counter is not None, "it was reserved with the point"
+            assert probe.counter is not None, "it was reserved with the rethook"
             code = handler.code(target.guest.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
             looks = probe.spec.return_handler is not None
             look = (lower_kernel_returns.lower_debugger_check(before, isa, part.flag),) if looks else ()
@@ -319,9 +323,9 @@ class Rethook:
     # an entry that stops the guest -----------------------------------------------------------------------------------
 
     def run_entry(self, hit: Hit, guest: Guest) -> None:
-        """A vCPU stands at the entry: what the entry's code does, and entry handlers of Python's where there is room.
+        """Do what the entry's code does, for a vCPU that is stopped there, and call entry handlers of Python.
 
-        A call whose time is wanted is missed: the clock runs on while GDB looks.
+        Where a program reads the clock the call is missed: the clock continues while GDB looks.
         """
         assert self.trampoline is not None
         isa = return_backend(guest)
@@ -358,7 +362,7 @@ class Rethook:
 
     @property
     def _with_entry_actions(self) -> list[Probe]:
-        """Those that do something at the entry besides."""
+        """Return the probes with actions at the entry."""
         return [probe for probe in self._probes if probe.handler.entry.actions]
 
     def _condition_holds(self, probe: Probe, part: EntryPart, hit: Hit, guest: Guest) -> bool:
@@ -367,7 +371,7 @@ class Rethook:
         return test is None or bool(self._evaluate(test, part, probe, hit, guest))
 
     def _saved_words(self, wanted: Sequence[bool], hit: Hit, guest: Guest) -> tuple[int, ...] | None:
-        """The words of a call; None where every probe's handler leaves it out."""
+        """Return the words that are saved of a call; None where every probe leaves it out."""
         words = [0] * self.layout.saved
         looked_at = False
         for is_wanted, (probe, part) in zip(wanted, self._with_parts, strict=True):
@@ -380,7 +384,7 @@ class Rethook:
         return tuple(words) if looked_at else None
 
     def _run_entry_handler(self, probe: Probe, hit: Hit) -> int | None:
-        """The number of the data that an entry handler of Python's has left; None where it leaves the call out."""
+        """Return the number of the data that an entry handler of Python has left; None where it leaves the call out."""
         handler = probe.spec.pre_handler
         if handler is None:
             return 0
@@ -398,7 +402,7 @@ class Rethook:
         return None if handler(entered) else self.stop_handlers.keep_data(probe, data)
 
     def _evaluate(self, node: Expr, part: EntryPart, probe: Probe, hit: Hit, guest: Guest) -> int:
-        """0 for a fault, which is counted."""
+        """Evaluate an expression of the entry; 0 for a fault, which is counted."""
         try:
             return interpreter.evaluate(node, probe.handler.interpreted_hit(hit))
         except Fault:
@@ -409,7 +413,7 @@ class Rethook:
     def _set_return_address(
         self, address: int, key: int, write: Callable[[Mapping[str, int]], None], guest: Guest
     ) -> None:
-        """Have the call return there that stands at the entry. write: sets registers of its vCPU."""
+        """Have a call that is at the entry return to `address`. write: sets registers of its vCPU."""
         isa = return_backend(guest)
         if isa.link is not None:
             write({isa.link: address})
@@ -417,7 +421,7 @@ class Rethook:
             guest.machine.write(isa.shown_at(key), address.to_bytes(WORD, "little"))
 
     def undo_entry(self, guest: Guest) -> None:
-        """The last entry is going to be made once more."""
+        """Take the last entry back, which will be made again."""
         new, self._last_entry = self._last_entry, None
         if new is None:
             return
@@ -426,7 +430,7 @@ class Rethook:
             self._write(before, self.layout.miss(before, -1), guest)
             return
         machine = guest.machine
-        # GDB may die in between: nobody may return to the trampoline without an instance.
+        # GDB may die in between: a call that returns to the trampoline must have a slot.
         self._set_return_address(new.back, new.key, partial(machine.write_registers, machine.selected()), guest)
         self._write(before, self.layout.remove(before, new.key), guest)
 
@@ -439,32 +443,32 @@ class Rethook:
 
 
 def returns_on_stack(guest: Guest) -> bool:
-    """Whether a call's return address is at its stack address from its entry to its return."""
+    """Return whether a call's return address is at its stack address from its entry to its return."""
     return return_backend(guest).link is None
 
 
-def table_layout(probes: Sequence[Probe], least: int = SLOTS) -> CallTableLayout:
-    """Of a table that these return probes of one function can share, whichever of them are enabled.
+def table_layout(probes: Sequence[Probe], least: int = 0) -> CallTableLayout:
+    """Return the layout of a table for all kretprobes of a function, whichever of them are enabled.
 
-    least: how many calls there is room for, where not every probe bounds them.
+    least: how many calls there is room for, if that is more than SLOTS, where not every probe has a bound.
     """
     bounds = [probe.spec.maxactive for probe in probes]
     saved = sum(len(probe.handler.entry.words) + _own_words(probe) for probe in probes)
-    return CallTableLayout(max(bounds) if all(bounds) else least, saved)
+    return CallTableLayout(max(bounds) if all(bounds) else max(least, SLOTS), saved)
 
 
 def _own_words(probe: Probe) -> int:
-    """How many words before its own a probe may have, whatever other probes there are."""
+    """Return how many words a probe may have before those that it saves, whatever other probes there are."""
     spec = probe.spec
     python = (spec.pre_handler is not None) + (spec.return_handler is not None)
     return may_leave_out(probe) + probe.may_stop + python
 
 
 def return_address_slot(key: int, guest: Guest) -> int | None:
-    """Where the stack shows the return address of a call; None while its key is not known yet."""
+    """Return where the stack shows the return address of a call; None while its key is not known yet."""
     return return_backend(guest).shown_at(key) if key > 1 else None
 
 
 def _code_range(at: int, arena: Arena) -> tuple[int, int]:
-    """The range of code memory that `at` is in."""
+    """Return the range of code memory that `at` is in."""
     return next((start, end) for start, end in arena.ranges.code if start <= at < end)

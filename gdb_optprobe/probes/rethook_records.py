@@ -1,4 +1,4 @@
-"""Calls that were entered while an earlier GDB had return probes, and have not returned yet."""
+"""The journal's records of rethooks: their tables, and counts that the tables do not have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTHING = [0, 0, 0, 0]
 
 
 def read_rethooks(left: ArenaContents, arena: Arena | None) -> list[Rethook]:
-    """Of the functions whose return probes `left` had; without an arena it is only looked at. Raises Damaged."""
+    """Return the rethooks that `left` had. Without an arena the records are only validated. Raises Damaged."""
     found: list[Rethook] = []
     for at, value in sorted((left.points or {}).items()):
         memory = left.data_at(at)
@@ -39,16 +39,16 @@ def read_rethooks(left: ArenaContents, arena: Arena | None) -> list[Rethook]:
     return found
 
 
-def write_counts(point: Rethook, arena: Arena) -> None:
-    """Have another GDB know what the table in the guest does not tell."""
-    before = point.earlier_counts
-    value = [int(point.ended), before.returns, before.missed, before.dropped]
+def write_counts(rethook: Rethook, arena: Arena) -> None:
+    """Write what the table in the guest does not have, for a later session."""
+    before = rethook.earlier_counts
+    value = [int(rethook.ended), before.returns, before.missed, before.dropped]
     if value != _NOTHING:
-        arena.journal.put(Item.CALLS, point.memory.address, value)
+        arena.journal.put(Item.CALLS, rethook.memory.address, value)
 
 
 def _read_counts(at: int, value: Any) -> tuple[CallCounts, bool]:
-    """What was counted in older tables than that at `at`, and whether its probes are deleted. Raises Damaged."""
+    """Decode the counts of tables older than that at `at`, and whether its probes are deleted. Raises Damaged."""
     try:
         ended, *before = validate.numbers(validate.row(value, 4), 4)
     except ValueError as wrong:
@@ -57,12 +57,12 @@ def _read_counts(at: int, value: Any) -> tuple[CallCounts, bool]:
 
 
 def _probed_addresses(left: ArenaContents) -> frozenset[int]:
-    """Where there are probes."""
+    """Return the addresses that are probed."""
     found = (value.get("at") for value in (left.probes or {}).values() if isinstance(value, dict))
     return frozenset(at for at in found if isinstance(at, int))
 
 
 def _trampolines(left: ArenaContents, function: int, table: int) -> dict[int, Detour]:
-    """Of the function that is entered there: what stands for no instruction of it, and may come to the table."""
+    """Return the trampolines of the function that is entered there: detours without original instructions."""
     found = (one for one in left.detours.values() if one.head == function != one.address and not one.origins)
     return {one.address: one for one in found if table in left.references.get(one.address, (table,))}

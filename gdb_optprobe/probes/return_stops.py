@@ -1,8 +1,8 @@
-"""Returns that stop the guest: for a Python handler within the trampoline, for the user where the function returns to.
+"""Returns that stop the guest: for a Python handler in the trampoline, for the user after the function has returned.
 
     trampoline   program ── flag set? ──► handler(hit) ── other programs ── slot freed ── a flag still set? ──► pad
-    pad          return ~~~~ GDB ~~~~► behind the call: the user looks, and goes on from there like from anywhere
-A call's flags are words of its slot, one of each probe that may stop. Without a GDB nobody heeds them.
+    pad          return ~~~~ GDB ~~~~► behind the call: the user sees this stop, and continues as from any other
+A call's flags are words of its slot, one of each probe that may stop. Without a GDB they have no effect.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from gdb_optprobe.probes.target import Target
 MOST_FLAGS = 63
 NANOSECONDS = 10**9
 FIRST = 0x6F70_7470_0000_0000
-"""Of the numbers of calls: unlike what else a slot holds, wherever other probes kept it."""
+"""The first number of a call with data: unlike any other word of a slot, at whatever offset."""
 
 FindReturn = Callable[[int, int], int | None]
-"""Where the call really returns to whose return address is this, and whose key."""
+"""Return the real return address of a call, from the one that it has and its key; None where it is not known."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EntryHit(Hit):
-    """A call at the entry of its function, as an entry_handler sees it; its result, if true, leaves the call out.
+    """A call at the entry of its function, as an entry_handler sees it. A handler that returns true leaves it out.
 
-    data: for attributes of the handler's own: what the same call's ReturnHit has.
+    data: takes any attributes; the ReturnHit of the same call has them.
     """
 
     data: SimpleNamespace
@@ -49,11 +49,11 @@ class EntryHit(Hit):
 
 @dataclass(slots=True, kw_only=True)
 class ReturnHit(Hit):
-    """A call whose function has returned, as a handler sees it.
+    """A call that has returned, as a handler sees it.
 
-    address: the function's entry. regs: as they are where it returns to.
-    retval:  as the function's type has it; None where it returns nothing.
-    saved:   by name, what `save` kept.
+    address: the function's entry. regs: as they are at the return address.
+    retval:  by the function's type; None where it returns nothing.
+    saved:   by name, the values that `save` asked for.
     elapsed: nanoseconds since the entry; None where the guest stopped there.
     """
 
@@ -64,7 +64,7 @@ class ReturnHit(Hit):
 
 
 class _Registers(Mapping[str, int]):
-    """Registers, some of which are known to be others."""
+    """Registers, with other values for some that are known."""
 
     def __init__(self, now: Mapping[str, int], known: Mapping[str, int]) -> None:
         self._now = now
@@ -82,11 +82,10 @@ class _Registers(Mapping[str, int]):
 
 @dataclass
 class ReturnStops:
-    """Of one table of calls. address: the function's entry.
+    """How calls of one table stop the guest at their return. address: the function's entry.
 
-    find_return: see FindReturn. probes: that may stop the guest, by number.
-    has_flag_register: whether a register at the pad holds the flags, see Leaving; else all that may stop are
-            taken to do so.
+    probes: those that may stop the guest, by number.
+    has_flag_register: whether a register has the flags at the pad, see PadExit; if not, all such probes stop.
     """
 
     address: int
@@ -102,16 +101,16 @@ class ReturnStops:
 
     @property
     def stops(self) -> int:
-        """How often the guest was stopped for the user."""
+        """Return how often the guest was stopped for the user."""
         return 2 * self._breakpoint.stepped if self._breakpoint is not None else 0
 
     def flag(self, probe: Probe) -> int:
-        """What the program of `probe` sets; of more than 63, the last share one."""
+        """Return the flag that the program of `probe` sets; if there are more than 63, the last share one."""
         self.probes[probe.number] = probe
         return 1 << self._flags.setdefault(probe.number, min(len(self._flags), MOST_FLAGS - 1))
 
     def reserve_pad(self, flags: tuple[int, ...], target: Target, arena: Arena) -> PadExit | None:
-        """How a trampoline stops the guest whose parts have these flags. Raises Refused."""
+        """Return how a trampoline leaves to the pad where one of `flags` is set; None without flags. Raises Refused."""
         if not flags:
             return None
         if self.pad is None:
@@ -121,12 +120,12 @@ class ReturnStops:
         return PadExit(flags, self.pad.address, self.pad.doorbell)
 
     def release_pad(self, arena: Arena) -> None:
-        """No call is entered here any more."""
+        """Free the pad once no thread can come to it: no call is entered any more."""
         if self.pad is not None:
             arena.pads.release(self.pad.slot)
 
     def remove_breakpoint(self) -> None:
-        """Nobody comes to the pad any more."""
+        """Remove the breakpoint at the pad, which no thread comes to any more."""
         if self._breakpoint is not None:
             self._breakpoint.remove()
             self._breakpoint = None
@@ -134,7 +133,7 @@ class ReturnStops:
     # a Python handler ------------------------------------------------------------------------------------------------
 
     def set_return_breakpoint(self, probe: Probe, part: EntryPart, at: int, end: int, target: Target) -> None:
-        """Have the handler of `probe` called where its program has set the flag. at, end: of what looks for it."""
+        """Call the handler of `probe` where its program has set the flag. at, end: bounds of its program."""
         looks = target.guest.isa.decode(target.guest.machine.read(at, end - at), at)
         on_hit = partial(self._run_return_handler, probe, part, end, target.guest)
         probe.return_breakpoints[looks[-1].address] = target.stops.set(looks[-1].address, on_hit)
@@ -145,7 +144,7 @@ class ReturnStops:
         wanted = probe.handler.stops and probe.enabled
         try:
             if probe.enabled and probe.spec.return_handler is not None:
-                hit.address = self.address  # what is told of a handler that fails
+                hit.address = self.address  # an error of the handler names the function
                 seen = self._return_hit(probe, part, guest.machine.read(slot, self.layout.slot_size), guest, hit)
                 probe.spec.return_handler(seen)
                 wanted |= bool(seen.stopped_by)
@@ -180,29 +179,29 @@ class ReturnStops:
         )
 
     def keep_data(self, probe: Probe, data: SimpleNamespace) -> int:
-        """The number of a call whose entry handler has left `data`."""
+        """Keep the data that an entry handler has left, and return the number of the call."""
         self._last += 1
         self._data[self._last] = probe, data
         return self._last
 
     @property
     def kept_count(self) -> int:
-        """Of how many calls there are data."""
+        """Return how many calls have data."""
         return len(self._data)
 
     def drop_probe(self, probe: Probe) -> None:
-        """It is deleted."""
+        """Forget the data of `probe`, which is deleted."""
         self._data = {each: kept for each, kept in self._data.items() if kept[0] is not probe}
 
     def keep_only(self, found: CallTable) -> None:
-        """The data of calls that the table does not hold any more."""
+        """Forget the data of calls that are not in the table any more."""
         words = {word for call in found.active for word in call.saved}
         self._data = {each: kept for each, kept in self._data.items() if each in words}
 
     # the user --------------------------------------------------------------------------------------------------------
 
     def _on_pad(self, guest: Guest) -> StoppedReturn | None:
-        """Where the selected vCPU, which is at the pad, is to stop; None where nobody wants that any more."""
+        """Return where the selected vCPU, which is at the pad, stops; None where no enabled probe wants that."""
         isa, machine = return_backend(guest), guest.machine
         regs = machine.registers(machine.selected(), guest.isa.registers)
         numbers = tuple(
@@ -221,7 +220,7 @@ class ReturnStops:
 
 
 def key_after(sp: int, guest: Guest) -> int:
-    """The key of a call that has returned, by what the stack pointer is then."""
+    """Return the key of a call that has returned with this stack pointer."""
     isa = return_backend(guest)
     return isa.key_after(sp)
 
@@ -229,7 +228,7 @@ def key_after(sp: int, guest: Guest) -> int:
 def retval(
     address: int, regs: Mapping[str, int], read: Callable[[int, int], bytes], guest: Guest
 ) -> int | None:
-    """What the function that is entered at `address` has returned; None for nothing, or for what fits no register."""
+    """Return the return value of the function that is entered at `address`; None where it has none in a register."""
     names = guest.names_at_return(address)
     found = names.names.dollar("retval") if names is not None else None
     if not isinstance(found, Rvalue):

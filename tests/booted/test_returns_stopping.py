@@ -85,7 +85,7 @@ def test_actions_at_the_entry(each_linux: Guest, tier: str) -> None:
 
 def test_what_makes_no_sense_at_the_entry(linux: Guest) -> None:
     wanted = {
-        "stop": "optprobe: 'stop' does not stand at the entry",
+        "stop": "optprobe: 'stop' is no action at the entry",
         "latency": "optprobe: a call's time is known where it has returned",
         "sum($retval)": "optprobe: $retval is not available at this address",
         "sav n = 1": "optprobe: no action named 'sav'",

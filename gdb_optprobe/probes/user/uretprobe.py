@@ -1,7 +1,7 @@
 """A uretprobe: which functions of programs can carry one, and what it does, from what was typed.
 
 At the entry and at the return it reads registers that a trap has saved, and words of the call's slot; `SLOT_ADDRESS`
-stands for the slot's address until it is known where in the slot those words are.
+is used for the slot's address until it is known where in the slot those words are.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from gdb_optprobe.probes.user.trap_context import TrapSite, is_process, saved_re
 from gdb_optprobe.probes.user.uprobe_handler import check_stop, trial_pad
 
 RETURN_TWICE = ("setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "__vfork", "getcontext", "swapcontext")
-"""Return once more with a return address that they have kept (GCC's special_function_p, of what C libraries have)."""
+"""They return again to a return address that they have kept (those of GCC's special_function_p in C libraries)."""
 SLOT_ADDRESS = "a call's slot"
 SOME, JUMPS = 128, 4
-"""Bytes of code that are looked at, and how often."""
+"""Bytes of code that are searched at a time, and how many jumps are followed."""
 
 
 def compile_uretprobe(
@@ -107,7 +107,7 @@ def entry_code(
     writable: int,
     guest: Guest,
 ) -> Code:
-    """What runs at a trap on the function's entry. Raises OptprobeError; NotLowered where native code cannot do it."""
+    """Lower what runs at a trap on the function's entry. Raises OptprobeError and NotLowered."""
     traps, handler = user.kernel.isa, probes[0].handler
     readers = next((probe.readers for probe in probes if probe.readers is not None), None)
     before = EntryState(traps.scratch, per_cpu=handler.per_cpu, readers=readers)
@@ -116,13 +116,13 @@ def entry_code(
 
 
 def _check_function(program: Program, address: int, traps: UserTrapping, isa: UserReturning) -> None:
-    """Raises OptprobeError where no call is entered there that returns where the stack says, once."""
+    """Raises OptprobeError unless each call that is entered there returns once, where its stack or LR says."""
     bounds, place = program.function(address), program.spell(address)
     name = place.rpartition(":")[2]
     if bounds is not None and not program.is_entry(address):
         raise OptprobeError(f"{place} is not where a function is entered", f"probe {program.spell(bounds[0])}")
     if address == program.elf.entry:
-        raise OptprobeError(f"{place} is where the program begins: it returns to nobody")
+        raise OptprobeError(f"{place} is where the program begins: it has no caller")
     if name in RETURN_TWICE:
         raise OptprobeError(f"{place} returns more than once from one call")
     if any(isa.reads(code) for code in _entry_code(program, address, traps)):
@@ -130,7 +130,7 @@ def _check_function(program: Program, address: int, traps: UserTrapping, isa: Us
 
 
 def _entry_code(program: Program, address: int, traps: UserTrapping) -> Iterator[Sequence[Insn]]:
-    """The code that a function begins with, and that it goes on with by jumps."""
+    """Yield the code that a function begins with, and that to which it jumps from there."""
     for _ in range(JUMPS):
         code = traps.decode(program.text(address, SOME), address, program.bits)
         yield code

@@ -1,10 +1,11 @@
-"""Calls of user functions that return probes see: their table in the guest, and the trampolines they return to.
+"""The return hooks of programs' functions: one table of all their active calls, and a trampoline in each program.
 
     trap at the entry ─► a slot of the table, return address := the program's trampoline
-    trap there        ─► the slot ─► code of the function's return probes ─► where the call returns to
-A trampoline is a trap in bytes of the program that are nobody's, one for all functions. What nobody probes any more
-goes once no call is under way that was seen entered: a thread may be at its trampoline at any time, even in the frame
-of a signal, so nobody but the guest takes a call for over.
+    trap there        ─► the slot ─► code of the function's uretprobes ─► the call's own return address
+A trampoline is a trap in bytes that the program does not use, one for all functions. The stacks of programs are not
+scanned, as those of the kernel are for kernel_rethooks.py: a thread can come to its trampoline at any time, even from
+the frame of a signal. So only code in the guest ends a call: at its return, when a newer call has its stack address,
+or at the end of its space. What no probe uses any more is freed when no call in the table has its address.
 """
 
 from __future__ import annotations
@@ -53,15 +54,15 @@ from gdb_optprobe.probes.user.xol import XolSlots
 LAYOUT = UserCallTableLayout(1024)
 PAGE = 4096
 KeptTrampolines = Sequence[tuple[TrapRecord, Program]]
-"""Trampolines of an earlier GDB's, and what they are in."""
+"""Trampolines of an earlier GDB, each with its program."""
 
 
 @dataclass
 class UserRethook:
-    """A function with return probes, or that had some. counts: where its calls are counted.
+    """The return hook of a function of a program. counts: the memory of its counters.
 
-    installed: code that their return comes to; retired: code that earlier calls may return to.
-    probe_numbers: of the probes that it runs.
+    installed: the code where its calls return; it runs the probes with these `probe_numbers`.
+    retired:   code where earlier calls may return.
     """
 
     program: Program
@@ -72,7 +73,7 @@ class UserRethook:
     retired: list[InstalledDetour] = field(default_factory=list)
 
     def retire(self) -> None:
-        """Calls are not entered any more, with what was placed."""
+        """Give later calls no code at their return; earlier ones may still come to it."""
         if self.installed is not None:
             self.retired.append(self.installed)
         self.installed, self.probe_numbers = None, ()
@@ -80,7 +81,10 @@ class UserRethook:
 
 @dataclass
 class _Trampoline:
-    """address: in the program. record: its number in the journal. is_installed: whether processes that come get it."""
+    """The trap that a program's calls return to, at `address`.
+
+    record: its number in the journal. is_installed: whether it is in the processes' text, and in that of later ones.
+    """
 
     program: Program
     address: int
@@ -96,7 +100,7 @@ class _Trampoline:
 
 @dataclass
 class _Installed:
-    """In the guest. memory: the table. codes, calls: what the kernel comes to before it copies and ends spaces."""
+    """What is in the guest. memory: of the table. codes, patches: hooks where the kernel copies and ends spaces."""
 
     table: PlacedUserCallTable
     memory: Slot
@@ -106,7 +110,7 @@ class _Installed:
 
 @dataclass
 class UserRethooks:
-    """functions: with return probes, by program and address. retired: without, which calls may still return from."""
+    """functions: with uretprobes, by program and address. retired: without, but calls may still return from them."""
 
     guest: Guest
     traps: UprobeTraps
@@ -124,7 +128,10 @@ class UserRethooks:
     def install_entry(
         self, program: Program, address: int, probes: Sequence[Probe], user: UserTarget, arena: Arena
     ) -> Code:
-        """What runs at a trap on the function's entry, all that it leads to in the guest. Raises OptprobeError."""
+        """Install all that a call needs to return to `probes`, and return what runs at a trap on the function's entry.
+
+        Raises OptprobeError.
+        """
         kernel = user.kernel.returning()
         there = self._install(kernel, user, arena)
         trampoline = self._install_trampoline(program, kernel, user, arena)
@@ -141,39 +148,42 @@ class UserRethooks:
         return entry_code(there.table, way, probes, user, self.traps.writable, self.guest)
 
     def release(self, program: Program, address: int) -> None:
-        """The function has no return probe any more."""
+        """Enter no more calls of a function, which has no uretprobe any more."""
         function = self.functions.pop((program.inode, address), None)
         if function is not None:
             function.retire()
             self.retired.append(function)
 
     def retire(self, program: Program, address: int) -> None:
-        """All of its return probes are switched off."""
+        """Enter no calls of a function for now: all of its uretprobes are switched off."""
         if (function := self.functions.get((program.inode, address))) is not None:
             function.retire()
 
     @property
     def has_retired(self) -> bool:
-        """Whether there is something that nobody probes any more."""
+        """Whether there is something that no probe uses any more."""
         return bool(self.retired) or (self._installed is not None and not self.functions)
 
     def read_counts(self, function: UserRethook) -> CallCounters:
         return CallCounters.decode(self.guest.machine.read(function.counts.address, COUNTERS_SIZE))
 
     def active_calls(self) -> Sequence[UserCallSlot]:
-        """All calls that have a slot."""
+        """Read all calls that have a slot."""
         there = self._installed
         return list(LAYOUT.calls(self.guest.machine.read(there.memory.address, LAYOUT.size))) if there else ()
 
-    # what an earlier GDB has left ------------------------------------------------------------------------------------
+    # what an earlier GDB left ----------------------------------------------------------------------------------------
 
     def has_active_calls(self, table: int, arena: Arena) -> bool:
-        """Whether calls may return to a trampoline whose calls are in `table`."""
+        """Whether the table of an earlier GDB has calls, which return to its trampolines."""
         self.guest.step_out(arena.ranges.code)
         return any(LAYOUT.calls(self.guest.machine.read(table, LAYOUT.size)))
 
     def adopt_trampolines(self, kept: KeptTrampolines, user: UserTarget, arena: Arena) -> Mapping[Key, int]:
-        """Code that calls return to which an earlier GDB saw entered; nothing leads there yet. Raises OptprobeError."""
+        """Install code for trampolines of an earlier GDB; no trap leads there yet. Raises OptprobeError.
+
+        Return the addresses of the code by the keys of the traps.
+        """
         kernel = user.kernel.returning()
         found: dict[Key, int] = {}
         for trap, program in kept:
@@ -184,11 +194,11 @@ class UserRethooks:
         return found
 
     def has_trampoline(self, program: Program) -> bool:
-        """Whether calls may return to a trap of ours in it."""
+        """Whether the program has a trampoline."""
         return program.inode in self._trampolines
 
     def adopt_table(self, kept: KeptTrampolines, standing: InstalledBytes, user: UserTarget, arena: Arena) -> None:
-        """The table of these calls is ours from now on. Raises OptprobeError."""
+        """Use the table of these trampolines' calls from now on. Raises OptprobeError."""
         (table,) = {trap.calls for trap, _ in kept}
         memory = arena.adopt_table(TableKind.USER_CALLS, lambda size: size >= LAYOUT.size)
         if memory is None or memory.address != table:
@@ -196,7 +206,7 @@ class UserRethooks:
         self._install(user.kernel.returning(), user, arena, memory, standing)
 
     def adopt_calls(self, kept: KeptTrampolines, user: UserTarget, arena: Arena) -> None:
-        """Calls that were taken over return to code of ours, whatever their functions' was. Raises OptprobeError."""
+        """Have calls of an earlier GDB return to code of this one, which only counts them. Raises OptprobeError."""
         if not kept:
             return
         kernel, there = user.kernel.returning(), self._installed
@@ -213,7 +223,7 @@ class UserRethooks:
             self._redirect_calls(there, function, spaces if trap is not kept[-1][0] else None)
 
     def _redirect_calls(self, there: _Installed, function: UserRethook, spaces: Collection[int] | None) -> None:
-        """Calls in these spaces, or in all, return to the function's code and are counted there."""
+        """Have calls in these spaces, or in all, return to the function's code and be counted there."""
         active = 0
         taken = {function.counts.address for function in self.retired}
         for at, call in LAYOUT.places(self.guest.machine.read(there.memory.address, LAYOUT.size)):
@@ -225,11 +235,11 @@ class UserRethooks:
 
     @property
     def memory(self) -> tuple[Slot, ...]:
-        """That of the table."""
+        """Return the memory of the table."""
         return (self._installed.memory,) if self._installed is not None else ()
 
     def read_calls_if_hidden(self, read: ReadMemory) -> None:
-        """The guest was stopped: what `back` will not be able to read is read now."""
+        """Read the table if it cannot be read where the guest is stopped: `return_address` needs it there."""
         self._read_at_stop = ()
         if self._installed is not None and (self.functions or self.retired):
             try:
@@ -238,7 +248,7 @@ class UserRethooks:
                 self._read_at_stop = self.active_calls()
 
     def return_address(self, pc: int, sp: int, read: ReadMemory) -> int | None:
-        """Where a call really returns that has returned to `pc`; None where that is no trampoline, or not known.
+        """Return the real return address of a call that has returned to `pc`; None for no trampoline, or if not known.
 
         read: raises Unreadable where the kernel's memory is not seen.
         """
@@ -250,7 +260,7 @@ class UserRethooks:
         return found.pop() if len(found) == 1 else None
 
     def _matching_calls(self, pc: int, sp: int, read: ReadMemory) -> Iterator[UserCallSlot]:
-        """Those that may be it, the newest of a space first."""
+        """Yield the calls that may have returned to `pc`, the newest of a space first."""
         if pc >> 63 or not any(one.address - pc & PAGE - 1 == 0 for one in self._trampolines.values()):
             return
         isa = self.guest.user_kernel.returning().isa
@@ -276,7 +286,7 @@ class UserRethooks:
         old: Slot | None = None,
         standing: InstalledBytes = NOT_INSTALLED,
     ) -> _Installed:
-        """old: a table that there is already."""
+        """Install the table and the kernel's hooks. old: a table that is in the guest already. Raises OptprobeError."""
         if self._installed is not None:
             return self._installed
         traps = user.kernel.isa
@@ -310,7 +320,7 @@ class UserRethooks:
         return self._installed
 
     def _reserve_table(self, kernel: ReturnKernel, arena: Arena) -> Slot:
-        """Memory for one: an earlier session's holds no call. Raises Refused."""
+        """Reserve memory for a table: that of an earlier session, if it has no call. Raises Refused."""
         found = arena.adopt_table(TableKind.USER_CALLS, lambda size: size == LAYOUT.size)
         if found is not None:
             if not any(LAYOUT.calls(self.guest.machine.read(found.address, LAYOUT.size))):
@@ -331,7 +341,7 @@ class UserRethooks:
     def _install_trampoline(
         self, program: Program, kernel: ReturnKernel, user: UserTarget, arena: Arena
     ) -> _Trampoline:
-        """The program's trampoline, in every process that runs it. Raises OptprobeError."""
+        """Install the program's trampoline in every process that runs it. Raises OptprobeError."""
         traps = user.kernel.isa
         found = self._trampolines.get(program.inode)
         if found is None:
@@ -347,7 +357,7 @@ class UserRethooks:
     def _create_trampoline(
         self, program: Program, address: int, original: bytes, kernel: ReturnKernel, user: UserTarget, arena: Arena
     ) -> _Trampoline:
-        """Have a trap there find the call that returns. Raises OptprobeError."""
+        """Have a trap at `address` find the call that returns. Raises OptprobeError."""
         there = self._installed
         assert there is not None, "begin"
         found = self._place_trampoline(program, address, original, there.table, kernel, user, arena)
@@ -371,7 +381,7 @@ class UserRethooks:
         user: UserTarget,
         arena: Arena,
     ) -> _Trampoline:
-        """With code that nothing leads to yet. Raises Refused."""
+        """Return a trampoline with its code installed, which no trap leads to yet. Raises Refused."""
         traps, handler = user.kernel.isa, user.kernel.calls.handler
         self.xol_slots.adopt_trampoline(program, address)
         code = lower_user_returns.lower_call_returned(table, program.bits // 8, handler, traps, kernel.isa)
@@ -379,7 +389,7 @@ class UserRethooks:
         return _Trampoline(program, address, original, self.next_record(), placed)
 
     def _create_function(self, program: Program, address: int, near: int, arena: Arena) -> UserRethook:
-        """With nothing counted yet. Raises Refused."""
+        """Return a function with nothing counted yet. Raises Refused."""
         counts = arena.allocate_data(COUNTERS_SIZE, near, self.guest.isa.data_reach)
         self.guest.machine.write(counts.address, initial_counters(program.bits // 8))
         return UserRethook(program, address, counts)
@@ -393,7 +403,7 @@ class UserRethooks:
         user: UserTarget,
         arena: Arena,
     ) -> UserRethook:
-        """Have the function's calls that are entered from now on return to code for `probes`. Raises OptprobeError."""
+        """Have later calls of the function return to code for `probes`. Raises OptprobeError."""
         near, traps = user.kernel.calls.handler, user.kernel.isa
         function = self.functions.get((program.inode, address))
         if function is None:
@@ -403,7 +413,7 @@ class UserRethooks:
         if function.probe_numbers != wanted:
             dead = lower_user_returns.dead_at_return(traps, kernel.isa)
             programs = []
-            # Who stops does it when the others have counted.
+            # A program that stops the guest runs after the others have counted.
             for probe, part in sorted(
                 zip(probes, uretprobe_parts(probes), strict=True), key=lambda one: one[0].handler.stops
             ):
@@ -415,10 +425,10 @@ class UserRethooks:
             function.installed, function.probe_numbers = placed, wanted
         return function
 
-    # what nobody probes any more -------------------------------------------------------------------------------------
+    # what no probe uses any more -------------------------------------------------------------------------------------
 
     def tidy(self, user: UserTarget, arena: Arena) -> bool:
-        """What no call needs any more goes, where nobody can be in it; whether nothing is left.
+        """Free what no call and no probe needs, if no thread can be inside; return whether nothing is left.
 
         Raises OptprobeError.
         """
@@ -455,7 +465,7 @@ class UserRethooks:
         return any(function.program.inode == program.inode for function in self.functions.values())
 
     def _remove_trampoline(self, one: _Trampoline, user: UserTarget, arena: Arena) -> None:
-        """No call is entered any more that returns there; it goes once none does."""
+        """Free a trampoline that later calls do not get, once no earlier call returns there."""
         if one.is_installed:
             user.texts.retain(one.program, [one.address])
             one.is_installed = False
@@ -476,7 +486,7 @@ class UserRethooks:
         arena.release_table(TableKind.USER_CALLS, there.memory)
 
     def abandon(self) -> None:
-        """The guest that held it all is gone."""
+        """Forget all: the guest that had it is gone."""
         self.functions.clear()
         self.retired.clear()
         self._trampolines.clear()
@@ -484,5 +494,5 @@ class UserRethooks:
 
     @property
     def patches(self) -> Iterator[Patch]:
-        """What was written into the kernel's text."""
+        """Yield the patches of the kernel's text."""
         yield from self._installed.patches if self._installed is not None else ()

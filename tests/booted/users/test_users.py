@@ -342,7 +342,7 @@ BAD = {
     "{path}": "no place in a program",
     "{path}:answer -tier optimized": "probed by traps",
     "{path}:answer+4 -return": "is not where a function is entered",
-    "{path}:_start -return": "returns to nobody",
+    "{path}:_start -return": "has no caller",
     "{path}:answer if nothing == 1": "nothing",
 }
 
