@@ -41,17 +41,17 @@ ReadMemory = Callable[[int, int], bytes]
 class Hit:
     """The state of a vCPU at the probed address, before the instruction there.
 
-    read:     reads memory by address and size; raises Unreadable.
-    peek:     the same for memory that may not be mapped.
-    per_cpu:  PerCpuBase on this CPU.
-    clock:    Clock; None if it is not known, which is a fault.
+    read:       reads memory by address and size; raises Unreadable.
+    per_cpu:    PerCpuBase on this CPU.
+    clock:      Clock; None if it is not known, which is a fault.
+    probe_read: as `read`, for memory that may not be mapped; without it `read` is used.
     """
 
     registers: Mapping[str, int]
     read: ReadMemory
     per_cpu: int = 0
     clock: int | None = None
-    peek: ReadMemory | None = None
+    probe_read: ReadMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def run(program: Program, hit: Hit) -> Outcome:
     done: list[Done] = []
     for action in program.actions:
         try:
-            done.append(_carried_out(action, hit))
+            done.append(_carry_out(action, hit))
         except Fault:
             continue
     return Outcome(True, tuple(done), len(program.actions) - len(done))
@@ -126,7 +126,7 @@ def evaluate(node: Expr, hit: Hit) -> int:
             return int(all(_read(hit, start + at, 1, mapped)[0] == byte for at, byte in enumerate(literal)))
 
 
-def _carried_out(action: Action, hit: Hit) -> Done:
+def _carry_out(action: Action, hit: Hit) -> Done:
     evaluated = [(operand, _data(operand, hit)) for operand in operands(action)]
     value = 0
     if isinstance(action, Update) and action.value is not None:
@@ -173,7 +173,7 @@ def _up_to_zero(hit: Hit, start: int, size: int, mapped: bool) -> bytes:
 def _read(hit: Hit, address: int, size: int, mapped: bool) -> bytes:
     if address + size > MASK + 1:
         raise Fault("memory ends")
-    read = hit.read if mapped or hit.peek is None else hit.peek
+    read = hit.read if mapped or hit.probe_read is None else hit.probe_read
     try:
         return read(address, size)
     except Unreadable as error:

@@ -69,7 +69,7 @@ class ExpressionLowering:
         self.faulted = True
         return self._fault
 
-    def another(self) -> ExpressionLowering:
+    def with_own_fault(self) -> ExpressionLowering:
         """Return one with another fault label."""
         return ExpressionLowering(self._emitter, self._pc)
 
@@ -129,16 +129,17 @@ class ExpressionLowering:
         made = [stack.enter_context(self._emitter.pool.scratch(others)) for _ in range(-(-node.size // WORD))]
         if node.mapped:
             with self.memory(node.address) as memory:
-                (lower_strings.whole if node.whole else lower_strings.up_to_end)(self._emitter, made, memory, node.size)
+                read = lower_strings.read_array if node.whole else lower_strings.read_text
+                read(self._emitter, made, memory, node.size)
         else:
-            with self.peeking(node), self.word(node.address) as at:
-                lower_strings.peeked(self._emitter, made, at, node.size, node.whole, self.fault)
+            with self.using_probe_read(node), self.word(node.address) as at:
+                lower_strings.read_probed_text(self._emitter, made, at, node.size, node.whole, self.fault)
         return [*made]
 
     def store_text(self, node: StringLoad, into: Address) -> None:
         """Store the words of text that may not be mapped at `into`."""
-        with self.peeking(node), self.word(node.address) as at:
-            lower_strings.store_peeked(self._emitter, into, at, node.size, node.whole, self.fault)
+        with self.using_probe_read(node), self.word(node.address) as at:
+            lower_strings.store_probed_text(self._emitter, into, at, node.size, node.whole, self.fault)
 
     def into(self, to: str, node: Expr) -> None:
         """Evaluate into a register of the pool."""
@@ -154,7 +155,7 @@ class ExpressionLowering:
                 with self.memory(address) as memory:
                     emit.load(to, MemoryValue(memory, size, signed))
             case Load(address, size, signed):
-                with self.peeking(node):
+                with self.using_probe_read(node):
                     emit.probe_read(to, self._first(to, address), size, self.fault)
                 if size < WORD:
                     emit.extend(to, to, 8 * size, signed)
@@ -209,14 +210,14 @@ class ExpressionLowering:
             case StringEquals(address, literal, True):
                 self._text(address, literal, when, label)
             case StringEquals(address, literal):
-                with self.peeking(node), self.word(address) as at:
-                    lower_strings.peeked_equals(emit, at, literal, when, label, self.fault)
+                with self.using_probe_read(node), self.word(address) as at:
+                    lower_strings.branch_on_probed_text(emit, at, literal, when, label, self.fault)
             case _:
                 with self.compared(node) as word:
                     emit.branch(Comparison.NE if when else Comparison.EQ, word, 0, False, label)
 
     @contextmanager
-    def peeking(self, node: Operand) -> Iterator[None]:
+    def using_probe_read(self, node: Operand) -> Iterator[None]:
         """Raise NotLowered if the block needs probe_read for `node` and the guest has none."""
         try:
             yield
@@ -248,7 +249,7 @@ class ExpressionLowering:
         with ExitStack() as stack:
             if isinstance(right, Constant):
                 one, other = self._first(to, left), right.value
-            elif need(right) > need(left):
+            elif registers_needed(right) > registers_needed(left):
                 other = self._first(to, right)
                 one = stack.enter_context(self.word(left))
             else:
@@ -308,7 +309,7 @@ class ExpressionLowering:
         if isinstance(left, Constant):
             left, right, test = right, left, test.turned
         with ExitStack() as stack:
-            if need(right) > need(left):
+            if registers_needed(right) > registers_needed(left):
                 other = stack.enter_context(self.operand(right))
                 one = stack.enter_context(self.compared(left))
             else:
@@ -319,7 +320,7 @@ class ExpressionLowering:
     @contextmanager
     def _both(self, left: Expr, right: Expr) -> Iterator[tuple[str, str | int]]:
         with ExitStack() as stack:
-            if need(right) > need(left):
+            if registers_needed(right) > registers_needed(left):
                 other = stack.enter_context(self.operand(right))
                 yield stack.enter_context(self.word(left)), other
             else:
@@ -347,13 +348,13 @@ def _terms(node: Expr) -> Iterator[Expr]:
 
 
 @lru_cache(4096)
-def need(node: Expr) -> int:
+def registers_needed(node: Expr) -> int:
     """Return about how many registers evaluating a node takes."""
     match node:
         case Constant() | Register():
             return 0
         case Binary(_, left, right):
-            one, other = need(left), need(right)
+            one, other = registers_needed(left), registers_needed(right)
             return max(one, other, 1) if one != other else one + 1
         case _:
-            return max((1, *(need(child) for child in children(node))))
+            return max((1, *(registers_needed(child) for child in children(node))))

@@ -88,7 +88,7 @@ def record(
 ) -> None:
     """Write a record into the ring at an address; a void one if a field faults."""
     with ExitStack() as stack:
-        fields = words.another()
+        fields = words.with_own_fault()
         number, place = (stack.enter_context(emit.pool.scratch()) for _ in range(2))
         full = Label()
         emit.atomic_fetch_add(number, Address(offset=at + ring.NEXT, near=True), 1)
@@ -149,7 +149,7 @@ def _try_stack(emit: Emitter, words: ExpressionLowering, action: Emit, place: st
         words.into(at, sp)
         emit.constant(taken, 0)
         emit.bind(copy)
-        with emit.pool.scratch() as word, words.peeking(sp):
+        with emit.pool.scratch() as word, words.using_probe_read(sp):
             emit.probe_read(word, at, 8, done)
             emit.store(Address(place, fields, taken), word)
         emit.binary(Arithmetic.ADD, at, at, 8, 64, False)

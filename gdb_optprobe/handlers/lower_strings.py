@@ -12,7 +12,7 @@ _LOW = 0x0101_0101_0101_0101
 _HIGH = 0x8080_8080_8080_8080
 
 
-def whole(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
+def read_array(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
     """Read text with `size` readable bytes, word by word.
 
     Of a word w, the lowest bit of (w - 0x01…) & ~w & 0x80… is in its first 0 byte, if it has one.
@@ -63,7 +63,7 @@ def _load(emit: Emitter, to: str, at: Address, size: int) -> None:
         done += piece
 
 
-def up_to_end(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
+def read_text(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
     """Read mapped text byte by byte, none after the first 0."""
     for word in to:
         emit.constant(word, 0)
@@ -78,7 +78,7 @@ def up_to_end(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
     emit.bind(done)
 
 
-def peeked(emit: Emitter, to: Sequence[str], at: str, size: int, every: bool, fault: Label) -> None:
+def read_probed_text(emit: Emitter, to: Sequence[str], at: str, size: int, every: bool, fault: Label) -> None:
     """Read text that may not be mapped, word by word up to the first 0. every: all `size` bytes must be mapped."""
     ended = [Label() for _ in to]
     if every:
@@ -101,8 +101,8 @@ def peeked(emit: Emitter, to: Sequence[str], at: str, size: int, every: bool, fa
     emit.bind(done)
 
 
-def store_peeked(emit: Emitter, into: Address, at: str, size: int, every: bool, fault: Label) -> None:
-    """Read text as `peeked` does, but store each word as soon as it is read."""
+def store_probed_text(emit: Emitter, into: Address, at: str, size: int, every: bool, fault: Label) -> None:
+    """Read text as `read_probed_text` does, but store each word as soon as it is read."""
     count = -(-size // 8)
     ended, done = [Label() for _ in range(count)], Label()
     with emit.pool.scratch(emit.probe_read_clobbers) as word:
@@ -125,7 +125,7 @@ def store_peeked(emit: Emitter, into: Address, at: str, size: int, every: bool, 
         emit.bind(done)
 
 
-def peeked_equals(emit: Emitter, at: str, literal: bytes, when: bool, label: Label, fault: Label) -> None:
+def branch_on_probed_text(emit: Emitter, at: str, literal: bytes, when: bool, label: Label, fault: Label) -> None:
     """Jump to the label if text that may not be mapped is `literal` (`when` true), or is not (false).
 
     Bytes after the first difference need not be mapped.

@@ -210,8 +210,8 @@ class Handler:
     def interpreted_hit(self, hit: Hit) -> interpreter.Hit:
         """A hit that stopped the guest, as the interpreter has it."""
         per_cpu = hit.regs[PER_CPU] if PerCpuBase() in self._nodes() else 0
-        peek = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
-        return interpreter.Hit(hit.regs, hit.read, per_cpu, peek=peek)
+        probe_read = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
+        return interpreter.Hit(hit.regs, hit.read, per_cpu, probe_read=probe_read)
 
     @property
     def dereferences(self) -> bool:

@@ -117,7 +117,7 @@ class Trial:
         code = self.code + to_bytes(TRAP)
         patches = [(HERE + i, code[i : i + 4]) for i in range(0, len(code), 4)]
         if self.program.dereferences:
-            routine = encodings.placed([*_routine()])
+            routine = encodings.encode_items([*_routine()])
             patches += [(ROUTINE + i, routine[i : i + 4]) for i in range(0, len(routine), 4)]
         words = zip(memoryview(self.memory).cast("I"), memoryview(_PRISTINE).cast("I"), strict=True)
         data = [(DATA + 4 * i, word.to_bytes(4, "little")) for i, (word, there) in enumerate(words) if word != there]
@@ -148,7 +148,7 @@ class Trial:
                 raise Unreadable(address, size)
             return read(address, size)
 
-        outcome = interpreter.run(self.program, interpreter.Hit(self.registers, read, self.base, peek=peeked))
+        outcome = interpreter.run(self.program, interpreter.Hit(self.registers, read, self.base, probe_read=peeked))
         found = running.Left(left.registers, {DATA: bytes(memory)}, 0, {}, left.pc == PAD)
         yield from running.wrong_objects(self.program, found, outcome, FAULTS)
 

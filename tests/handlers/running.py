@@ -249,7 +249,7 @@ def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, fault
 
 
 def hit(state: State, memory: Mapping[int, bytes]) -> interpreter.Hit:
-    return interpreter.Hit(state.registers, partial(read, memory), GS, peek=partial(peeked, memory))
+    return interpreter.Hit(state.registers, partial(read, memory), GS, probe_read=partial(peeked, memory))
 
 
 def wrong_objects(program: Program, left: Left, outcome: interpreter.Outcome, faults: int) -> Iterator[str]:

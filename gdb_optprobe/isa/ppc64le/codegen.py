@@ -192,7 +192,7 @@ class PowerEmitter(ValueEmitter):
         self._code(plain("lwsync"))
 
     def finish(self, at: int) -> bytes:
-        return encodings.placed(self._items, at)
+        return encodings.encode_items(self._items, at)
 
     def _stored(self, value: str, base: str, index: str, again: Label) -> None:
         self._uses(CR_FIELDS[0])

@@ -173,7 +173,7 @@ def copy_field(to: int, source: int) -> int:
     return plain("mcrf") | to << 23 | source << 18
 
 
-def placed(items: Sequence[Item], at: int = 0) -> bytes:
+def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
     """Return the code for an address. Raises OutOfReach."""
     labels: dict[Label, int] = {}
     size = 0

@@ -27,7 +27,7 @@ class LabelBranch:
 Item = bytes | Relative | Label | LabelBranch
 
 
-def placed(items: Sequence[Item], at: int = 0) -> bytes:
+def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
     """Return the code for an address. All jumps are short that can be. Raises OutOfReach."""
     long: frozenset[int] = frozenset()
     while True:

@@ -28,7 +28,7 @@ from gdb_optprobe.isa.codegen import (
 )
 from gdb_optprobe.isa.x86_64 import probe_read
 from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, GENERAL, PC, SP
-from gdb_optprobe.isa.x86_64.branch_relaxation import Item, LabelBranch, placed
+from gdb_optprobe.isa.x86_64.branch_relaxation import Item, LabelBranch, encode_items
 from gdb_optprobe.isa.x86_64.encoder import (
     LOCK,
     NUMBERS,
@@ -279,7 +279,7 @@ class X86Emitter:
         pass
 
     def finish(self, at: int) -> bytes:
-        return placed(self._items, at)
+        return encode_items(self._items, at)
 
     # parts of the verbs
 

@@ -10,7 +10,7 @@ from capstone import x86
 
 from gdb_optprobe.isa.codegen import Address, Label
 from gdb_optprobe.isa.x86_64.abi import GENERAL
-from gdb_optprobe.isa.x86_64.branch_relaxation import Item, LabelBranch, placed
+from gdb_optprobe.isa.x86_64.branch_relaxation import Item, LabelBranch, encode_items
 from gdb_optprobe.isa.x86_64.encoder import LOCK, instruction
 
 ENGINE = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
@@ -67,8 +67,8 @@ def test_high_addresses_are_named_as_they_are() -> None:
 def test_a_jump_is_as_short_as_it_can_be_and_arrives(condition: int | None, between: int) -> None:
     start, end = Label(), Label()
     filler: list[Item] = [b"\x90"] * between
-    forward = placed([LabelBranch(condition, end), *filler, end])
-    backward = placed([start, *filler, LabelBranch(condition, start)])
+    forward = encode_items([LabelBranch(condition, end), *filler, end])
+    backward = encode_items([start, *filler, LabelBranch(condition, start)])
     (jump,) = ENGINE.disasm(forward, 0x1000, 1)
     assert jump.operands[0].imm == 0x1000 + len(forward)
     assert (jump.size == 2) is (between <= 127)

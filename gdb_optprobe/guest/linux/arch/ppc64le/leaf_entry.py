@@ -32,7 +32,7 @@ _SIZE_OF_ENTRY = 4  # of a process's in the table, as a shift
 
 def routine(linear: Linear, records: int) -> bytes:
     """Return the position-independent code. records: address of the first. Raises OptprobeError without keystone."""
-    return encodings.placed([*_parts(linear, records)], 0)
+    return encodings.encode_items([*_parts(linear, records)], 0)
 
 
 def _parts(linear: Linear, records: int) -> Iterator[Item]:

@@ -39,7 +39,7 @@ def lower_mmap_hook(kernel: MmapKernel, table: int, force: int) -> Code:
     table: address of the rows. force: flag that makes `writes` write into private copies.
     """
     items = [*_parts(kernel, table, force)]
-    return lambda at: encodings.placed(items, at)
+    return lambda at: encodings.encode_items(items, at)
 
 
 def _parts(kernel: MmapKernel, table: int, force: int) -> Iterator[Item]:

@@ -59,7 +59,7 @@ def routine(linear: Linear) -> ProbeReadCode:
     """Return the position-independent code. It does not read text: the caller repeats it. Raises OptprobeError without
     keystone.
     """
-    return ProbeReadCode(encodings.placed([*_parts(linear)]), 0)
+    return ProbeReadCode(encodings.encode_items([*_parts(linear)]), 0)
 
 
 def _parts(linear: Linear) -> Iterator[Item]:

@@ -34,7 +34,7 @@ class _Writing:
     last = 4
 
     def code(self, address: int, write: int, put: int) -> bytes:
-        return encodings.placed([*_parts(write, put)], address)
+        return encodings.encode_items([*_parts(write, put)], address)
 
     def back(self, registers: Mapping[str, int], word: Callable[[int], int]) -> Mapping[str, int]:
         return {PC: registers[CTR]}

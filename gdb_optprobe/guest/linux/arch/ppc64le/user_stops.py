@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.ppc64le.abi import CTR, FLAGS, GENERAL, LR, MACHINE, PC, XER
-from gdb_optprobe.isa.ppc64le.encodings import NONE, FarBranch, logical, number, placed
+from gdb_optprobe.isa.ppc64le.encodings import NONE, FarBranch, encode_items, logical, number
 from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.user import UserStopping
 
@@ -30,7 +30,7 @@ class _Stopping:
     def call(self, number_of: int, place: int) -> Code:
         high, low = number_of >> 16, number_of & 0xFFFF
         told = (number("addis", self.number, NONE, high), logical("ori", self.number, self.number, low))
-        return lambda at: placed([*told, FarBranch(place, link=True)], at)
+        return lambda at: encode_items([*told, FarBranch(place, link=True)], at)
 
 
 STOPPING = _Stopping()

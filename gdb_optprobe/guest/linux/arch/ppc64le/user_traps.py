@@ -30,9 +30,9 @@ from gdb_optprobe.isa.ppc64le.encodings import (
     FarBranch,
     Item,
     compare,
+    encode_items,
     logical,
     number,
-    placed,
     plain,
     rotate,
 )
@@ -217,7 +217,7 @@ class PowerUser:
         return number("std", register, _SP, self.registers[name])
 
     def _code(self, items: Sequence[Item]) -> Code:
-        return lambda at: placed(items, at)
+        return lambda at: encode_items(items, at)
 
     def _advance(self, distance: int) -> Iterator[Item]:
         """Yield: advance the saved PC by `distance`."""

@@ -16,7 +16,7 @@ import pytest
 from gdb_optprobe.guest.linux.arch.ppc64le.user_traps import MSR, OFFSETS, Place, PowerUser
 from gdb_optprobe.isa.base import Flow, Insn, Unrelocatable
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi, emulator
-from gdb_optprobe.isa.ppc64le.encodings import number, placed, plain
+from gdb_optprobe.isa.ppc64le.encodings import encode_items, number, plain
 from gdb_optprobe.isa.ppc64le.fields import rotated, to_bytes, word_of
 from tests.isa.ppc64le.oracle import DATA, DATA_SIZE, HERE, MASK, SIGTRAP, TRAP, execute, needs_oracle
 
@@ -148,7 +148,7 @@ def entered(before: Mapping[str, int]) -> tuple[dict[str, int], dict[int, int]]:
 def test_all_registers_are_saved() -> None:
     before = random_registers(1)
     now, memory = entered(before)
-    after = ran(placed([*USER.saving()]) + to_bytes(TRAP), now, memory)
+    after = ran(encode_items([*USER.saving()]) + to_bytes(TRAP), now, memory)
     frame = {at: after.memory.get(at, struct.unpack_from("<Q", PRISTINE, at - DATA)[0]) for at in framed(before, 0)}
     assert frame == framed(before, 0x1000_0130)
     assert after.registers["r1"] == FRAME
@@ -160,7 +160,7 @@ def test_the_kernel_finds_what_it_would_have_found() -> None:
     now, memory = entered(before)
     scratch = [number("addi", name, "r0", 77) for name in ("r0", *(f"r{n}" for n in range(3, 13)))]
     spoil = [*scratch, plain("mtlr", "r3"), plain("mtxer", "r3"), plain("mtcr", "r3")]
-    after = ran(placed([*USER.saving(), *spoil, *USER.unsaving()]) + to_bytes(TRAP), now, memory)
+    after = ran(encode_items([*USER.saving(), *spoil, *USER.unsaving()]) + to_bytes(TRAP), now, memory)
     kept = set(now) - {abi.CTR, abi.FLAGS, "r1"}
     assert {name: after.registers[name] for name in kept} == {name: now[name] for name in kept}
     assert after.registers["r1"] == FRAME
