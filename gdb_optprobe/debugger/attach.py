@@ -38,10 +38,10 @@ from gdb_optprobe.isa.registry import ISAS, by_name
 from gdb_optprobe.probes.arena_source import GivenArena
 from gdb_optprobe.probes.leftovers import CALLS, LEFT, RECOVER
 from gdb_optprobe.probes.linux_arena import LinuxArena
-from gdb_optprobe.probes.original_text import OriginalText
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site_tracer import SiteTracer
 from gdb_optprobe.probes.target import NoTracer, Target
+from gdb_optprobe.probes.unpatched_text import UnpatchedText
 
 
 @dataclass
@@ -292,10 +292,10 @@ def attach(
         return _bare(connection, isa, machine, stops)
     memory = KernelMemory(machine, machine, recovered.view.walk)
     machine.memory = memory
-    original = OriginalText()
+    unpatched = UnpatchedText()
     layouts = partial(objfiles.layouts, recovered.build)
-    linux = LinuxGuest.of(recovered, machine, memory, isa, arch, original, progress, GdbSymbols(), layouts)
-    arena = original.arena = LinuxArena(linux, current_settings, note)
+    linux = LinuxGuest.of(recovered, machine, memory, isa, arch, unpatched, progress, GdbSymbols(), layouts)
+    arena = unpatched.earlier = LinuxArena(linux, current_settings, note)
     unwind = _unwind(linux, recovered, machine)
     loaded = kernel_symbols.provide(recovered, cache, isa.elf, unwound=unwind is not None)
     locations = Locations(recovered.symbols, linux.entry, linux.text)
@@ -307,7 +307,7 @@ def attach(
         arena_source=arena,
         modules=LinuxModules(linux, locations, stops),
     )
-    session = Session(target, current_settings, original.registry)
+    session = Session(target, current_settings, unpatched.registry)
     _tell_of_earlier(arena)
     return Attachment(connection, session, machine, stops, linux, unwind, loaded)
 
@@ -329,8 +329,8 @@ def _unwind(linux: LinuxGuest, recovered: DiscoveredKernel, machine: GdbMachine)
 
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:
     """Return the attachment to a guest without an operating system: GDB's symbols, the user's arena."""
-    original = OriginalText()
-    guest = BareGuest(machine, isa, original, GdbSymbols())
+    unpatched = UnpatchedText()
+    guest = BareGuest(machine, isa, unpatched, GdbSymbols())
     target = Target(
         guest=guest,
         debugger=GdbDebugger(Locations(None, lambda address: address), guest),
@@ -338,7 +338,7 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
         tracer=NoTracer(),
         arena_source=GivenArena(current_settings, isa),
     )
-    session = Session(target, current_settings, original.registry)
+    session = Session(target, current_settings, unpatched.registry)
     return Attachment(connection, session, machine, stops, None, None)
 
 

@@ -9,8 +9,8 @@ import gdb.disassembler
 
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.isa.base import LONGEST
-from gdb_optprobe.probes.original import unpatched
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.unpatched_text import unpatched
 
 MASK = (1 << 64) - 1
 

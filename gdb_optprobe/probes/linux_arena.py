@@ -15,8 +15,8 @@ from gdb_optprobe.guest.linux.arch.base import Room, Say, StillLent
 from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.probes.arena_record import RecordedArena, encode_room, find_arena
 from gdb_optprobe.probes.arena_source import given_arena
-from gdb_optprobe.probes.original import unpatched
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
+from gdb_optprobe.probes.unpatched_text import unpatched
 
 
 @dataclass
@@ -33,9 +33,6 @@ class LinuxArena:
     _earlier: RecordedArena | None = None
     _covered: Sequence[Patch] | None = None
     _asked: bool = False
-
-    def __post_init__(self) -> None:
-        self.linux.originals = self.originals
 
     def originals(self) -> Mapping[int, bytes]:
         """Return what text held before an earlier GDB changed it, by address. Raises OptprobeError."""

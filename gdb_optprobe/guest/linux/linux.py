@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi, scope
@@ -28,7 +29,7 @@ from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.scope import Debug, DebuggerSymbols, NoDebuggerSymbols
 from gdb_optprobe.guest.scope import Site as Probed
-from gdb_optprobe.guest.text import Function, Overlay
+from gdb_optprobe.guest.text import Function
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.ir import Expr
@@ -38,6 +39,17 @@ from gdb_optprobe.isa.record import Isa
 LARGEST_BTF = 1 << 26
 NO_TYPES = "before the first optprobe command, load its vmlinux with debug information: symbol-file FILE"
 RETURN_HOOKS = ("return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
+
+
+class Unpatched(Protocol):
+    """The kernel's text as it was before probes changed it."""
+
+    def __call__(self, address: int, data: bytes) -> bytes:
+        """Return `data`, read at `address`, with the original bytes in place of branches: a guest.text.Overlay."""
+
+    def originals(self) -> Originals:
+        """Return bytes of text before an earlier GDB changed them, by address. Raises OptprobeError."""
+
 
 @dataclass
 class LinuxGuest(Guest):
@@ -57,11 +69,11 @@ class LinuxGuest(Guest):
     text: LoadedText
     arch: LinuxArch
     debugger: DebuggerSymbols = field(default_factory=NoDebuggerSymbols)
+    originals: Callable[[], Originals] = dict
     _saved: list[SavedWords] | None = None
     _moment: int = 0
     _constants: dict[str, int | None] = field(default_factory=dict)
     unwind_missing: OptprobeError | None = None
-    originals: Callable[[], Originals] = dict
 
     @classmethod
     def of(
@@ -71,14 +83,14 @@ class LinuxGuest(Guest):
         memory: KernelMemory,
         isa: Isa,
         arch: LinuxArch,
-        overlay: Overlay,
+        unpatched: Unpatched,
         say: Say,
         debugger: DebuggerSymbols,
         layouts: Callable[[], Layouts | None] = no_layouts,
     ) -> LinuxGuest:
         """Build the guest of a kernel that was found in it.
 
-        overlay: shows the original bytes in place of branches of probes. layouts: GDB's, of this kernel.
+        layouts: GDB's, of this kernel.
         """
 
         def blob() -> bytes:
@@ -90,9 +102,9 @@ class LinuxGuest(Guest):
 
         structures = KernelStructures(blob, layouts)
         kernel = arch.kernel(memory, recovered.symbols, structures)
-        core = arch.text(kernel, overlay, recovered.shelf, say)
+        core = arch.text(kernel, unpatched, recovered.shelf, say)
         text = arch.modular(kernel, core)
-        return cls(recovered, machine, memory, isa, kernel, structures, core, text, arch, debugger)
+        return cls(recovered, machine, memory, isa, kernel, structures, core, text, arch, debugger, unpatched.originals)
 
     def forget(self) -> None:
         """Drop what may have changed while the guest ran: page tables, the vCPUs' view, stacks, the text."""
