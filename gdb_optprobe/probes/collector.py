@@ -107,7 +107,7 @@ class Collector:
 
     def garbage(self, arena: Arena) -> tuple[Slot, ...]:
         """What is to be collected: not the trampolines that calls may return to for as long as they please."""
-        left = self.rethooks.left_trampolines
+        left = self.rethooks.retired_trampolines
         return tuple(slot for slot in arena.dirty() if slot.address not in left)
 
     def unsettled(self, arena: Arena) -> tuple[Slot, ...]:

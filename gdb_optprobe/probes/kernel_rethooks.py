@@ -1,8 +1,8 @@
 """The rethooks of a session's kretprobes, with those that have no probe any more but calls that have not returned.
 
-What may still lead to a left trampoline:
+What may still lead to a retired trampoline:
     a stack with its address as a return address     every scan of stacks finds it (detours/quiescence.py)
-    a left detour that will still write it           so trampolines wait for all left detours
+    a retired detour that will still write it        so trampolines wait for all retired detours
     a call whose return address another one hides    by a tail call: our own tables have it; by a tracer of the guest:
                                                      our table has the call, and its stack does not show a trampoline
 """
@@ -51,14 +51,14 @@ class KernelRethooks:
     known: list[Rethook] = field(default_factory=list)
 
     @property
-    def left_trampolines(self) -> frozenset[int]:
+    def retired_trampolines(self) -> frozenset[int]:
         """Return the addresses of trampolines that calls may return to at any time: `commit` does not wait for them."""
-        return frozenset(at for rethook in self.known for at in rethook.left_trampolines)
+        return frozenset(at for rethook in self.known for at in rethook.retired_trampolines)
 
     def awaited(self, guest: Guest) -> frozenset[int]:
         """Return those of them that calls which are active may return to."""
-        tables = (rethook for rethook in self.known if rethook.left_trampolines and rethook.read_calls(guest).active)
-        return frozenset(at for rethook in tables for at in rethook.left_trampolines)
+        tables = (rethook for rethook in self.known if rethook.retired_trampolines and rethook.read_calls(guest).active)
+        return frozenset(at for rethook in tables for at in rethook.retired_trampolines)
 
     def abandon(self) -> None:
         """Forget all: the guest that had it is gone."""
@@ -162,11 +162,11 @@ class KernelRethooks:
         site.rethook = site.next_rethook = None
 
     def busy_slots(self, slots: Sequence[Range], guest: Guest) -> Collection[Range]:
-        """Return those of `slots`, which are left, in which a thread is or may come to."""
-        left, idle = self.left_trampolines, self._idle_trampolines(guest)
+        """Return those of `slots`, all of retired code, that a thread is in or may come to."""
+        retired, idle = self.retired_trampolines, self._idle_trampolines(guest)
         inside = quiescence.busy(slots, chain(guest.saved(), self.hidden_return_addresses(guest)))
         found = {one.where for one in inside if one.pc not in idle}
-        trampolines = {where for where in slots if where[0] in left}
+        trampolines = {where for where in slots if where[0] in retired}
         return found | trampolines if found - trampolines else found
 
     def _idle_trampolines(self, guest: Guest) -> frozenset[int]:
@@ -174,7 +174,7 @@ class KernelRethooks:
 
         The table has a call from before it gets the return address until it has left the trampoline.
         """
-        return self.left_trampolines - self.awaited(guest)
+        return self.retired_trampolines - self.awaited(guest)
 
     def active_calls(
         self, guest: Guest, arena: Arena, rethooks: Iterable[Rethook] | None = None
@@ -221,7 +221,7 @@ class KernelRethooks:
             active = rethook.read_calls(guest).active
             words = [call.back for call in active]
             if any(_is_hidden(call, rethook, guest) for call in active):
-                words += rethook.left_trampolines
+                words += rethook.retired_trampolines
             yield SavedWords(f"a call of {guest.text.spell(rethook.address)}", 0, array("Q", words))
 
     def forget_freed(self, guest: Guest, arena: Arena) -> None:

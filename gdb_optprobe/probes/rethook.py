@@ -72,7 +72,7 @@ class Rethook:
     memory:           of the table.
     stop_handlers:    how returns stop the guest.
     trampoline:       the return address of calls that are entered now; it runs the probes with these `probe_numbers`.
-    left_trampolines: by address, those that earlier calls may return to.
+    retired_trampolines: by address, those that only earlier calls may return to.
     closed:           no call is entered here any more.
     older:            rethooks with tables too small for what is saved now; their calls are counted here.
     earlier_counts:   of older tables that are freed.
@@ -85,7 +85,7 @@ class Rethook:
     stop_handlers: ReturnStops
     trampoline: InstalledDetour | None = None
     probe_numbers: tuple[int, ...] = ()
-    left_trampolines: dict[int, Detour] = field(default_factory=dict)
+    retired_trampolines: dict[int, Detour] = field(default_factory=dict)
     closed: bool = False
     older: list[Rethook] = field(default_factory=list)
     earlier_counts: CallCounts = field(default_factory=CallCounts)
@@ -123,20 +123,20 @@ class Rethook:
         address: int,
         layout: CallTableLayout,
         memory: Slot,
-        left: dict[int, Detour],
+        retired: dict[int, Detour],
         arena: Arena,
         before: CallCounts = _NO_CALLS,
         ended: bool = False,
     ) -> Rethook:
-        """Return that of an earlier session, closed. left: trampolines that its calls may return to."""
-        ours = next((_code_range(at, arena) for at in left), (0, 0))
+        """Return that of an earlier session, closed. retired: trampolines that its calls may return to."""
+        ours = next((_code_range(at, arena) for at in retired), (0, 0))
         stopping = ReturnStops(address, layout, lambda pc, key: None)  # the session that looked at its flags is gone
         return cls(
             address,
             layout,
             memory,
             stopping,
-            left_trampolines=left,
+            retired_trampolines=retired,
             closed=True,
             earlier_counts=before,
             ended=ended,
@@ -159,7 +159,7 @@ class Rethook:
     @property
     def trampolines(self) -> tuple[Detour, ...]:
         """Return all that a thread may be inside of."""
-        return (*((self.trampoline.detour,) if self.trampoline is not None else ()), *self.left_trampolines.values())
+        return (*((self.trampoline.detour,) if self.trampoline is not None else ()), *self.retired_trampolines.values())
 
     @property
     def tables(self) -> Iterator[Rethook]:
@@ -204,10 +204,10 @@ class Rethook:
         self.closed = True
 
     def forget_trampolines(self, dirty: Collection[int]) -> None:
-        """Forget the left trampolines whose code was freed: all but those at `dirty`."""
-        for at, detour in [*self.left_trampolines.items()]:
+        """Forget the retired trampolines whose code was freed: all but those at `dirty`."""
+        for at, detour in [*self.retired_trampolines.items()]:
             if at not in dirty:
-                del self.left_trampolines[at]
+                del self.retired_trampolines[at]
                 for probe in self.stop_handlers.probes.values():
                     probe.remove_return_breakpoints(detour.address, detour.end)
 
@@ -240,13 +240,13 @@ class Rethook:
         self.costs = self._costs(made, new.detour, plan, target.guest)
 
     def _reuse_trampoline(self, code: Code, parts: Sequence[EntryPart], arena: Arena) -> InstalledDetour | None:
-        """Return a left trampoline with the same code, unless earlier calls left words there for Python handlers."""
+        """Return a retired trampoline with the same code, unless earlier calls left words there for Python handlers."""
         if any(part.flag or part.data for part in parts):
             return None
-        found = arena.reuse(lambda one: one.address in self.left_trampolines and one.data == code(one.address))
+        found = arena.reuse(lambda one: one.address in self.retired_trampolines and one.data == code(one.address))
         if found is None:
             return None
-        del self.left_trampolines[found[0].address]
+        del self.retired_trampolines[found[0].address]
         return InstalledDetour(*found)
 
     def _uses(self, probes: Sequence[Probe]) -> Iterator[int]:
@@ -263,7 +263,7 @@ class Rethook:
     def retire(self, guest: Guest, arena: Arena) -> None:
         """Give later calls no trampoline; earlier ones may still return to it."""
         if self.trampoline is not None and self.trampoline.release(guest, arena, reached=True):
-            self.left_trampolines[self.trampoline.slot.address] = self.trampoline.detour
+            self.retired_trampolines[self.trampoline.slot.address] = self.trampoline.detour
         self.trampoline, self.probe_numbers = None, ()
 
     def entry_code(self, dead: Dead, guest: Guest) -> Code:

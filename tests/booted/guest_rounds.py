@@ -97,7 +97,7 @@ class Rounds:
     def _is_as_it_was(self, high: int) -> None:
         arena = self.session.optimizer.arena
         assert arena is not None and arena.ranges.fill is not None
-        left = {*self.session.optimizer.rethooks.left_trampolines, *self._handler()}
+        left = {*self.session.optimizer.rethooks.retired_trampolines, *self._handler()}
         # Memory for another session that takes over from this one holds nothing.
         aside = arena._reserve[:1] if arena._reserve is not None else ()
         there = [slot for slot in (*arena.dirty(), *_used(arena.code)) if slot not in aside]

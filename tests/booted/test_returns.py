@@ -172,7 +172,7 @@ STATE = (
     "python from gdb_optprobe.debugger.attach import current_session; "
     "from json import dumps; _o = current_session().optimizer; _a = _o.arena; "
     "print('@@{0}'); "
-    "_k = _o.rethooks; _all = [_k.known, _k.left_trampolines, _a.dirty()]; "
+    "_k = _o.rethooks; _all = [_k.known, _k.retired_trampolines, _a.dirty()]; "
     "print(dumps([*map(len, _all), _a.code.used, _a.data.used]))"
 )
 

@@ -209,7 +209,7 @@ def test_commit_waits_for_a_trampoline_that_no_active_call_returns_to() -> None:
     for active, expected in ((1, 0), (0, 1)):
         (slot,) = world.released(1)
         held = SimpleNamespace(active=[0] * active)
-        point = SimpleNamespace(left_trampolines={slot.address: None}, read_calls=lambda _, held=held: held)
+        point = SimpleNamespace(retired_trampolines={slot.address: None}, read_calls=lambda _, held=held: held)
         world.collector.rethooks.known = [point]  # type: ignore[list-item]
         assert len(world.collector.unsettled(world.arena)) == expected
         world.arena.code.reclaim([slot])
