@@ -1,0 +1,102 @@
+"""The guest's records of its tracer's sites: a site with a branch is disabled there, and enabled as late as is safe."""
+
+from __future__ import annotations
+
+from struct import pack
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.guest.linux.arch.x86_64 import nops
+from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites
+from gdb_optprobe.guest.linux.loaded_text import LoadedText
+from gdb_optprobe.guest.text import FtraceSite
+from gdb_optprobe.probes.site_tracer import SiteTracer
+from tests.guest.linux.fake_kernel import Pages, kernel
+
+TEXT, RECORDS, OPS = 0xFFFFFFFF81000000, 0xFFFFFFFF82000000, 0xFFFFFFFF82001000
+NAMES = {"ftrace_pages_start": OPS, "ftrace_ops_list": OPS + 8, "ftrace_list_end": OPS + 0x40}
+SITE, OTHER = (FtraceSite(TEXT + at, 5, False, bytes(5)) for at in (0, 0x100))
+
+
+class World:
+    """A tracer of two sites, and what it has in the guest: flags of each, and whether it runs."""
+
+    def __init__(self, *flags: int) -> None:
+        self.memory = Pages()
+        self.memory.put_words(OPS, RECORDS)
+        self.memory.put(RECORDS, pack("<QQii", 0, RECORDS + 0x40, len(flags), 0))
+        for number, flag in enumerate(flags):
+            self.memory.put_words(RECORDS + 0x40 + 16 * number, TEXT + 0x100 * number, flag)
+        self.trace(False)
+        self.ftrace = FtraceSites(kernel(self.memory, NAMES), nops.SITE)
+        self.text = SimpleNamespace(ftrace=self.ftrace, ftrace_of=lambda address: self.ftrace, spell=hex)
+        self.tracer = SiteTracer(cast(LoadedText, self.text), cast(Any, self.memory))
+
+    def trace(self, runs: bool) -> None:
+        self.memory.put_words(OPS + 8, OPS + 0x80 if runs else OPS + 0x40)
+
+    def flags(self, site: FtraceSite) -> int:
+        record = self.ftrace.record(site.address)
+        assert record is not None
+        return record.flags
+
+
+def test_a_site_is_disabled_while_a_branch_is_there() -> None:
+    world = World(1 << 20, 0)
+    world.tracer.hold(SITE)
+    assert (world.flags(SITE), world.flags(OTHER)) == (1 << 20 | DISABLED, 0)
+    world.tracer.release(SITE)
+    assert world.flags(SITE) == 1 << 20, "its history is left alone"
+
+
+def test_a_site_that_a_tracer_uses_is_refused_and_left_alone() -> None:
+    world = World(1)
+    with pytest.raises(Refused) as refused:
+        world.tracer.hold(SITE)
+    assert refused.value.reason.code == "FTRACE_IN_USE" and world.flags(SITE) == 1
+
+
+def test_a_site_stays_disabled_until_no_tracer_runs() -> None:
+    """A tracer that was started meanwhile has not counted the site, and would uncount it."""
+    world = World(0, 0)
+    world.tracer.hold(SITE)
+    assert world.tracer.passed_over() == ()
+    world.trace(True)
+    assert world.tracer.passed_over() == (SITE.address,)
+    world.tracer.release(SITE)
+    world.tracer.hold(OTHER)
+    assert world.flags(SITE) == DISABLED and world.tracer.passed_over() == (SITE.address, OTHER.address)
+    world.trace(False)
+    world.tracer.give_back()
+    assert (world.flags(SITE), world.flags(OTHER)) == (0, DISABLED) and world.tracer.passed_over() == ()
+
+
+def test_a_site_that_is_owed_is_held_again_as_it_is() -> None:
+    world = World(0)
+    world.tracer.hold(SITE)
+    world.trace(True)
+    world.tracer.release(SITE)
+    world.tracer.hold(SITE)
+    world.trace(False)
+    world.tracer.give_back()
+    assert world.flags(SITE) == DISABLED
+    world.tracer.release(SITE)
+    assert world.flags(SITE) == 0
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_nothing_is_written_for_a_site_that_was_unloaded(forgets: bool) -> None:
+    """Its record is another site's by then, whether the probe's end or the module's is seen first."""
+    world = World(0)
+    world.tracer.hold(SITE)
+    world.memory.put_words(RECORDS + 0x40, TEXT + 0x5000)
+    if forgets:
+        world.tracer.forget(SITE)
+    else:
+        world.tracer.release(SITE)
+    world.tracer.give_back()
+    assert world.memory.read(RECORDS + 0x48, 8) == DISABLED.to_bytes(8, "little")
+    assert world.tracer.passed_over() == ()
