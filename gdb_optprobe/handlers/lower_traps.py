@@ -31,8 +31,9 @@ class PlacedTrapTable:
 
 
 def lower_trap_handler(traps: PlacedTrapTable, entry: Entry, isa: Trapping) -> Code:
+    """Return the code of the dispatcher."""
     emit = isa.emitter(entry)
-    found, foreign, go_on, back = (Label() for _ in range(4))
+    found, foreign, to_detour, back = (Label() for _ in range(4))
     emit.begin(foreign)
     pc, slot, word = emit.trapped_at(), emit.pool.allocate(), emit.pool.allocate()
 
@@ -46,7 +47,7 @@ def lower_trap_handler(traps: PlacedTrapTable, entry: Entry, isa: Trapping) -> C
     emit.kernels()
     emit.bind(found)
     emit.load(word, MemoryValue(Address(slot, traps.layout.value)))
-    emit.branch(Comparison.NE, word, 0, False, go_on)
+    emit.branch(Comparison.NE, word, 0, False, to_detour)
     # By now the instruction itself is there again, or a trap that is not optprobe's.
     emit.load(word, MemoryValue(Address(pc), isa.size))
     with emit.pool.scratch() as bits:
@@ -54,8 +55,8 @@ def lower_trap_handler(traps: PlacedTrapTable, entry: Entry, isa: Trapping) -> C
             emit.binary(Arithmetic.AND, bits, word, mask, 64, False)
             emit.branch(Comparison.EQ, bits, value, False, foreign)
     emit.jump(back)
-    emit.bind(go_on)
-    emit.go_on_at(word)
+    emit.bind(to_detour)
+    emit.continue_at(word)
     emit.bind(back)
     emit.end()
     return emit.finish

@@ -32,7 +32,7 @@ from gdb_optprobe.maps.trap_table import WORD
 def lower_user_trap_handler(
     traps: PlacedTrapTable, mapped: FilePageOffsets, leaf: int, kernels: int, isa: UserTrapping
 ) -> Code:
-    """kernels: the kernel's own handler. leaf: the routine that looks up a user's page."""
+    """Return the code of the dispatcher. kernels: the kernel's handler. leaf: the routine that looks up a user page."""
     emit = _emitter(isa, None)
     found, absent, foreign = (Label() for _ in range(3))
     emit.begin()

@@ -35,7 +35,7 @@ class TrapEmitter(Emitter, Protocol):
     def trapped_at(self) -> str:
         """Return the register that has the PC of the trap from now on."""
 
-    def go_on_at(self, address: str) -> None:
+    def continue_at(self, address: str) -> None:
         """Have the trapped code continue at an address."""
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a user's function has its return address once a trap has saved its registers: what an ISA is asked for."""
+"""The codegen backend of uretprobes: the return address of a program's function, once a trap has saved registers."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from gdb_optprobe.isa.codegen import Address, Emitter, EntryState, Label
 
 
 class UserReturnEmitter(Emitter, Protocol):
-    """An emitter with these verbs more."""
+    """An emitter with verbs for return addresses of programs."""
 
     def return_place(self, to: str, size: int, label: Label) -> None:
-        """At a trap on a function's entry: where the word is, `size` bytes, that the call returns by.
+        """Compute, at a trap on a function's entry, where the kernel can write the return address, of `size` bytes.
 
-        To the label where it cannot be written here; no register is kept then but those that are saved.
+        Jump to the label if it cannot be written here; only saved registers are preserved then.
         """
 
     def stack_place(self, to: str, at: str, size: int, label: Label) -> None:
-        """The same of the word by which a call with the stack address `at` returns later; interrupts are held."""
+        """Compute the same for the call with the stack address `at`, which returns later. Interrupts are off."""
 
     def exchange(self, memory: Address, old: str, new: str, size: int) -> None:
-        """Store `new` where `old` is, atomically; 4 or 8 bytes."""
+        """Replace `old` by `new`, atomically; 4 or 8 bytes."""
 
-    def hold_interrupts(self) -> None: ...
+    def hold_interrupts(self) -> None:
+        """Disable interrupts."""
 
     def allow_interrupts(self) -> None:
-        """As they were when they were held."""
+        """Restore interrupts as they were before `hold_interrupts`."""
 
 
 class UserReturning(Protocol):
-    """How an ISA makes such emitters.
+    """Makes such emitters.
 
-    slot:      the register that has the address of a call's slot in the code that its return comes to.
-    sp:        the offset of the stack pointer in what a trap has saved.
-    also:      those of what else than the PC is where a call has returned to.
+    slot:      the register that has the address of a call's slot in the code that runs at its return.
+    sp:        the offset of the stack pointer in the registers that a trap has saved.
+    also:      offsets of other saved registers that have the return address after a return, beside the PC.
     arguments: the registers of a C function's first two.
     scratch:   what such a function may change.
     """
@@ -56,10 +57,10 @@ class UserReturning(Protocol):
     def scratch(self) -> Dead: ...
 
     def emitter(self, before: EntryState, place: int) -> UserReturnEmitter:
-        """place: the address of a routine: where the kernel may write what is at a user's address."""
+        """Return an emitter. place: address of the routine that finds where the kernel can write a user address."""
 
     def reads(self, code: Sequence[Insn]) -> bool:
-        """Whether a function that begins so surely looks at its return address, to tell it or to keep it."""
+        """Return whether a function that begins so certainly reads its return address, to use or to store it."""
 
     def popped(self, size: int) -> int:
-        """How far the stack pointer is behind a call's stack address once it has returned; size: of a word."""
+        """Return the distance from a call's stack address to the stack pointer after its return. size: of a word."""

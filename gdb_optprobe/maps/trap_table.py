@@ -1,8 +1,8 @@
 """A table of the trap instructions that optprobe wrote, and of what each leads to, in guest memory.
 
     key: one or two words │ value │ 0 up to a power of two      an open hash, a power of two of slots, at most half full
-    home = (first word * FACTOR mod 2^64 >> SHIFT) & (slots - 1); a search goes on from there to a slot whose key's last
-    word is 0
+    home = (first word * FACTOR mod 2^64 >> SHIFT) & (slots - 1); a search continues from there
+    to a slot with 0 as the last word of its key
 
 of       key                                                       value
 kernel   the PC that a trap saves                                  its detour; 0 when the trap is removed
@@ -78,6 +78,7 @@ class TrapTableLayout:
         return writes
 
     def encode(self, values: Mapping[Key, int]) -> bytearray:
+        """Encode a table with these values."""
         data = bytearray(self.size)
         self.update(data, values)
         return data
@@ -88,7 +89,7 @@ class TrapTableLayout:
             self.put(data, key, value)
 
     def decode(self, data: bytes | bytearray) -> Mapping[Key, int] | None:
-        """Return the values by key; None where a search would not find each key, or there are too many."""
+        """Return the values by key; None if a search would not find each key, or there are too many."""
         slots = ((at, self._key(data, at)) for at in range(0, self.size, self.slot_size))
         found = [(at, key) for at, key in slots if key[-1]]
         if len(found) > self.room or any(self.place(data, key) != at for at, key in found):
@@ -100,6 +101,6 @@ class TrapTableLayout:
 
 
 def layout_of(size: int, key_words: int) -> TrapTableLayout | None:
-    """Return the layout of a table of so many bytes; None where no table has that size."""
+    """Return the layout of a table of so many bytes; None if no table has that size."""
     layout = TrapTableLayout(size // TrapTableLayout(1, key_words).slot_size, key_words)
     return layout if layout.slots >= 2 and size & size - 1 == 0 else None

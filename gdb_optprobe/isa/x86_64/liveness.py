@@ -6,7 +6,7 @@ iced-x86 over the kernel's text.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import capstone
 
@@ -132,7 +132,7 @@ def uses_of(data: bytes) -> RegisterEffects | None:
         flags_killed = _shifted(mnemonic, data, parts)
     read, written = insn.regs_access()
     reads = kills = 0
-    names = _registers()
+    names = _REGISTERS
     for register in read:
         if register in names:
             reads |= 1 << names[register][0]
@@ -191,7 +191,6 @@ def _shifted(mnemonic: str, data: bytes, parts: Shape) -> int:
     return CF | overflow if mnemonic in _ROTATES else CF | SF | ZF | PF | overflow
 
 
-@cache
 def _registers() -> dict[int, tuple[int, bool]]:
     """Return, by capstone's number of a register, ours, and whether a write of it overwrites all 64 bits."""
     found: dict[int, tuple[int, bool]] = {}
@@ -208,6 +207,7 @@ def _registers() -> dict[int, tuple[int, bool]]:
     return found
 
 
+_REGISTERS = _registers()
 _CONTINUES = frozenset((Flow.NEXT, Flow.JUMP, Flow.BRANCH))
 _LEFT_TO_OTHERS = frozenset((Flow.CALL, Flow.RETURN))
 

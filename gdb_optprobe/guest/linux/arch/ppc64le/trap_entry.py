@@ -44,7 +44,7 @@ class _TrapEmitter(codegen.PowerEmitter):
     def trapped_at(self) -> str:
         return _SRR0
 
-    def go_on_at(self, address: str) -> None:
+    def continue_at(self, address: str) -> None:
         self._code(number("addi", SCRATCH, NONE, 0), plain("mtmsrd", SCRATCH), plain("mtsrr0", address))
 
     def end(self) -> None:

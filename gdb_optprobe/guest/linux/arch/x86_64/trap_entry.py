@@ -37,7 +37,7 @@ class _TrapEmitter(codegen.X86Emitter):
         self.load(pc, MemoryValue(Address(_FRAME, _IP)))
         return pc
 
-    def go_on_at(self, address: str) -> None:
+    def continue_at(self, address: str) -> None:
         self.store(Address(_FRAME, _IP), address)
 
     def end(self) -> None:
