@@ -455,7 +455,7 @@ class FakeGuest(Guest):
             loaded=(0, 0), room=lambda machine, kernel: room, places=lambda machine, kernel: (place,),
             trap_calls=lambda kernel, originals: self.trap_calls(), user_kernel=_probe_no_programs,
         )
-        recovered = SimpleNamespace(build="fake", text=(START, RECORDS), still_there=lambda machine: True)
+        recovered = SimpleNamespace(build="fake", text=(START, RECORDS), is_same_kernel=lambda machine: True)
         kernel = fake_kernel.kernel(cast(Any, self.machine), {})
         ours: Any = self
         return LinuxGuest(

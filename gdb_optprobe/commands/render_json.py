@@ -117,7 +117,7 @@ def _calls_value(found: CallsView) -> dict[str, object]:
         "active": found.active,
         "missed": found.missed,
         "dropped": found.dropped,
-        "out": [{"who": one.who, "pid": one.pid, "comm": one.comm} for one in found.out],
+        "out": [{"who": one.thread, "pid": one.pid, "comm": one.comm} for one in found.out],
     }
 
 

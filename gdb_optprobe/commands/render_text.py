@@ -300,7 +300,7 @@ def _threads(out: Sequence[ActiveCallView]) -> str:
         if one.pid is not None:
             threads.setdefault(one.comm, []).append(one.pid)
         else:
-            other = one.who or "a thread that cannot be identified now"
+            other = one.thread or "a thread that cannot be identified now"
             others[other] = others.get(other, 0) + 1
     listed = [f"{name} ({_thread_numbers(pids)})" for name, pids in sorted(threads.items())]
     listed += [other if count == 1 else f"{count} of {other}" for other, count in others.items()]

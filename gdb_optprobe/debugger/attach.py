@@ -67,11 +67,11 @@ class Attachment:
     gone: bool = False
     breaks: frozenset[int] = field(default_factory=addresses_of_users)
 
-    def is_here(self) -> bool:
+    def is_current(self) -> bool:
         """Return whether GDB is connected to that guest now, and the guest still has what was written; nothing is
         changed.
         """
-        return gdb.selected_inferior().connection is self.connection and self.session.is_here()
+        return gdb.selected_inferior().connection is self.connection and self.session.is_same_guest()
 
 
 class Attachments:
@@ -103,7 +103,7 @@ class Attachments:
         """
         connection = stopped_guest()
         found = self.current or self._made(connection)
-        if not found.is_here():
+        if not found.is_current():
             raise OptprobeError("the guest is not the one that was probed (rebooted, or a snapshot?)", "optprobe list")
         return found
 
@@ -257,7 +257,7 @@ class GdbDebugger:
 
     def is_same_guest(self) -> bool | None:
         try:
-            return self.guest.still_there()
+            return self.guest.is_same_kernel()
         except gdb.error as error:
             raise Unreachable(str(error)) from error
 

@@ -136,7 +136,7 @@ class Lifecycle:
     def _is_gone(self, attachment: Attachment) -> bool:
         """Return whether the probes are gone from the guest, and warn once. The next command forgets them."""
         count = len(attachment.session.registry)
-        before, attachment.gone = attachment.gone, bool(count) and not attachment.is_here()
+        before, attachment.gone = attachment.gone, bool(count) and not attachment.is_current()
         if attachment.gone and not before:
             is_gone = "is" if count == 1 else "are"
             warn(f"the guest was reset, or put back to a snapshot: its {_counted(count)} {is_gone} gone")
@@ -161,7 +161,7 @@ class Lifecycle:
     @held()
     def _make_way(self, leaving: gdb.Breakpoint | None = None) -> None:
         attachment = self._attachments.current
-        if attachment is None or not is_stopped() or not attachment.is_here():
+        if attachment is None or not is_stopped() or not attachment.is_current():
             # GDB is in the middle of a command: the next stop or command warns of another guest.
             return
         attachment.leaving = leaving

@@ -60,7 +60,7 @@ class Stepping:
             session = self._session()
             if self._busy or session is None or not is_stopped() or not len(session.registry):
                 return
-            if not session.is_here():
+            if not session.is_same_guest():
                 return
             self._busy = True
             try:

@@ -29,7 +29,7 @@ class Guest(ABC):
         """Drop what may have changed when the guest ran."""
         return
 
-    def still_there(self) -> bool | None:
+    def is_same_kernel(self) -> bool | None:
         """Return whether a vCPU still runs the same kernel; None where that is not known. Raises Unreadable."""
         return None
 

@@ -32,7 +32,7 @@ INTERRUPTED = 8
 class Caller:
     """who: the thread or CPU in words, "" if not known. pid, name: of a thread; None and "" for anything else."""
 
-    who: str = ""
+    thread: str = ""
     pid: int | None = None
     name: str = ""
 

@@ -48,7 +48,7 @@ class ModuleTracker:
     optimizer: Optimizer
     settings: Callable[[], Settings]
     kprobes: Kprobes
-    is_here: Callable[[], bool]
+    is_same_guest: Callable[[], bool]
     _modules: dict[int, object] = field(default_factory=dict)
     _call_counts: dict[int, CallCounts] = field(default_factory=dict)
     _tried_modules: object = None
@@ -106,7 +106,7 @@ class ModuleTracker:
 
     def _on_load(self, module: int) -> None:
         """Probe a module that is complete before any of its code has run: no thread is inside. Raises OptprobeError."""
-        if not self.is_here():
+        if not self.is_same_guest():
             return
         self.optimizer.not_yet_run = self.target.modules.arrived(module)
         try:

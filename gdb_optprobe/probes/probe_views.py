@@ -83,8 +83,8 @@ def read_calls(site: Site, probe: Probe, guest: Guest) -> CallTable | None:
 
 def calls_view(counts: CallCounts, active: int, callers: Iterable[Caller]) -> CallsView:
     """Return the account of a function's calls. callers: of the active ones, as far as they are known."""
-    views = (ActiveCallView(one.who, one.pid, one.name) for one in callers)
-    ordered = tuple(sorted(views, key=lambda one: (one.pid is None, one.pid, one.who)))
+    views = (ActiveCallView(one.thread, one.pid, one.name) for one in callers)
+    ordered = tuple(sorted(views, key=lambda one: (one.pid is None, one.pid, one.thread)))
     entries = counts.returns + counts.missed + counts.dropped + active
     return CallsView(entries, counts.returns, active, counts.missed, counts.dropped, ordered)
 

@@ -55,7 +55,7 @@ class Session:
         self.kprobes = Kprobes(target.guest, self.registry, self.optimizer, settings)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self.module_tracker = ModuleTracker(
-            target, self.registry, self.optimizer, settings, self.kprobes, self.is_here
+            target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
         )
         self._explainer = Explainer(
             target, self.registry, self.optimizer, self.kprobes, self.uprobes, settings
@@ -341,7 +341,7 @@ class Session:
 
     # the same guest? -----------------------------------------------------------------------------------------------
 
-    def is_here(self) -> bool:
+    def is_same_guest(self) -> bool:
         """Return whether this is still the guest that was attached to, with what was put there; nothing is changed.
 
         Modules that were unloaded are not looked for: what was in them may be all that is missing.

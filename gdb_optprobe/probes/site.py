@@ -222,7 +222,7 @@ class Site:
     # a hit that stops the guest ------------------------------------------------------------------------------------
 
     def _hit(self, plan: Plan, guest: Guest, hit: Hit) -> Move | None:
-        if not (self.is_text_there() and self._is_here(plan, guest)):
+        if not (self.is_text_there() and self._holds_hit_code(plan, guest)):
             return None
         self._last_hit = tuple(self.enabled)
         held = []
@@ -240,8 +240,8 @@ class Site:
             return Move({guest.isa.pc: self._copy.detour.address})
         return None
 
-    def _is_here(self, plan: Plan, guest: Guest) -> bool:
-        """Whether the guest holds what this hit is going to use: not where it was reset, or put back, meanwhile."""
+    def _holds_hit_code(self, plan: Plan, guest: Guest) -> bool:
+        """Return whether the guest holds the code that this hit uses; not where it was reset or restored meanwhile."""
         used = [(plan.insn.address, plan.insn.data)] if plan.tier is Tier.EMULATED else []
         detours = [] if self._copy is None else [self._copy.detour]
         if self.rethook is not None and self.rethook.trampoline is not None:

@@ -44,9 +44,12 @@ class Address(int):
 
 @dataclass(frozen=True, slots=True)
 class ActiveCallView:
-    """Who makes a call that is under way, "" where that is not known. pid, comm: None and "" where it is no thread."""
+    """An active call.
 
-    who: str
+    thread: which makes it, in words, "" where that is not known. pid, comm: None and "" where it is no thread.
+    """
+
+    thread: str
     pid: int | None
     comm: str
 

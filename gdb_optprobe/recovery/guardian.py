@@ -147,7 +147,7 @@ class Tcp:
         return connection
 
     def sockets(self) -> Sockets:
-        if not self._is_here():
+        if not self._is_local():
             return Sockets()
         # sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
         rows = [line.split() for name in ("tcp", "tcp6") for line in _lines(name)]
@@ -157,7 +157,7 @@ class Tcp:
             frozenset(row[9] for row in mine if int(row[3], 16) == TCP_ESTABLISHED),
         )
 
-    def _is_here(self) -> bool:
+    def _is_local(self) -> bool:
         try:
             found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError:

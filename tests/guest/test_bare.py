@@ -79,7 +79,7 @@ def test_arguments_have_names_where_a_function_starts() -> None:
 def test_what_only_an_operating_system_has_is_missing() -> None:
     guest = bare()
     assert guest.stacks_missing and guest.has_hidden_stacks() and not list(guest.saved())
-    assert guest.still_there() is None and guest.moment() != guest.moment()
+    assert guest.is_same_kernel() is None and guest.moment() != guest.moment()
     assert (guest.completions("f"), guest.bypassed(START), tuple(guest.backtrace({}, b""))) == ((), "", ())
     for question in (guest.trap_calls, lambda: guest.user_kernel, lambda: guest.programs):
         with pytest.raises(OptprobeError):

@@ -79,7 +79,7 @@ class DiscoveredKernel:
     view: View
     shelf: Shelf | None = None
 
-    def still_there(self, machine: Machine) -> bool:
+    def is_same_kernel(self, machine: Machine) -> bool:
         """Return whether a vCPU still runs this build at this address."""
         physical = self.view.now(self.note)
         return physical is not None and kernel_image.is_note_of(self.build, machine.read_physical(physical, NOTE_SIZE))

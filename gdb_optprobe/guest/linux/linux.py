@@ -116,8 +116,8 @@ class LinuxGuest(Guest):
     def moment(self) -> int:
         return self._moment
 
-    def still_there(self) -> bool:
-        return self.recovered.still_there(self.machine)
+    def is_same_kernel(self) -> bool:
+        return self.recovered.is_same_kernel(self.machine)
 
     # stacks --------------------------------------------------------------------------------------------------------
 
