@@ -51,21 +51,22 @@ class InstalledDetour:
 
     @staticmethod
     def check_memory(address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> None:
-        """Raises Refused where `near` would; nothing is taken."""
-        arena.check_code(_size(address, lay_out, guest, arena), address, guest.isa.branch_reach)
+        """Raise Refused where `install` would; nothing is allocated."""
+        arena.check_code(_trial(address, lay_out, guest, arena).size, address, guest.isa.branch_reach)
 
     @classmethod
     def install(
         cls, address: int, lay_out: LayOut, guest: Guest, arena: Arena, uses: Iterable[int] | None = None
     ) -> InstalledDetour:
-        """Lay a detour out, take a slot of its size within reach of `address` and write it there. Raises Refused.
+        """Lay out a detour, allocate a slot of its size within reach of `address` and write it there. Raises Refused.
 
-        uses: see Arena.note_uses.
+        uses: see Arena.set_references.
         """
-        reach, size = guest.isa.branch_reach, _size(address, lay_out, guest, arena)
+        detour = _trial(address, lay_out, guest, arena)
         while True:
-            slot = arena.allocate_code(size, address, reach)
-            detour = lay_out(slot.address)
+            slot = arena.allocate_code(detour.size, address, guest.isa.branch_reach)
+            if detour.address != slot.address:
+                detour = lay_out(slot.address)
             try:
                 change = arena.code_patch(slot, detour.data, guest.machine, guest.isa.breakpoint)
                 break
@@ -85,7 +86,7 @@ class InstalledDetour:
 
     @classmethod
     def install_or_reuse(cls, address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> InstalledDetour:
-        """As `near`; where an earlier session's code there is what this would be, byte for byte, that is it."""
+        """As `install`; where an earlier session's code there is what this would be, byte for byte, that is it."""
 
         def is_same(one: Detour) -> bool:
             if one.head not in (address, one.address) or one.origins or one.exits:
@@ -105,7 +106,7 @@ class InstalledDetour:
 
         reached: something led here. No vCPU was there nevertheless where none has run since, nor will be, where no
                  table that was left may lead here.
-        way:     see Arena.leave.
+        way:     see Arena.retire (dispatches).
         """
         if self.installed_at is None or (
             reached and (guest.moment() != self.installed_at or arena.has_retired_dispatchers)
@@ -117,10 +118,9 @@ class InstalledDetour:
         return False
 
 
-def _size(address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> int:
-    """Return the length of a detour, which does not depend on its address. Raises Refused."""
-    trial = arena.free_code(address, guest.isa.branch_reach)
+def _trial(address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> Detour:
+    """Return the detour where code memory is free now: its length does not depend on its address. Raises Refused."""
     try:
-        return lay_out(trial).size
+        return lay_out(arena.free_code(address, guest.isa.branch_reach))
     except (Unrelocatable, OutOfReach) as stuck:
         raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=guest.text.spell(address))) from stuck

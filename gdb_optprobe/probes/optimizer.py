@@ -131,7 +131,7 @@ class Optimizer:
             why = branch_patch.out_of_reach(best, self.target.guest, self.find_arena())
         except Refused as refused:
             why = refused.reason
-        return self._plan_without_detour(address, limits, why) if why is not None else best
+        return self.plan_without_detour(address, specs, why) if why is not None else best
 
     def _plan_once(self, address: int, limits: TierLimits, neighbours: Neighbours) -> Plan:
         """Return the best plan for `address`: the one that was made already where nothing has changed since."""
@@ -154,10 +154,10 @@ class Optimizer:
         self._planned[address] = _Planned(made, limits, asked)
         return made
 
-    def _plan_without_detour(self, address: int, limits: TierLimits, reason: Reason) -> Plan:
+    def plan_without_detour(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
         """The best plan for `address` that needs no detour, where a better one could not be carried out."""
         request = PlanRequest(address, breakpoints=self.target.debugger.breakpoints())
-        without = replace(limits, optimization=False, trap=False, boost=False)
+        without = replace(self._limits(specs), optimization=False, trap=False, boost=False)
         lower = plan(request, self._cfgs, without)
         refusals = tuple((tier, reason if tier in _NEED_MEMORY else why) for tier, why in lower.refused)
         return replace(lower, reason=reason, refused=refusals)
@@ -299,10 +299,6 @@ class Optimizer:
     def needs_memory(self, probe: Probe, plan: Plan) -> bool:
         """Whether `probe` needs memory before anything is written into the text."""
         return probe.is_return or (not plan.tier.stops and not probe.handler.is_plain)
-
-    def plan_without_detour(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
-        """Return the best plan for probes `specs` that needs no detour, where a better one could not be carried out."""
-        return self._plan_without_detour(address, self._limits(specs), reason)
 
     def may_be_busy(self, site: Site) -> bool:
         """Return whether a thread may be in a program of `site`, or in a retired detour, perhaps of the site."""
@@ -535,7 +531,7 @@ class Optimizer:
         except Refused as refused:
             self._release_tracer(wanted)
             for site in group:
-                site.plan = self._plan_without_detour(site.address, self._limits(site.specs), refused.reason)
+                site.plan = self.plan_without_detour(site.address, site.specs, refused.reason)
         except OptprobeError as error:
             self._release_tracer(wanted)
             for site in group:
@@ -571,7 +567,7 @@ class Optimizer:
             arena = self.take_arena()
             self.with_memory(lambda: site.install_breakpoint(wanted, self.target, arena), arena)
         except Refused as refused:
-            site.plan = self._plan_without_detour(site.address, self._limits(site.specs), refused.reason)
+            site.plan = self.plan_without_detour(site.address, site.specs, refused.reason)
             site.install_breakpoint(site.plan, self.target, self.arena)
 
     def with_memory(self, action: Callable[[], T], arena: Arena) -> T:

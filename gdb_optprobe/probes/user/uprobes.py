@@ -42,7 +42,6 @@ from gdb_optprobe.probes.settings import Settings, sizes_of, with_sizes
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records
-from gdb_optprobe.probes.user.known import ProbedPrograms
 from gdb_optprobe.probes.user.mapped_text import TextChange
 from gdb_optprobe.probes.user.mmap_hook import MmapPatcher
 from gdb_optprobe.probes.user.program_text import ProgramText
@@ -68,6 +67,33 @@ class AdoptedTraps:
 
     removed: tuple[Key, ...] = ()
     trampolines: tuple[tuple[TrapRecord, Program], ...] = ()
+
+
+@dataclass
+class ProbedPrograms:
+    """Programs that were probed, by the address of the inode, which may be another file's once the first is gone."""
+
+    _programs: dict[int, Program] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Program]:
+        return iter(self._programs.values())
+
+    def update(self, program: Program, in_use: bool) -> bool:
+        """Return whether the inode was another program's. in_use: that has traps or trampolines.
+
+        Raises OptprobeError where it was, and has.
+        """
+        known = self._programs.get(program.inode)
+        is_other = known is not None and not program.is_as(known)
+        if is_other and in_use:
+            why = f"{program.path} is another program than when it was probed"
+            raise OptprobeError(why, "optprobe delete its probes, and let calls that they saw return")
+        self._programs[program.inode] = program
+        return is_other
+
+    def clear(self) -> None:
+        """The guest is gone."""
+        self._programs.clear()
 
 
 @dataclass
