@@ -46,10 +46,10 @@ from gdb_optprobe.maps.user_call_table import (
     ACTIVE,
     BEING_FILLED,
     CODE,
+    COUNTERS,
     DROPPED,
     KEY,
     MISSED,
-    POINT,
     RETURN,
     RETURNS,
     SIZE,
@@ -104,20 +104,20 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class FunctionContext:
-    """A probed function. point: the address of its counters. code: what runs where its calls return.
+    """A probed function. counters: their address. code: what runs where its calls return.
 
     on:   distance from the PC that a trap at the entry saves to the trampoline. size: bytes of the program's words.
     most: how many calls are seen at once.
     """
 
-    point: int
+    counters: int
     code: int
     on: int
     size: int
     most: int
 
     def count(self, offset: int) -> Address:
-        return Address(offset=self.point + offset, near=True)
+        return Address(offset=self.counters + offset, near=True)
 
 
 # a call is entered -----------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def _entered(
     emit.load(word, MemoryValue(Address(place), way.size))
     emit.store(Address(slot, RETURN), word)
     emit.store(Address(slot, CODE), way.code)
-    emit.store(Address(slot, POINT), way.point)
+    emit.store(Address(slot, COUNTERS), way.counters)
     for register in (mm, key, word):
         emit.pool.free(register)
     for part in parts:
@@ -235,7 +235,7 @@ def _frame(emit: Emitter, to: str, traps: UserTrapping) -> str:
 
 def _drop(emit: Emitter, at: str, word: str) -> None:
     """Emit: free the slot of a call that never returns, and count the call."""
-    emit.load(word, MemoryValue(Address(at, POINT)))
+    emit.load(word, MemoryValue(Address(at, COUNTERS)))
     emit.atomic_add(Address(word, DROPPED), 1)
     emit.atomic_add(Address(word, ACTIVE), MASK)
     emit.publish(Address(at, KEY), 0)
@@ -284,8 +284,8 @@ def lower_call_returned(
     return joined((emit.finish, lambda at: traps.go_to(word)))
 
 
-def returning(point: int, programs: Sequence[Code], traps: UserTrapping, isa: UserReturning) -> Code:
-    """Return what runs where a function's calls return. The programs find the address of the slot in `isa.slot`."""
+def lower_return(counters: int, programs: Sequence[Code], traps: UserTrapping, isa: UserReturning) -> Code:
+    """Lower what runs where a function's calls return. The programs find the address of the slot in `isa.slot`."""
     before = EntryState(traps.scratch, frozenset((traps.frame, isa.slot)))
     begin, end = traps.emitter(before), traps.emitter(before)
     begin.pool, end.pool = _scratch(traps, before), _scratch(traps, before)
@@ -294,8 +294,8 @@ def returning(point: int, programs: Sequence[Code], traps: UserTrapping, isa: Us
         for place in (traps.pc, *isa.also):
             begin.store(Address(traps.frame, place), word)
     end.publish(Address(isa.slot, KEY), 0)
-    end.atomic_add(Address(offset=point + RETURNS, near=True), 1)
-    end.atomic_add(Address(offset=point + ACTIVE, near=True), MASK)
+    end.atomic_add(Address(offset=counters + RETURNS, near=True), 1)
+    end.atomic_add(Address(offset=counters + ACTIVE, near=True), MASK)
     end.back()
     return joined((begin.finish, *programs, end.finish))
 
@@ -344,13 +344,13 @@ def _copied(emit: UserReturnEmitter, table: PlacedUserCallTable, isa: UserReturn
         lower_claim(emit, _Search(emit, table, key, new, word), slot, at, hole, lambda: emit.jump(full))
     _copy(emit, slot, source, word, RETURN)
     emit.store(Address(slot, SPACE), new)
-    emit.load(word, MemoryValue(Address(slot, POINT)))
+    emit.load(word, MemoryValue(Address(slot, COUNTERS)))
     emit.atomic_add(Address(word, ACTIVE), 1)
     emit.publish(Address(slot, KEY), key)
     emit.jump(on)
     emit.bind(full)
     short = Label()
-    emit.load(word, MemoryValue(Address(source, POINT)))
+    emit.load(word, MemoryValue(Address(source, COUNTERS)))
     emit.branch(Comparison.NE, MemoryValue(Address(word, SIZE)), WORD, False, short)
     _give_up(emit, table, key, old, slot, at, word, WORD)
     emit.jump(on)

@@ -1,16 +1,16 @@
 """The active calls of all user programs, which have not returned yet: one table in guest memory; lock-free.
 
-    ┌──────────────┬────┬────────────────┬──────┬───────┬────────────┬─────────────┐
-    │ key, 0: free │ mm │ return address │ code │ point │ trampoline │ saved words │  slot 0
-    ├──────────────┼────┼────────────────┼──────┼───────┼────────────┼─────────────┤
-    │ …            │    │                │      │       │            │             │  slot `slots` - 1
-    ├──────────────┴────┴────────────────┴──────┴───────┴────────────┴─────────────┘
+    ┌──────────────┬────┬────────────────┬──────┬──────────┬────────────┬─────────────┐
+    │ key, 0: free │ mm │ return address │ code │ counters │ trampoline │ saved words │  slot 0
+    ├──────────────┼────┼────────────────┼──────┼──────────┼────────────┼─────────────┤
+    │ …            │    │                │      │          │            │             │  slot `slots` - 1
+    ├──────────────┴────┴────────────────┴──────┴──────────┴────────────┴─────────────┘
     │ 1 │  marks the end, for a session that adopts the table
     └───┘
 A call's key is twice its stack address + 1: bit 0 claims a slot, and a slot with the key 1 is being filled. Key and
 address space name one call, or several by tail calls, in the order of the search, the newest first. A search runs from
 `home` to the end. code: runs at the return. trampoline: replaces the return address, which may itself be the trampoline
-of another call. point: the counters of the function:
+of another call. counters: the address of those of the function:
 
     │ returns │ missed │ dropped │ active │ bytes of a word │ 1 │
 """
@@ -24,12 +24,12 @@ from gdb_optprobe.maps.aggregate import decode, encode
 from gdb_optprobe.maps.call_table import CallCounts, CallSlots
 
 WORD = 8
-KEY, SPACE, RETURN, CODE, POINT, TRAMPOLINE, SAVED = 0, 8, 16, 24, 32, 40, 48
+KEY, SPACE, RETURN, CODE, COUNTERS, TRAMPOLINE, SAVED = 0, 8, 16, 24, 32, 40, 48
 """Offsets in a slot."""
 SLOT = 128
 MOST_SAVED = (SLOT - SAVED) // WORD
 RETURNS, MISSED, DROPPED, ACTIVE, SIZE = 0, 8, 16, 24, 32
-"""Offsets in a point."""
+"""Offsets in the counters of a function."""
 BEING_FILLED = 1
 
 
@@ -41,7 +41,7 @@ class UserCallSlot:
     mm: int
     back: int
     code: int
-    point: int
+    counters: int
     trampoline: int
 
 
@@ -93,6 +93,6 @@ class UserCallTableLayout(CallSlots):
     def places(self, data: bytes) -> Iterator[tuple[int, UserCallSlot]]:
         """Yield the active calls with the offsets of their slots."""
         for at in range(0, self.end, SLOT):
-            key, mm, back, code, point, trampoline = decode(data[at : at + SAVED])
+            key, mm, back, code, counters, trampoline = decode(data[at : at + SAVED])
             if key:
-                yield at, UserCallSlot(key >> 1 if key != BEING_FILLED else None, mm, back, code, point, trampoline)
+                yield at, UserCallSlot(key >> 1 if key != BEING_FILLED else None, mm, back, code, counters, trampoline)

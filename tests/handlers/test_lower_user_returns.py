@@ -61,15 +61,15 @@ class World:
         self.machine.mem_map(SPACES, 64 * SPACE)
         mm = Load(fold.constant(TASK), 8, signed=False, mapped=True)
         table = PlacedUserCallTable(self.layout, TABLE, mm)
-        self.points = tuple(POINTS + 0x100 * number for number in range(2))
+        self.counters = tuple(POINTS + 0x100 * number for number in range(2))
         self._at = CODE
         self.routine = self._put(lambda at: ROUTINE)
         self.ends: dict[int, int] = {}
-        backs = [self._put(lower_user_returns.returning(point, (), USER, RETURNING)) for point in self.points]
+        backs = [self._put(lower_user_returns.lower_return(each, (), USER, RETURNING)) for each in self.counters]
         self.entries = []
-        for entry, point, back in zip(ENTRIES, self.points, backs, strict=True):
-            way = FunctionContext(point, back, TRAMPOLINE - entry - 1, size, most)
-            words = tuple(fold.constant(point + word) for word in range(MOST_SAVED))
+        for entry, counters, back in zip(ENTRIES, self.counters, backs, strict=True):
+            way = FunctionContext(counters, back, TRAMPOLINE - entry - 1, size, most)
+            words = tuple(fold.constant(counters + word) for word in range(MOST_SAVED))
             parts = (EntryPart(EntryProgram(words=words), SAVED),)
             code = lower_user_returns.lower_call_entered(
                 table, way, parts, EntryState(USER.scratch), USER, RETURNING, BACKEND, self.routine
@@ -79,8 +79,8 @@ class World:
         self.copied = self._put(lower_user_returns.lower_space_copied(table, self.routine, KERNELS, RETURNING, BACKEND))
         self.ended = self._put(lower_user_returns.lower_space_ended(table, KERNELS, USER, RETURNING))
         self.write(TABLE, self.layout.initial())
-        for point in self.points:
-            self.write(point, initial_counters(size))
+        for counters in self.counters:
+            self.write(counters, initial_counters(size))
 
     # the guest
 
@@ -120,7 +120,7 @@ class World:
         return list(self.layout.calls(self.read(TABLE, self.layout.size)))
 
     def counts(self) -> tuple[CallCounters, ...]:
-        return tuple(CallCounters.decode(self.read(point, COUNTERS_SIZE)) for point in self.points)
+        return tuple(CallCounters.decode(self.read(counters, COUNTERS_SIZE)) for counters in self.counters)
 
     def read(self, at: int, size: int) -> bytes:
         return bytes(self.machine.mem_read(at, size))
@@ -213,15 +213,15 @@ def test_calls_of_many_processes(slots: int, size: int) -> None:
             del spaces[space]
             free.insert(0, space)
             assert all(call.mm != mm_of(space) for call in world.calls())
-        assert sum(point.active for point in world.counts()) == len(world.calls())
+        assert sum(counters.active for counters in world.counts()) == len(world.calls())
     for space, live in spaces.items():
         for at, back in live.items():
             assert world.leave(space, at) == back
         world.end(space)
     assert world.calls() == []
     found = world.counts()
-    assert all(point.returns and point.dropped and not point.active for point in found)
-    assert any(point.missed for point in found) is (slots < 100)
+    assert all(counters.returns and counters.dropped and not counters.active for counters in found)
+    assert any(counters.missed for counters in found) is (slots < 100)
 
 
 def test_what_a_call_keeps_is_its_own() -> None:

@@ -141,7 +141,7 @@ def uretprobe_calls(function: UserRethook, users: Uprobes) -> CallsView:
     """Return the calls of a function, and the processes that are in them."""
     counts = users.rethooks.read_counts(function)
     out = users.rethooks.active_calls() if counts.active else ()  # a large table, of all functions
-    own = [call for call in out if call.point == function.counts.address]
+    own = [call for call in out if call.counters == function.counters.address]
     spaces = {space.mm: space.processes for space in users.spaces(function.program)} if own else {}
     who = [process for call in own for process in spaces.get(call.mm, ())[:1]]
     callers = (Caller(str(each), each.pid, each.name) for each in who)

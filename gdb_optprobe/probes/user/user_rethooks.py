@@ -59,7 +59,7 @@ KeptTrampolines = Sequence[tuple[TrapRecord, Program]]
 
 @dataclass
 class UserRethook:
-    """The return hook of a function of a program. counts: the memory of its counters.
+    """The return hook of a function of a program. counters: their memory.
 
     installed: the code where its calls return; it runs the probes with these `probe_numbers`.
     retired:   code where earlier calls may return.
@@ -67,7 +67,7 @@ class UserRethook:
 
     program: Program
     address: int
-    counts: Slot
+    counters: Slot
     installed: InstalledDetour | None = None
     probe_numbers: tuple[int, ...] = ()
     retired: list[InstalledDetour] = field(default_factory=list)
@@ -139,7 +139,7 @@ class UserRethooks:
         assert function.installed is not None, "just served"
         bounds = [probe.spec.maxactive for probe in probes]
         way = FunctionContext(
-            function.counts.address,
+            function.counters.address,
             function.installed.detour.address,
             trampoline.address - address - user.kernel.isa.behind,
             program.bits // 8,
@@ -165,7 +165,7 @@ class UserRethooks:
         return bool(self.retired) or (self._installed is not None and not self.functions)
 
     def read_counts(self, function: UserRethook) -> CallCounters:
-        return CallCounters.decode(self.guest.machine.read(function.counts.address, COUNTERS_SIZE))
+        return CallCounters.decode(self.guest.machine.read(function.counters.address, COUNTERS_SIZE))
 
     def active_calls(self) -> Sequence[UserCallSlot]:
         """Read all calls that have a slot."""
@@ -217,7 +217,7 @@ class UserRethooks:
             trap_records.write_trap(self._trampolines[program.inode].record, trap, arena.journal)
             function = self._create_function(program, trap.address, near, arena)
             self.retired.append(function)
-            code = lower_user_returns.returning(function.counts.address, (), traps, kernel.isa)
+            code = lower_user_returns.lower_return(function.counters.address, (), traps, kernel.isa)
             function.retired.append(self.traps.install_or_reuse(code, near, arena))
             spaces = {space.mm for space in user.texts.spaces(program.file)}
             self._redirect_calls(there, function, spaces if trap is not kept[-1][0] else None)
@@ -225,13 +225,13 @@ class UserRethooks:
     def _redirect_calls(self, there: _Installed, function: UserRethook, spaces: Collection[int] | None) -> None:
         """Have calls in these spaces, or in all, return to the function's code and be counted there."""
         active = 0
-        taken = {function.counts.address for function in self.retired}
+        taken = {function.counters.address for function in self.retired}
         for at, call in LAYOUT.places(self.guest.machine.read(there.memory.address, LAYOUT.size)):
-            if call.point not in taken and (spaces is None or call.mm in spaces):
-                words = encode((function.retired[-1].detour.address, function.counts.address))
+            if call.counters not in taken and (spaces is None or call.mm in spaces):
+                words = encode((function.retired[-1].detour.address, function.counters.address))
                 self.guest.machine.write(there.memory.address + at + CODE, words)
                 active += 1
-        self.guest.machine.write(function.counts.address + ACTIVE, encode((active,)))
+        self.guest.machine.write(function.counters.address + ACTIVE, encode((active,)))
 
     @property
     def memory(self) -> tuple[Slot, ...]:
@@ -390,9 +390,9 @@ class UserRethooks:
 
     def _create_function(self, program: Program, address: int, near: int, arena: Arena) -> UserRethook:
         """Return a function with nothing counted yet. Raises Refused."""
-        counts = arena.allocate_data(COUNTERS_SIZE, near, self.guest.isa.data_reach)
-        self.guest.machine.write(counts.address, initial_counters(program.bits // 8))
-        return UserRethook(program, address, counts)
+        counters = arena.allocate_data(COUNTERS_SIZE, near, self.guest.isa.data_reach)
+        self.guest.machine.write(counters.address, initial_counters(program.bits // 8))
+        return UserRethook(program, address, counters)
 
     def _install_return_code(
         self,
@@ -419,7 +419,7 @@ class UserRethooks:
             ):
                 handler = return_handler(probe.handler, part, SLOT_ADDRESS, kernel.isa.slot)
                 programs.append(self.stops.code(probe, handler, dead, user, arena))
-            code = lower_user_returns.returning(function.counts.address, programs, traps, kernel.isa)
+            code = lower_user_returns.lower_return(function.counters.address, programs, traps, kernel.isa)
             placed = self.traps.install_code(code, near, arena)
             function.retire()
             function.installed, function.probe_numbers = placed, wanted
@@ -444,15 +444,15 @@ class UserRethooks:
         if not hooks.is_quiescent(inside, self.guest, arena.ranges.code):
             return False
         calls = self.active_calls()
-        codes, points = {call.code for call in calls}, {call.point for call in calls}
+        codes, counters = {call.code for call in calls}, {call.counters for call in calls}
         if any(call.at is None for call in calls):
             return False
         for function in some:
             for one in [one for one in function.retired if one.detour.address not in codes]:
                 one.release(self.guest, arena, reached=True)
                 function.retired.remove(one)
-        for function in [one for one in self.retired if one.counts.address not in points]:
-            arena.data.release(function.counts)
+        for function in [one for one in self.retired if one.counters.address not in counters]:
+            arena.data.release(function.counters)
             self.retired.remove(function)
         for trampoline in idle:
             self._remove_trampoline(trampoline, user, arena)
