@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.lexer import Kind
 from gdb_optprobe.handlers.parser import IsType, Parser
 from gdb_optprobe.handlers.source import Fragment, fault
@@ -39,19 +38,21 @@ ACTIONS: Mapping[str, Usage] = {
 }
 
 
-def check_action(action: Fragment) -> None:
-    """Raise OptprobeError, pointing, if there is no such action: before anything is looked up in the guest."""
+def check_action(action: Fragment) -> Usage:
+    """Return how an action is written. Raises OptprobeError, pointing, if there is none of that name."""
     name = action.first_word()
-    if name.text not in ACTIONS:
-        raise _unknown(name)
+    if name.text in ACTIONS:
+        return ACTIONS[name.text]
+    close = difflib.get_close_matches(name.text, ACTIONS, 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"the actions are {', '.join(ACTIONS)}"
+    raise fault(f"no action named '{name.text}'" if name.text else "an action is missing", name, hint)
 
 
 def parse_action(part: Fragment, is_type: IsType) -> Action:
     """Parse all of `part`. Raises OptprobeError, pointing."""
     parser = Parser(part, is_type)
-    name = parser.next.where
-    usage = _usage(parser)
-    parser.take()
+    usage = check_action(part)
+    name = parser.take().where
     arguments: tuple[Expression, ...] = ()
     if parser.sees("("):
         opened = parser.take().where
@@ -68,21 +69,6 @@ def parse_action(part: Fragment, is_type: IsType) -> Action:
     keys = _keys(parser, name, usage)
     parser.end(usage.text)
     return Action(part, name, arguments, keys)
-
-
-def _usage(parser: Parser) -> Usage:
-    token = parser.next
-    if token.kind is Kind.NAME and token.text in ACTIONS:
-        return ACTIONS[token.text]
-    if token.kind is Kind.END:
-        raise fault("an action is missing", token.where, f"the actions are {', '.join(ACTIONS)}")
-    raise _unknown(token.where)
-
-
-def _unknown(name: Fragment) -> OptprobeError:
-    close = difflib.get_close_matches(name.text, ACTIONS, 1)
-    hint = f"did you mean '{close[0]}'?" if close else f"the actions are {', '.join(ACTIONS)}"
-    return fault(f"no action named '{name.text}'", name, hint)
 
 
 def _several(parser: Parser) -> tuple[Expression, ...]:

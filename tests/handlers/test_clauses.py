@@ -46,7 +46,7 @@ def test_actions(text: str, expected: tuple[str, list[str], list[str]]) -> None:
     [
         ("conut", "no action named 'conut'", "conut", "did you mean 'count'?"),
         ("frobnicate(x)", "no action named 'frobnicate'", "frobnicate", "the actions are count, sum"),
-        ("(x)", "no action named '('", "(", "the actions are"),
+        ("(x)", "no action named '(x)'", "(x)", "the actions are"),
         ("count(x)", "count takes nothing", "x", "count by KEY"),
         ("count()", "count takes no parentheses", "()", "count by KEY"),
         ("count $pid", "'$pid' is not expected here", "$pid", "count by KEY"),
