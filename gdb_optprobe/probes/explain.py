@@ -14,7 +14,7 @@ from gdb_optprobe.detours.detour import Detour, build_count, build_detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import NO_MEMORY, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.probes import kernel_rethooks, probe_views
+from gdb_optprobe.probes import kernel_rethooks, site_views
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.kprobes import Kprobes
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -46,7 +46,7 @@ class Explainer:
                 yield uprobe_views.explain_view(spec, self.uprobes, self.target.guest)
             elif not addresses:
                 why = Refusal.PENDING.because(location=spec.location, why="")
-                yield probe_views.unprobeable_view(0, why, self.target.guest)
+                yield site_views.unprobeable_view(0, why, self.target.guest)
             for address in addresses:
                 yield self._explain_at(address, spec)
 
@@ -60,8 +60,8 @@ class Explainer:
             self.kprobes.lower(probe, plan)
             plan = replace(self._plan_with_memory(plan, probe), moved=plan.moved)
         except Refused as refused:
-            return probe_views.unprobeable_view(address, refused.reason, self.target.guest)
-        return probe_views.explain_view(plan, self.target.guest, spec.is_plain_count and not spec.is_return)
+            return site_views.unprobeable_view(address, refused.reason, self.target.guest)
+        return site_views.explain_view(plan, self.target.guest, spec.is_plain_count and not spec.is_return)
 
     def _plan_with_memory(self, plan: Plan, probe: Probe) -> Plan:
         """Return what becomes of `plan` beside the probes that are there and in free memory. Raises Refused."""
@@ -98,7 +98,7 @@ class Explainer:
         def lay_out(at: int) -> Detour:
             if plan.tier is Tier.BOOSTED:
                 return build_detour(plan, isa, at)
-            return build_count(plan, isa, at, at + probe_views.COUNTER_DISTANCE)
+            return build_count(plan, isa, at, at + site_views.COUNTER_DISTANCE)
 
         _unless_full(arena, lambda: InstalledDetour.check_memory(plan.head, lay_out, self.target.guest, arena))
 

@@ -18,7 +18,7 @@ from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import call_views, memory_check, probe_views, save
+from gdb_optprobe.probes import deleted_views, memory_check, probe_views, save, site_views
 from gdb_optprobe.probes.explain import Explainer
 from gdb_optprobe.probes.kprobes import Kprobes
 from gdb_optprobe.probes.leftovers import clear_leftovers
@@ -27,6 +27,7 @@ from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.probe_views import SiteView
 from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_waits
+from gdb_optprobe.probes.read_results import clear_results, read_results
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
@@ -236,7 +237,7 @@ class Session:
         """
         self.check_alive()
         views = self._views(self.registry.probes(numbers))
-        return (*views, *call_views.deleted_views(self.optimizer, self.uprobes)) if numbers is None else views
+        return (*views, *deleted_views.deleted_views(self.optimizer, self.uprobes)) if numbers is None else views
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         """As `views`, with all that was gathered by key."""
@@ -244,7 +245,7 @@ class Session:
         return self._views(self.registry.probes(numbers), whole=True)
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
-        found = probe_views.read_results(probes, self.target.guest, whole)
+        found = read_results(probes, self.target.guest, whole)
         guest = self.target.guest
         return tuple(
             probe_views.probe_view(probe, self._site_view(probe), found[probe.number], guest) for probe in probes
@@ -252,22 +253,20 @@ class Session:
 
     def _site_view(self, probe: Probe) -> SiteView:
         if probe.presence is not Presence.HERE:
-            return probe_views.absent_site_view(probe, self.target)
+            return site_views.absent_site_view(probe, self.target)
         if probe.spec.in_program:
             return uprobe_views.site_view(probe, self.uprobes, self.target)
         site = self.registry.site_of(probe)
-        return probe_views.site_view(probe, site, self.target, self.optimizer.active_calls)
+        return site_views.site_view(probe, site, self.target, self.optimizer.active_calls)
 
     def show(self, number: int) -> ShowView:
         (probe,) = self.registry.probes([number])
         (view,) = self._views([probe])
         if probe.spec.in_program:
-            return uprobe_views.show_view(
-                view, self.registry.uprobe_site_of(probe), self.target.guest, self.target.guest.user_kernel.isa
-            )
+            return uprobe_views.show_view(view, self.registry.uprobe_site_of(probe), self.target.guest)
         if probe.absence is not None:
             raise OptprobeError(f"probe {number} has no code to show: {probe.absence.text}", probe.absence.hint)
-        return probe_views.show_view(view, self.registry.site_of(probe), self.target.guest)
+        return site_views.show_view(view, self.registry.site_of(probe), self.target.guest)
 
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
@@ -277,13 +276,13 @@ class Session:
     def hits(self, number: int) -> int:
         self.check_alive()
         (probe,) = self.registry.probes([number])
-        return probe_views.read_results([probe], self.target.guest)[number].hits
+        return read_results([probe], self.target.guest)[number].hits
 
     def missed(self, number: int) -> int:
         (probe,) = self.registry.probes([number])
         if not probe.is_in_kernel:
             return self.uprobes.missed(probe)
-        calls = probe_views.read_calls(self.registry.site_of(probe), probe, self.target.guest)
+        calls = site_views.read_calls(self.registry.site_of(probe), probe, self.target.guest)
         return calls.missed if calls is not None else 0
 
     def collector(self) -> CollectorView | None:
@@ -297,7 +296,7 @@ class Session:
             return probe.is_in_kernel and self.optimizer.may_be_busy(self.registry.site_of(probe))
 
         probes = self.registry.probes(numbers)
-        probe_views.clear_results(probes, self.target.guest, is_inside)
+        clear_results(probes, self.target.guest, is_inside)
         self.optimizer.write_records(probes)
 
     def saved(self) -> SavedProbes:
@@ -431,8 +430,8 @@ class Session:
             dirty = self.optimizer.reclaim()
             if not waiting and not dirty:
                 return (
-                    "everything is settled", *call_views.describe(
-                        call_views.deleted_views(self.optimizer, self.uprobes)
+                    "everything is settled", *deleted_views.describe(
+                        deleted_views.deleted_views(self.optimizer, self.uprobes)
                     )
                 )
             why = "; ".join(describe_waits(waiting, self.target.guest))

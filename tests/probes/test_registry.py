@@ -12,7 +12,7 @@ from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps.ring import START
-from gdb_optprobe.probes import probe_views
+from gdb_optprobe.probes import probe_views, site_views
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.journal_records import ProbeRecord, restored_probe
 from gdb_optprobe.probes.probe import Presence, Probe
@@ -117,7 +117,7 @@ def test_rows_of_all_kinds_are_made_alike() -> None:
     guest = session.target.guest
     absent = Probe(2, Spec("dummy:f", pending=True), 0, enabled=False)
     absent.presence, absent.absence = Presence.PENDING, Refusal.PENDING.because(location="dummy:f", why="")
-    row = probe_views.probe_view(absent, probe_views.absent_site_view(absent, session.target), Results((0,)), guest)
+    row = probe_views.probe_view(absent, site_views.absent_site_view(absent, session.target), Results((0,)), guest)
     assert (row.state, row.tags, row.tier, row.address) == ("pending", ("PENDING", "DISABLED"), "", 0)
     assert row.reason is not None and row.reason.code == "PENDING" and not row.needs_gdb
     deleted = probe_views.deleted_view(Kind.URETPROBE, ADDRESS, "b:f", "f", CallsView(5, 3, 1, 1, 0), guest)

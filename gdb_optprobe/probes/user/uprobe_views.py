@@ -13,7 +13,6 @@ from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source
 from gdb_optprobe.handlers.ir import Records
 from gdb_optprobe.handlers.return_scope import PROBED
 from gdb_optprobe.isa.paths import shortest
-from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes import probe_views
 from gdb_optprobe.probes.active_calls import Caller
 from gdb_optprobe.probes.probe import Probe
@@ -105,9 +104,9 @@ def _frames(point: UprobeSite, guest: Guest) -> Callable[[Mapping[str, int], byt
     return unwound
 
 
-def show_view(view: ProbeView, point: UprobeSite, guest: Guest, isa: UserTrapping) -> ShowView:
+def show_view(view: ProbeView, point: UprobeSite, guest: Guest) -> ShowView:
     """Return the instruction in the program's file, what processes have there, and the code that traps come to."""
-    insn = point.insn
+    insn, isa = point.insn, guest.user_kernel.isa
     code: tuple[CodeLine, ...] = ()
     if point.installed is not None:
         detour = point.installed.detour

@@ -1,0 +1,70 @@
+"""Read what hits have left, in guest memory and in ours, and clear it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.results import Results
+
+# Counters nearer to each other than this are read in one piece: a packet costs as much as some hundred bytes.
+GAP = 256
+
+
+def read_results(probes: Sequence[Probe], guest: Guest, whole: bool = False) -> dict[int, Results]:
+    """By probe number, of hits seen by us and in the guest together, read in few packets. whole: with tables."""
+    slots = sorted(
+        Slot(probe.counter.address, probe.handler.size if whole else probe.handler.head_size)
+        for probe in probes
+        if probe.counter is not None
+    )
+    memory: dict[int, bytes] = {}
+    for run in _adjacent(slots):
+        start = run[0].address
+        data = guest.machine.read(start, run[-1].end - start)
+        memory |= {slot.address: data[slot.address - start : slot.end - start] for slot in run}
+    found = {}
+    for probe in probes:
+        found[probe.number] = probe.seen
+        if probe.counter is not None:
+            theirs = Results.decode(probe.handler, memory[probe.counter.address], probe.since)
+            found[probe.number] = probe.seen.merged(probe.handler, theirs)
+    return found
+
+
+def clear_results(probes: Iterable[Probe], guest: Guest, is_inside: Callable[[Probe], bool]) -> None:
+    """Set everything that hits left to what it was before the first.
+
+    is_inside: whether a thread may be in a probe's program; tables keep their keys then.
+    """
+    for probe in probes:
+        probe.clear()
+        if probe.counter is None:
+            continue
+        handler, start = probe.handler, probe.counter.address
+        ring, at = handler.ring, handler.head_size
+        if not handler.tables or not is_inside(probe):
+            guest.machine.write(start, handler.initial()[: handler.ring_offset])
+        else:
+            guest.machine.write(start, handler.initial()[:at])
+            for _, layout in handler.tables:
+                guest.machine.write(start + at, layout.cleared(guest.machine.read(start + at, layout.size)))
+                at += layout.size
+        if ring is not None:
+            at = start + handler.ring_offset
+            found = ring.decode(guest.machine.read(at, ring.size), probe.since)
+            guest.machine.write(at, found.header)
+            probe.since = found.position
+
+
+def _adjacent(slots: Sequence[Slot]) -> list[list[Slot]]:
+    """All of `slots`, which are ascending, in groups that are read in one piece."""
+    runs: list[list[Slot]] = []
+    for slot in slots:
+        if runs and slot.address - runs[-1][-1].end < GAP:
+            runs[-1].append(slot)
+        else:
+            runs.append([slot])
+    return runs

@@ -1,0 +1,210 @@
+"""What the commands print of probes on the kernel: the place that each is on, its code, and what a plan would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from gdb_optprobe.detours.detour import Detour, build_count
+from gdb_optprobe.detours.obstacles import somewhere
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Reason, Refusal
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.maps.call_table import CallTable
+from gdb_optprobe.probes.kernel_rethooks import ActiveCall
+from gdb_optprobe.probes.probe import Presence, Probe
+from gdb_optprobe.probes.probe_views import SiteView, calls_view, code_lines, cost_of, reason_view, skippable
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.views import (
+    CodeLine,
+    DetourView,
+    ExplainView,
+    FrameView,
+    ProbeView,
+    ReasonView,
+    RefusedView,
+    ShowView,
+)
+
+# Where a counter may be, to tell what a count would cost: anywhere near.
+COUNTER_DISTANCE = 0x10000
+
+
+def read_calls(site: Site, probe: Probe, guest: Guest) -> CallTable | None:
+    """The calls of the function that a return probe is on; None for others."""
+    return site.rethook.all_calls(guest) if site.rethook is not None and probe.is_return else None
+
+
+def site_view(probe: Probe, site: Site, target: Target, out: Callable[[Site], Sequence[ActiveCall]]) -> SiteView:
+    """Return what a row shows of a site in the kernel. out: calls of a site that are active."""
+    tier = site.tier if probe.enabled and site.tier is not None else site.plan.tier
+    state = _state(probe, site)
+    is_optimized = state == "armed" and tier is Tier.OPTIMIZED
+    change = site.patch
+    callers = [one.caller for one in out(site)] if probe.is_return else ()  # what never returns is dropped now
+    calls = read_calls(site, probe, target.guest)
+    return SiteView(
+        address=probe.address,
+        symbol=target.guest.symbol(probe.address),
+        state=state,
+        tier=tier.value,
+        # As the kernel has them, in debugfs kprobes/list.
+        tags=(*(("OPTIMIZED",) if is_optimized else ()), *(("FTRACE",) if site.plan.ftrace is not None else ())),
+        reason=_reason_view(site, state),
+        original_bytes=change.old if change is not None else site.plan.insn.data,
+        patched_bytes=change.new if change is not None else b"",
+        detour=_detour_view(site, target.guest),
+        stops=site.stops,
+        calls=calls_view(calls, len(calls.active), callers) if calls is not None else None,
+        frames=partial(_frames, probe.address, target),
+    )
+
+
+def absent_site_view(probe: Probe, target: Target) -> SiteView:
+    """Return the same for a probe that is pending or gone."""
+    return SiteView(
+        address=probe.address if probe.presence is Presence.GONE else 0,
+        symbol=probe.home,
+        state=probe.presence.value,
+        tags=() if probe.enabled else ("DISABLED",),
+        reason=reason_view(probe.absence),
+        frames=partial(_frames, probe.address, target),
+    )
+
+
+def _frames(probed: int, target: Target, registers: Mapping[str, int], stack: bytes) -> Iterator[FrameView]:
+    """Return the frames of a record's stack, up to one that returns to a detour: its caller is not on the stack."""
+    for address, exact in target.guest.backtrace({**registers, target.guest.isa.pc: probed}, stack):
+        if not address or any(start <= address < end for start, end in target.arena_source.code):
+            yield FrameView(0, "…")
+            return
+        # A call may be the last instruction of its function: the address behind it is another function's.
+        symbol = target.guest.symbol(address)
+        yield FrameView(address, symbol if exact or "+" in symbol else target.guest.symbol(address - 1))
+
+
+def _state(probe: Probe, site: Site) -> str:
+    if site.is_lost:
+        return "gone"
+    if not probe.enabled:
+        return "disabled"
+    return "optimizing" if site.blocked_by else "armed"
+
+
+def _reason_view(site: Site, state: str) -> ReasonView | None:
+    if state == "optimizing":
+        return ReasonView("NOT_QUIESCENT", site.blocked_by, Refusal.NOT_QUIESCENT.value[1])
+    return reason_view(site.plan.reason)
+
+
+def _detour_view(site: Site, guest: Guest) -> DetourView | None:
+    detour = site.detour
+    if detour is None:
+        return None
+    count = len(guest.isa.decode(detour.data, detour.address))
+    plan = site.installed_plan or site.plan
+    most = added_instructions(plan, detour, guest)
+    least = most - skippable(program for original, program in _programs(detour, guest) if original == plan.address)
+    if site.rethook is not None and site.return_probes:
+        costs = site.rethook.costs
+        most, least = most - costs.rare + costs.trampoline, least + costs.least
+    return DetourView(detour.address, detour.size, count, most, least, detour.head)
+
+
+def added_instructions(plan: Plan, detour: Detour, guest: Guest) -> int:
+    """Instructions that a hit of an optimized probe adds: the branch, its program, the way back."""
+    code = len(guest.isa.decode(detour.data, detour.address))
+    for original, program in _programs(detour, guest):
+        code -= len(program)
+        code += sum(map(cost_of, program)) if original == plan.address else 0
+    return 1 + code - len(plan.displaced)
+
+
+def _programs(detour: Detour, guest: Guest) -> Iterator[tuple[int, Sequence[Insn]]]:
+    """Each program's original address, and its instructions."""
+    for start, end, original in detour.programs:
+        yield original, guest.isa.decode(detour.data[start - detour.address : end - detour.address], start)
+
+
+def show_view(view: ProbeView, site: Site, guest: Guest) -> ShowView:
+    """The probed place as it was, as it is in the guest now, and the detour it leads to."""
+    plan = site.installed_plan or site.plan
+    end = max(plan.patch_end, plan.displaced[-1].end)
+    now = guest.machine.read(site.address, end - site.address)
+    notes = {site.address: "the branch to the detour" if site.patch is not None else "unchanged"}
+    return ShowView(
+        probe=view,
+        original=code_lines(plan.displaced, {site.address: "displaced" if site.detour is not None else "probed"}),
+        patched=code_lines(guest.isa.decode(now, site.address), notes),
+        detour=_detour_lines(site, guest),
+    )
+
+
+def _detour_lines(site: Site, guest: Guest) -> tuple[CodeLine, ...]:
+    detour = site.detour
+    if detour is None:
+        return ()
+    code = guest.machine.read(detour.address, detour.size)
+    spell = guest.text.spell
+    displaced = {insn.address for insn in (site.installed_plan or site.plan).displaced}
+    notes = {
+        at: f"replaces {spell(original)}" if original in displaced else f"back to {spell(original)}"
+        for at, original in detour.origins
+    }
+    for start, end, original in detour.programs:
+        what = f": {_describe_programs(site)}" if original == site.address else ""
+        notes |= {start: f"the program of {spell(original)}{what}", end: notes[start]}
+    return code_lines(guest.isa.decode(code, detour.address), notes)
+
+
+def _describe_programs(site: Site) -> str:
+    """What the programs at the address of `site` do, one after the other."""
+    done = [", ".join(probe.spec.actions) for probe in site.enabled if not probe.is_return]
+    if site.return_probes:
+        done.append("the entry of a call with a probed return")
+    return "; ".join(done)
+
+
+def explain_view(plan: Plan, guest: Guest, counts: bool = True) -> ExplainView:
+    """Return what a plan would do, in words and numbers. counts: of a count the cost is known beforehand."""
+    return ExplainView(
+        address=plan.address,
+        symbol=guest.symbol(plan.address),
+        tier=plan.tier.value,
+        reason=reason_view(plan.reason),
+        displaced=code_lines(plan.displaced, {}),
+        refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier, why in plan.refused),
+        patch_size=plan.patch_size,
+        waits=plan.needs_quiescence,
+        instructions=count_cost(plan, guest) if counts and not plan.tier.stops else 0,
+        nearest=plan.near,
+        nearest_symbol=guest.symbol(plan.near) if plan.near is not None else "",
+        note=_note(plan, guest),
+    )
+
+
+def _note(plan: Plan, guest: Guest) -> str:
+    """Return why the probe is behind the address that was asked for, and why calls may not come by there."""
+    moved = f"the probe is behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
+    return "; ".join(filter(None, (moved, guest.bypassed(plan.address))))
+
+
+def unprobeable_view(address: int, why: Reason, guest: Guest) -> ExplainView:
+    """An address that no tier can probe."""
+    return ExplainView(
+        address=address,
+        symbol=guest.symbol(address),
+        tier="",
+        reason=reason_view(why),
+        displaced=(),
+        refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier in reversed(Tier)),
+    )
+
+
+def count_cost(plan: Plan, guest: Guest) -> int:
+    """Instructions that a hit of a count would add, if it were alone in its detour."""
+    at = somewhere(plan.address, guest.isa)
+    return added_instructions(plan, build_count(plan, guest.isa, at, at + COUNTER_DISTANCE), guest)
