@@ -111,23 +111,26 @@ class EntryRegisters:
 
 
 @dataclass(frozen=True, slots=True)
-class EntryContext:
-    """The function that is entered.
+class ProbedFunction:
+    """A function with kretprobes. trampoline: the return address that its calls get.
 
-    trampoline: the return address that its calls get.
-    ours:   the range (start, end) of the arena's code. A return address in it is a trampoline's: the caller is active.
-    pc:     the function's entry.
-    hidden: return addresses that a tracer of the guest sets: they do not tell whether the caller is active.
+    arena_code: the range (start, end) of our code. A return address in it is a trampoline's: that call is active.
+    pc:         the function's entry.
+    hidden:     return addresses that a tracer of the guest sets: they do not tell whether a call is active.
     """
 
     trampoline: int
-    ours: tuple[int, int]
+    arena_code: tuple[int, int]
     pc: int = 0
     hidden: tuple[int, ...] = ()
 
 
 def lower_entry(
-    table: PlacedCallTable, way: EntryContext, before: EntryState, isa: ReturnBackend, parts: Sequence[EntryPart] = ()
+    table: PlacedCallTable,
+    function: ProbedFunction,
+    before: EntryState,
+    isa: ReturnBackend,
+    parts: Sequence[EntryPart] = (),
 ) -> Code:
     """Lower what runs at the entry of a function; it falls through at its end. Without a free slot the call is missed.
 
@@ -138,14 +141,14 @@ def lower_entry(
 
     def emit(used: EntryRegisters) -> tuple[ReturnEmitter, EntryRegisters]:
         emitter = isa.emitter(before)
-        return emitter, _entry(table, way, before, isa, emitter, used, parts)
+        return emitter, _entry(table, function, before, isa, emitter, used, parts)
 
     return lower_saving(emit, EntryRegisters())
 
 
 def _entry(
     table: PlacedCallTable,
-    way: EntryContext,
+    function: ProbedFunction,
     before: EntryState,
     isa: ReturnBackend,
     emit: ReturnEmitter,
@@ -153,7 +156,7 @@ def _entry(
     parts: Sequence[EntryPart],
 ) -> EntryRegisters:
     taken, claimed, end = Label(), Label(), Label()
-    pc = (isa.pc, way.pc)
+    pc = (isa.pc, function.pc)
     saved = isa.kept(used.usual, before)
     emit.pool = usual = RegisterPool(isa.order(before))
     emit.save(saved)
@@ -180,14 +183,14 @@ def _entry(
         emit.restore(more)
     emit.pool = usual
     usual.reserve(word)
-    emit.return_to(way.trampoline)
+    emit.return_to(function.trampoline)
     emit.jump(end)
     emit.bind(taken)
     emit.pool = other = RegisterPool(isa.order(freed))
     other.reserve(slot), other.reserve(word)
     more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
     emit.save(more)
-    _search(emit, table, way, slot, word)
+    _search(emit, table, function, slot, word)
     emit.restore(more)
     emit.pool = usual
     emit.branch(Comparison.NE, slot, 0, False, claimed)
@@ -196,16 +199,16 @@ def _entry(
     return EntryRegisters(frozenset(usual.used), frozenset(other.used), frozenset(acting.used))
 
 
-def _search(emit: ReturnEmitter, table: PlacedCallTable, way: EntryContext, slot: str, word: str) -> None:
+def _search(emit: ReturnEmitter, table: PlacedCallTable, function: ProbedFunction, slot: str, word: str) -> None:
     """Emit: claim a slot; `slot`, the home of the key in `word`, becomes its address, or 0 where no slot is free."""
     at, count, other = (emit.pool.allocate() for _ in range(3))
     search, done = Label(), Label()
     calls = _Search(emit, table, word, count, other)
     emit.key(word)
     emit.return_address(other)
-    for address in way.hidden:
+    for address in function.hidden:
         emit.branch(Comparison.EQ, other, address, False, search)
-    start, end = way.ours
+    start, end = function.arena_code
     emit.binary(Arithmetic.SUB, other, other, start, 64, False)
     emit.branch(Comparison.LT, other, end - start, False, search)
     lower_drop_dead(emit, calls, slot, at)

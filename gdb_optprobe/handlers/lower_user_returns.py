@@ -103,18 +103,18 @@ class _Search:
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionContext:
-    """A probed function. counters: their address. code: what runs where its calls return.
+class ProbedUserFunction:
+    """A function of a program with uretprobes. counters: their address. code: what runs where its calls return.
 
-    on:   distance from the PC that a trap at the entry saves to the trampoline. size: bytes of the program's words.
-    most: how many calls are seen at once.
+    distance:  from the PC that a trap at the entry saves to the trampoline. size: bytes of the program's words.
+    maxactive: how many calls are seen at once.
     """
 
     counters: int
     code: int
-    on: int
+    distance: int
     size: int
-    most: int
+    maxactive: int
 
     def count(self, offset: int) -> Address:
         return Address(offset=self.counters + offset, near=True)
@@ -125,7 +125,7 @@ class FunctionContext:
 
 def lower_call_entered(
     table: PlacedUserCallTable,
-    way: FunctionContext,
+    function: ProbedUserFunction,
     parts: Sequence[EntryPart],
     before: EntryState,
     traps: UserTrapping,
@@ -146,7 +146,7 @@ def lower_call_entered(
         saved = machine.kept(used, before)
         emitter.pool = RegisterPool([name for name in machine.order(before) if name not in reads])
         emitter.save(saved)
-        _entered(emitter, table, way, parts, traps, isa, end)
+        _entered(emitter, table, function, parts, traps, isa, end)
         emitter.bind(end)
         emitter.restore(saved)
         return emitter, frozenset(emitter.pool.used)
@@ -157,7 +157,7 @@ def lower_call_entered(
 def _entered(
     emit: UserReturnEmitter,
     table: PlacedUserCallTable,
-    way: FunctionContext,
+    function: ProbedUserFunction,
     parts: Sequence[EntryPart],
     traps: UserTrapping,
     isa: UserReturning,
@@ -167,20 +167,20 @@ def _entered(
     missed, crowded, taken, claimed = (Label() for _ in range(4))
     lower_entry_conditions(emit, pc, parts, end)
     place = emit.pool.allocate()
-    emit.return_place(place, way.size, missed)
+    emit.return_place(place, function.size, missed)
     mm, key, slot, word = (emit.pool.allocate() for _ in range(4))
-    emit.atomic_fetch_add(word, way.count(ACTIVE), 1)
-    emit.branch(Comparison.GE, word, way.most, True, crowded)
+    emit.atomic_fetch_add(word, function.count(ACTIVE), 1)
+    emit.branch(Comparison.GE, word, function.maxactive, True, crowded)
     ExpressionLowering(emit, pc).into(mm, table.mm)
-    _key_of_trap(emit, key, way.size, traps, isa)
+    _key_of_trap(emit, key, function.size, traps, isa)
     _home(emit, table, key, mm, slot, word)
     emit.claim(Address(slot, KEY), taken)
     emit.bind(claimed)
     emit.store(Address(slot, SPACE), mm)
-    emit.load(word, MemoryValue(Address(place), way.size))
+    emit.load(word, MemoryValue(Address(place), function.size))
     emit.store(Address(slot, RETURN), word)
-    emit.store(Address(slot, CODE), way.code)
-    emit.store(Address(slot, COUNTERS), way.counters)
+    emit.store(Address(slot, CODE), function.code)
+    emit.store(Address(slot, COUNTERS), function.counters)
     for register in (mm, key, word):
         emit.pool.free(register)
     for part in parts:
@@ -188,18 +188,18 @@ def _entered(
     for part in parts:
         lower_entry_actions(emit, pc, part, slot)
     emit.pool.reserve(word), emit.pool.reserve(key)
-    _trampoline(emit, word, way, traps)
+    _trampoline(emit, word, function, traps)
     emit.store(Address(slot, TRAMPOLINE), word)
-    emit.store(Address(place), word, way.size)
-    _key_of_trap(emit, key, way.size, traps, isa)
+    emit.store(Address(place), word, function.size)
+    _key_of_trap(emit, key, function.size, traps, isa)
     emit.publish(Address(slot, KEY), key)
     emit.jump(end)
     emit.bind(taken)
     emit.pool.reserve(mm)
     other = emit.pool.allocate()
     search = Label()
-    emit.load(other, MemoryValue(Address(place), way.size))
-    _trampoline(emit, word, way, traps)
+    emit.load(other, MemoryValue(Address(place), function.size))
+    _trampoline(emit, word, function, traps)
     emit.branch(Comparison.EQ, other, word, False, search)
     calls = _Search(emit, table, key, mm, other)
     lower_drop_dead(emit, calls, slot, word)
@@ -208,17 +208,17 @@ def _entered(
         lower_claim(emit, calls, slot, word, hole, lambda: emit.jump(crowded))
     emit.jump(claimed)
     emit.bind(crowded)
-    emit.atomic_add(way.count(ACTIVE), MASK)
+    emit.atomic_add(function.count(ACTIVE), MASK)
     emit.bind(missed)
-    emit.atomic_add(way.count(MISSED), 1)
+    emit.atomic_add(function.count(MISSED), 1)
 
 
-def _trampoline(emit: Emitter, to: str, way: FunctionContext, traps: UserTrapping) -> None:
+def _trampoline(emit: Emitter, to: str, function: ProbedUserFunction, traps: UserTrapping) -> None:
     """Emit: put the trampoline's address in the program that runs into `to`."""
-    emit.load(to, MemoryValue(Address(_frame(emit, to, traps), traps.pc), way.size))
-    emit.binary(Arithmetic.ADD, to, to, way.on & MASK, 64, False)
-    if way.size < WORD:
-        emit.extend(to, to, 8 * way.size, False)
+    emit.load(to, MemoryValue(Address(_frame(emit, to, traps), traps.pc), function.size))
+    emit.binary(Arithmetic.ADD, to, to, function.distance & MASK, 64, False)
+    if function.size < WORD:
+        emit.extend(to, to, 8 * function.size, False)
 
 
 def _key_of_trap(emit: Emitter, to: str, size: int, traps: UserTrapping, isa: UserReturning) -> None:

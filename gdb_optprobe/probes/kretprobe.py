@@ -14,7 +14,7 @@ from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.text import Function, Text
 from gdb_optprobe.handlers.compile import ProgramLimits
 from gdb_optprobe.handlers.ir import Constant, Program, Put
-from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, PlacedCallTable, lower_entry
+from gdb_optprobe.handlers.lower_kernel_returns import PlacedCallTable, ProbedFunction, lower_entry
 from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
@@ -128,7 +128,7 @@ def check_code(handler: Handler, plan: Plan, guest: Guest) -> None:
     before = EntryState(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
     part = EntryPart(handler.entry, around=handler.at_entry(plan.address))
     table = PlacedCallTable(CallTableLayout(1, len(handler.entry.words)), plan.address)
-    lower_entry(table, EntryContext(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])
+    lower_entry(table, ProbedFunction(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])
     flag = [Put(slot_word(isa.slot, SAVED), Constant(1))] if handler.stops else []
     dead = dead_at_return(plan.address, guest)
     handler.storing(flag).code(guest.isa, plan, dead, plan.address, readers)

@@ -32,7 +32,7 @@ from gdb_optprobe.handlers.ir import (
     Put,
     nodes,
 )
-from gdb_optprobe.handlers.lower_kernel_returns import EntryContext, PlacedCallTable, Trampoline
+from gdb_optprobe.handlers.lower_kernel_returns import PlacedCallTable, ProbedFunction, Trampoline
 from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.isa.base import Code, Dead, Insn, joined
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
@@ -273,8 +273,8 @@ class Rethook:
         handler = self._probes[0].handler
         readers = next((each for each in self._readers if each is not None), None)
         before = EntryState(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
-        way = EntryContext(at, self._arena_code, self.address, guest.hidden_returns)
-        return lower_kernel_returns.lower_entry(self.table, way, before, return_backend(guest), self.parts)
+        function = ProbedFunction(at, self._arena_code, self.address, guest.hidden_returns)
+        return lower_kernel_returns.lower_entry(self.table, function, before, return_backend(guest), self.parts)
 
     def _costs(self, made: Trampoline, trampoline: Detour, plan: Plan, guest: Guest) -> Costs:
         def insns(code: bytes, at: int) -> list[Insn]:

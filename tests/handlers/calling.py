@@ -13,9 +13,9 @@ from unicorn import ppc_const, x86_const
 
 from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.lower_kernel_returns import (
-    EntryContext,
     PadExit,
     PlacedCallTable,
+    ProbedFunction,
     Trampoline,
     lower_debugger_check,
     lower_entry,
@@ -193,7 +193,7 @@ class World:
         self.machine.hook_add(unicorn.UC_HOOK_CODE, self._count)
         if side is not INTEL:
             self.machine.reg_write(ppc_const.UC_PPC_REG_MSR, _LITTLE_ENDIAN)
-        way = EntryContext(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks)
+        way = ProbedFunction(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks)
         before = EntryState(self.dead, base=side.base)
         code = lower_entry(self._table, way, before, side.returning, self.parts)(side.entry)
         self.end = side.entry + len(code)

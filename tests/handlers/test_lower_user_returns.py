@@ -15,7 +15,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.handlers import fold, lower_user_returns
 from gdb_optprobe.handlers.ir import Load
 from gdb_optprobe.handlers.lower_returns import EntryPart
-from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
+from gdb_optprobe.handlers.lower_user_returns import PlacedUserCallTable, ProbedUserFunction
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import EntryState
@@ -68,7 +68,7 @@ class World:
         backs = [self._put(lower_user_returns.lower_return(each, (), USER, RETURNING)) for each in self.counters]
         self.entries = []
         for entry, counters, back in zip(ENTRIES, self.counters, backs, strict=True):
-            way = FunctionContext(counters, back, TRAMPOLINE - entry - 1, size, most)
+            way = ProbedUserFunction(counters, back, TRAMPOLINE - entry - 1, size, most)
             words = tuple(fold.constant(counters + word) for word in range(MOST_SAVED))
             parts = (EntryPart(EntryProgram(words=words), SAVED),)
             code = lower_user_returns.lower_call_entered(

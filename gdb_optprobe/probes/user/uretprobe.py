@@ -17,7 +17,7 @@ from gdb_optprobe.handlers import ir, lower_user_returns
 from gdb_optprobe.handlers.compile import ProgramLimits
 from gdb_optprobe.handlers.ir import WORD, And
 from gdb_optprobe.handlers.lower_returns import EntryPart
-from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
+from gdb_optprobe.handlers.lower_user_returns import PlacedUserCallTable, ProbedUserFunction
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.trap_frame import read_from_frame
@@ -64,7 +64,7 @@ def compile_uretprobe(
     (part,) = uretprobe_parts([probe])
     with handler.errors_at_source(spec):
         table = PlacedUserCallTable(UserCallTableLayout(2), near, user.kernel.returning().mm)
-        entry_code(table, FunctionContext(near, near, 0, program.bits // 8, 1), [probe], user, near, guest)
+        entry_code(table, ProbedUserFunction(near, near, 0, program.bits // 8, 1), [probe], user, near, guest)
         dead = lower_user_returns.dead_at_return(user.kernel.isa, isa)
         at_return = return_handler(handler, part, SLOT_ADDRESS, isa.slot)
         at_return.code(guest.isa, TrapSite(near), dead, near, probe.readers, trial_pad(near))
@@ -101,7 +101,7 @@ def uretprobe_parts(probes: Sequence[Probe]) -> tuple[EntryPart, ...]:
 
 def entry_code(
     table: PlacedUserCallTable,
-    way: FunctionContext,
+    function: ProbedUserFunction,
     probes: Sequence[Probe],
     user: UserTarget,
     writable: int,
@@ -112,7 +112,7 @@ def entry_code(
     readers = next((probe.readers for probe in probes if probe.readers is not None), None)
     before = EntryState(traps.scratch, per_cpu=handler.per_cpu, readers=readers)
     parts, machine, isa = uretprobe_parts(probes), guest.isa.codegen, user.kernel.returning().isa
-    return lower_user_returns.lower_call_entered(table, way, parts, before, traps, isa, machine, writable)
+    return lower_user_returns.lower_call_entered(table, function, parts, before, traps, isa, machine, writable)
 
 
 def _check_function(program: Program, address: int, traps: UserTrapping, isa: UserReturning) -> None:

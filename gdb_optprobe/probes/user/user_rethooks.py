@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.user.mm_hooks import MmHooks
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
 from gdb_optprobe.handlers import lower_user_returns
-from gdb_optprobe.handlers.lower_user_returns import FunctionContext, PlacedUserCallTable
+from gdb_optprobe.handlers.lower_user_returns import PlacedUserCallTable, ProbedUserFunction
 from gdb_optprobe.isa.base import Code, ReadMemory
 from gdb_optprobe.maps.aggregate import encode
 from gdb_optprobe.maps.trap_table import Key
@@ -138,14 +138,14 @@ class UserRethooks:
         function = self._install_return_code(program, address, probes, kernel, user, arena)
         assert function.installed is not None, "just served"
         bounds = [probe.spec.maxactive for probe in probes]
-        way = FunctionContext(
+        probed = ProbedUserFunction(
             function.counters.address,
             function.installed.detour.address,
             trampoline.address - address - user.kernel.isa.behind,
             program.bits // 8,
             max(bounds) if all(bounds) else LAYOUT.slots,
         )
-        return entry_code(there.table, way, probes, user, self.traps.writable, self.guest)
+        return entry_code(there.table, probed, probes, user, self.traps.writable, self.guest)
 
     def release(self, program: Program, address: int) -> None:
         """Enter no more calls of a function, which has no uretprobe any more."""
