@@ -1,6 +1,4 @@
-"""The code in place of the kernel's function that maps files, under qemu-ppc64le: what it writes, and what it leaves
-alone.
-"""
+"""The code of the mmap hook under qemu-ppc64le; what it does on each ISA is in tests/guest/linux/test_mmap_hook.py."""
 
 from __future__ import annotations
 
@@ -8,16 +6,15 @@ import random
 import struct
 from collections.abc import Mapping
 
-import pytest
-
 from gdb_optprobe.guest.linux.arch.ppc64le.mmap_hook import lower_mmap_hook
-from gdb_optprobe.guest.linux.user.mmap_hook import EXECUTABLE, PATIENCE, SHARED, WRITABLE, WRITE, MmapKernel
+from gdb_optprobe.guest.linux.user.mmap_hook import PATIENCE, WRITE, MmapKernel
 from gdb_optprobe.isa.ppc64le import abi
 from gdb_optprobe.isa.ppc64le.encodings import logical, number, plain
 from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.ppc64le.templates import load
 from gdb_optprobe.maps import mmap_patches
 from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, MmapPatch
+from tests.guest.linux.mmap_hook import HookRun, Ran
 from tests.isa.ppc64le.oracle import DATA, HERE, MASK, NEAR, SIGTRAP, STACK, execute, needs_oracle
 
 pytestmark = needs_oracle
@@ -25,13 +22,8 @@ pytestmark = needs_oracle
 MAPS, WRITES, WAITS, BACK = NEAR, NEAR + 0x200, NEAR + 0x400, HERE + 0x3000
 PACA, FILE, TASK, INODE, MM = DATA + 0x1000, DATA + 0x2000, DATA + 0x3000, 0xC000_0000_0765_4300, 0xC000_0000_0123_4500
 TABLE, NOTES, ROOM, FORCE = DATA + 0x4000, DATA + 0x6000, 8, 0x11
-START, PRIVATE = 0x1_0001_0000, 2
-USUAL = {"r3": FILE, "r4": 0, "r5": 0x1_8001, "r6": 1 | EXECUTABLE, "r7": PRIVATE, "r8": 3}
-"""Two pages of a file from its page 3 on."""
-PLACES = (0x3_0000, 0x4_FFFC, 0x5_0000, 0x2_FFFC)
-FIRST, LAST, BEYOND, BEFORE = (MmapPatch(INODE, at, b"\xcc" * 4, bytes(4)) for at in PLACES)
-COPY = MmapPatch(INODE, 0x4_8000, bytes(range(20)), bytes(20))
-OTHERS = MmapPatch(INODE + 8, 0x3_0008, b"\xcc" * 4, b"\x55" * 4)
+START = 0x1_0001_0000
+ARGUMENTS = ("r3", "r4", "r5", "r6", "r7", "r8")
 
 
 def function(*result: int) -> bytes:
@@ -45,11 +37,8 @@ def function(*result: int) -> bytes:
 
 def ran(
     arguments: Mapping[str, int], rows: tuple[MmapPatch, ...], result: int = START, fails: bool = False, rest: int = 0
-) -> tuple[list[tuple[int, int]], tuple[int, int]]:
-    """Addresses and sizes of what was written; how many are at it and how often it failed.
-
-    rest: of the time that who could not write would wait.
-    """
+) -> Ran:
+    """See HookRun. What the file has is zeros."""
     rng = random.Random(3)
     before = {name: rng.getrandbits(64) for name in (*abi.GENERAL, abi.CTR)} | {abi.FLAGS: rng.getrandbits(32)}
     before |= {**arguments, "r1": STACK, "r13": PACA, abi.LR: BACK, abi.XER: 0, abi.PC: HERE}
@@ -88,42 +77,11 @@ def ran(
     return written, (words[0], words[1])
 
 
-def test_what_belongs_into_the_mapping_is_written_in_its_order() -> None:
-    written, left = ran(USUAL, (OTHERS, COPY, FIRST, BEYOND, LAST, BEFORE))
-    assert written == [(START + 0x1_8000, 16), (START + 0x1_8010, 4), (START, 4), (START + 0x1_FFFC, 4)]
-    assert left == (0, 0)
-
-
-OTHER = {
-    "no file": {"r3": 0},
-    "not executable": {"r6": 3},
-    "shared": {"r7": SHARED},
-    "shared, validated": {"r7": SHARED | PRIVATE},
-    "another part": {"r8": 7},
-    "to be written": {"r6": 1 | EXECUTABLE | WRITABLE},
-}
-
-
-@pytest.mark.parametrize("other", OTHER)
-def test_what_does_not_matter_is_only_mapped(other: str) -> None:
-    assert ran(USUAL | OTHER[other], (FIRST, LAST)) == ([], (0, 0))
-
-
-def test_an_error_is_told_and_nothing_is_written() -> None:
-    for error in (-12, -1, -4095):
-        assert ran(USUAL, (FIRST,), result=error) == ([], (0, 0))
-
-
-def test_what_cannot_be_written_keeps_the_rest_from_being_written() -> None:
-    assert ran(USUAL, (COPY, FIRST), fails=True)[1] == (0, 1)
+HOOK = HookRun(ARGUMENTS, FILE, INODE, 16, START, 4, 0, ran)
 
 
 def test_where_the_file_has_something_else_by_now_nothing_is_written() -> None:
-    """What is read here is zeros."""
-    for old in (b"\x55" * 4, b"\0\0\0\1"):
-        assert ran(USUAL, (MmapPatch(INODE, 0x3_0000, b"\xcc" * 4, old), FIRST)) == ([], (0, 1))
-    assert ran(USUAL, (MmapPatch(INODE, 0x4_8000, b"\xcc" * 16, bytes(15) + b"\1"), FIRST)) == ([], (0, 1))
-
-
-def test_for_who_was_killed_nothing_has_to_be_written() -> None:
-    assert ran(USUAL, (COPY, FIRST), fails=True, rest=PATIENCE)[1] == (0, 0)
+    changed = [MmapPatch(INODE, 0x3_0000, b"\xcc" * 4, old) for old in (b"\x55" * 4, b"\0\0\0\1")]
+    changed.append(MmapPatch(INODE, 0x4_8000, b"\xcc" * 16, bytes(15) + b"\1"))
+    for row in changed:
+        assert ran(HOOK.arguments(), (row, HOOK.first)) == ([], (0, 1))
