@@ -61,9 +61,12 @@ def install(
     ways: list[Patch] = []
     try:
         ways += _link_pads(codes, placed.detour, target.guest)
-        change = Patch(plan.head, plan.original, _patch_bytes(plan, placed.detour, target.guest.isa, traps))
         if plan.tier is Tier.TRAPPED:
+            change = Patch(plan.head, plan.original, traps.trap)
             traps.set_detour(plan.head, placed.detour.address, arena)
+        else:
+            branch_bytes = target.guest.isa.branch(plan.head, placed.detour.address)
+            change = Patch(plan.head, plan.original, branch_bytes)
         # The journal knows of the site by now: should this GDB be killed, the next one lets the tracer in again.
         if plan.ftrace is not None:
             target.tracer.hold(plan.ftrace)
@@ -86,11 +89,6 @@ def install(
     for site in sites:
         site.attach_branch(branch, target)
     return branch
-
-
-def _patch_bytes(plan: Plan, detour: Detour, isa: Isa, traps: KernelTraps) -> bytes:
-    """What is written at the head of `plan`."""
-    return traps.trap if plan.tier is Tier.TRAPPED else isa.branch(plan.head, detour.address)
 
 
 def remove(branch: Branch, sites: Sequence[Site], guest: Guest, arena: Arena, lifted: bool) -> None:

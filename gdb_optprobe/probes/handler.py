@@ -271,7 +271,7 @@ class Handler:
         return code
 
     def forget_code(self) -> None:
-        """Free the lowered program: it is in the guest."""
+        """Free the lowered program: it is in the guest, or is lowered anew when it is to be there."""
         self._lowered.clear()
 
     def at_entry(self, memory: int) -> LoweringContext | None:

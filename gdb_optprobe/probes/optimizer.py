@@ -155,7 +155,7 @@ class Optimizer:
         return made
 
     def plan_without_detour(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
-        """The best plan for `address` that needs no detour, where a better one could not be carried out."""
+        """Return the best plan for `address` that needs no detour: a better one cannot be carried out, for `reason`."""
         request = PlanRequest(address, breakpoints=self.target.debugger.breakpoints())
         without = replace(self._limits(specs), optimization=False, trap=False, boost=False)
         lower = plan(request, self._cfgs, without)
@@ -195,7 +195,10 @@ class Optimizer:
         return self.memory.find()
 
     def take_arena(self, borrow: bool = False) -> Arena:
-        """The arena, made at first need. borrow: whether the guest may run for it, see borrowing.py. Raises Refused."""
+        """Return the arena, taken at first need. Raises Refused.
+
+        borrow: whether the guest may run so that its kernel lends memory: what was planned expires then.
+        """
         return self.memory.take(self._on_arena, borrow)
 
     def _on_arena(self, arena: Arena) -> None:
@@ -241,17 +244,20 @@ class Optimizer:
 
     def settle_around(self, addresses: Iterable[int]) -> None:
         """Settle what shares a straight-line run with `addresses`: a probe or a breakpoint came or went there."""
+        # Plan: a site that was planned in this stop, for the same neighbours and settings, keeps its plan.
         sites = self._affected_sites(tuple(addresses))
         neighbours = self._neighbours()
         for site in sites:
             self.replan(site, neighbours)
         self._planned.clear()  # what is written from here on may be in a plan's way
+        # Find the threads that new branches have to wait for.
         groups = _groups(sites)
         new = [group for group in groups if self._must_be_quiescent(group[0].plan) and not self._current_branch(group)]
         if new and self.arena is not None and self.arena.retired:
             self.collector.collect(self.arena, Trigger.BRANCH)
         detours = [site.detour for site in sites if site.detour is not None]
         blocked = quiescence_wait.find_busy([group[0].plan for group in new], detours, self.target.guest, self.arena)
+        # Remove the branches that are wanted no more, or exchange them by one write; then write the new ones.
         for group in groups:
             if not blocked.get(group[0].plan.head):
                 self._exchange(group, sites)
@@ -260,6 +266,7 @@ class Optimizer:
             site.blocked_by = blocked.get(site.plan.head, "") if site.enabled else ""
         for group in groups:
             lost += self._optimize([site for site in group if not site.is_lost])
+        # All others stop the guest, or wait as breakpoints.
         for site in sites:
             if not site.is_lost and site.branch is None:
                 self._install_breakpoint(site)

@@ -219,7 +219,7 @@ class Session:
     def move_arena(self) -> None:
         """The setting changed: what needs memory next has it there. Raises OptprobeError while the old is in use."""
         if not self.optimizer.release_arena():
-            why = "the arena stays where it is while probes, or detours that somebody may be inside, use it"
+            why = "the arena stays where it is while probes, or detours that a thread may be inside, use it"
             raise OptprobeError(why, "optprobe delete, optprobe commit, then set it again")
 
     def settle_around(self, addresses: Iterable[int]) -> None:

@@ -185,6 +185,8 @@ class Uprobes:
         for probe in probes:
             write_probe(probe, self.optimizer.take_arena().journal)
         self.settle(probes)
+        for probe in probes:
+            probe.handler.forget_code()
         return []
 
     def needs_memory(self, spec: Spec, addresses: Sequence[int] = ()) -> bool:
