@@ -116,7 +116,7 @@ class Cfg:
         return self.obstacle(insn) or self.obstacle(before)
 
     def has_no_boundary(self, before: Insn, insn: Insn) -> bool:
-        """Return whether `boundary` surely finds nothing: a fast answer for sweeps, which ask of millions."""
+        """Return whether `boundary` certainly returns None: a fast answer for sweeps, which ask of millions."""
         plain = self.plain
         return (
             insn.address in plain

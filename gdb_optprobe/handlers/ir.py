@@ -21,7 +21,7 @@ complement, then extended. Comparisons have the sign and width of what they comp
   one, shifts every bit out: 0, or -1 where SHR is signed and the number negative. GDB does the same; C leaves it open.
   SHR is arithmetic where it is signed.
 
-**Memory.** A `Load` or `StringLoad` that is not `mapped` may meet any address, of the kernel or of a program, mapped or
+**Memory.** A `Load` or `StringLoad` that is not `mapped` may get any address, of the kernel or of a program, mapped or
 not, and must neither trap nor sleep: if it cannot be read, it faults. One that is `mapped` may be a plain load.
 Memory is little-endian; addresses need not be aligned.
 

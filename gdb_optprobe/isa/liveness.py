@@ -58,7 +58,7 @@ class Liveness:
         """Return what is dead before the instruction at `address`, proven from `code` (a function's, by address) alone.
 
         also: where else execution may continue after an instruction, by its address: the fixup of one with an
-              exception-table entry, both ways of a jump label, an alternative, whatever a static call may call. An
+              exception-table entry, both targets of a jump label, an alternative, whatever a static call may call. An
               address outside `code` makes everything live there.
         leaving: returns what is dead where an instruction leaves `code` (a call, a return, a jump out of it): the ISA's
               `dead_at_entry()` where it calls or jumps to the entry of a function with an ftrace site,
