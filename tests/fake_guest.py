@@ -345,22 +345,22 @@ class FakeModule:
         inside = self.body.address <= address < self.body.address + len(self.body.data)
         return self.load or None if inside else None
 
-    def staying(self) -> object:
+    def loaded_state(self) -> object:
         return self.load
 
-    def home(self, address: int) -> str:
+    def location(self, address: int) -> str:
         return f"module:{self.body.name}" if self.identity(address) is not None else ""
 
     def find(self, location: str) -> Sequence[int]:
         is_ours = location.rpartition(":")[2] == self.body.name
         return (self.body.address,) if self.load and is_ours else ()
 
-    def arrived(self, module: int) -> tuple[int, int]:
+    def loading_text(self, module: int) -> tuple[int, int]:
         return self.body.address, self.body.address + len(self.body.data)
 
-    def listen(self, on_load: Callable[[int], None]) -> FakeStop:
-        self.listeners.append(on_load)
-        return FakeListener({}, 0, lambda _: None, heard=(self.listeners, on_load))
+    def on_load(self, call: Callable[[int], None]) -> FakeStop:
+        self.listeners.append(call)
+        return FakeListener({}, 0, lambda _: None, heard=(self.listeners, call))
 
 
 @dataclass

@@ -25,10 +25,10 @@ class LinuxModules:
     def identity(self, address: int) -> object:
         return self.linux.text.identity(address)
 
-    def staying(self) -> object:
+    def loaded_state(self) -> object:
         return self.linux.text.staying(), tuple(self.linux.text.strange.items())
 
-    def home(self, address: int) -> str:
+    def location(self, address: int) -> str:
         return self.linux.text.symbol(address)
 
     def find(self, location: str) -> Sequence[int]:
@@ -40,16 +40,16 @@ class LinuxModules:
             raise OptprobeError(f"{f'the module {name}' if name else 'the loaded modules'} cannot be read: {why}")
         return found
 
-    def arrived(self, module: int) -> tuple[int, int]:
+    def loading_text(self, module: int) -> tuple[int, int]:
         return self.linux.text.arriving(module).module.text
 
-    def listen(self, on_load: Callable[[int], None]) -> StopPoint:
+    def on_load(self, call: Callable[[int], None]) -> StopPoint:
         (first, *_) = abi.of(self.linux.isa).arguments
 
         def hit(hit: Hit) -> None:
             self.linux.forget()
             try:
-                on_load(hit.regs[first])
+                call(hit.regs[first])
             except OptprobeError as error:
                 warn(error)
 

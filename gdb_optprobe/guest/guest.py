@@ -94,7 +94,7 @@ class Guest(ABC):
         """Return whether only calls enter the function, at its start, and it returns to its caller."""
         return True
 
-    def bypassed(self, address: int) -> str:
+    def why_bypassed(self, address: int) -> str:
         """Return why calls of the function with its entry at `address` may not pass there, in words; else ""."""
         return ""
 

@@ -14,6 +14,7 @@ from gdb_optprobe.detours.detour import Detour, build_count, build_detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import NO_MEMORY, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.probes import kernel_rethooks, site_views
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.kprobes import Kprobes
@@ -22,7 +23,6 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import uprobe_views
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import ExplainView
@@ -32,7 +32,7 @@ from gdb_optprobe.probes.views import ExplainView
 class Explainer:
     """Asks what `add` asks."""
 
-    target: Target
+    guest: Guest
     registry: Registry
     optimizer: Optimizer
     kprobes: Kprobes
@@ -43,10 +43,10 @@ class Explainer:
         """Yield what a probe at each address of each spec's location would be. Raises OptprobeError as `add` does."""
         for spec, addresses in places:
             if spec.in_program:
-                yield uprobe_views.explain_view(spec, self.uprobes, self.target.guest)
+                yield uprobe_views.explain_view(spec, self.uprobes, self.guest)
             elif not addresses:
                 why = Refusal.PENDING.because(location=spec.location, why="")
-                yield site_views.unprobeable_view(0, why, self.target.guest)
+                yield site_views.unprobeable_view(0, why, self.guest)
             for address in addresses:
                 yield self._explain_at(address, spec)
 
@@ -60,8 +60,8 @@ class Explainer:
             self.kprobes.lower(probe, plan)
             plan = replace(self._plan_with_memory(plan, probe), moved=plan.moved)
         except Refused as refused:
-            return site_views.unprobeable_view(address, refused.reason, self.target.guest)
-        return site_views.explain_view(plan, self.target.guest, spec.is_plain_count and not spec.is_return)
+            return site_views.unprobeable_view(address, refused.reason, self.guest)
+        return site_views.explain_view(plan, self.guest, spec.is_plain_count and not spec.is_return)
 
     def _plan_with_memory(self, plan: Plan, probe: Probe) -> Plan:
         """Return what becomes of `plan` beside the probes that are there and in free memory. Raises Refused."""
@@ -84,23 +84,23 @@ class Explainer:
 
     def _check_data(self, probe: Probe) -> None:
         """Raises Refused where there is no memory for what `probe` gathers."""
-        arena, reach = self.optimizer.find_arena(), self.target.guest.isa.data_reach
+        arena, reach = self.optimizer.find_arena(), self.guest.isa.data_reach
         _unless_full(arena, lambda: arena.check_data(probe.handler.size, probe.address, reach))
         if probe.is_return and self.registry.site(probe.address) is None:
-            kernel_rethooks.check_memory(probe, self.target.guest, arena)
+            kernel_rethooks.check_memory(probe, self.guest, arena)
 
     def _check_code(self, plan: Plan) -> None:
         """Raises Refused where there is no memory for a detour of `plan`."""
         if plan.tier in (Tier.BREAKPOINT, Tier.EMULATED):
             return
-        arena, isa = self.optimizer.find_arena(), self.target.guest.isa
+        arena, isa = self.optimizer.find_arena(), self.guest.isa
 
         def lay_out(at: int) -> Detour:
             if plan.tier is Tier.BOOSTED:
                 return build_detour(plan, isa, at)
             return build_count(plan, isa, at, at + site_views.COUNTER_DISTANCE)
 
-        _unless_full(arena, lambda: InstalledDetour.check_memory(plan.head, lay_out, self.target.guest, arena))
+        _unless_full(arena, lambda: InstalledDetour.check_memory(plan.head, lay_out, self.guest, arena))
 
 
 def _unless_full(arena: Arena, check: Callable[[], object]) -> None:

@@ -60,7 +60,7 @@ class ModuleTracker:
             at = probe.address
             identity = self.target.modules.identity(at) if probe.is_in_kernel else None
             if identity is not None:
-                probe.home = self.target.modules.home(at)
+                probe.home = self.target.modules.location(at)
                 self._modules[at] = identity
                 self.registry.site_of(probe).is_text_there = partial(self._is_same_load, at, identity)
 
@@ -82,7 +82,7 @@ class ModuleTracker:
         """Have the guest stop as it loads modules for as long as a probe waits for that. Raises OptprobeError."""
         wanted = any(probe.spec.pending and probe.enabled for probe in self.registry.probes())
         if wanted and self._load_hook is None:
-            self._load_hook = self.target.modules.listen(self._on_load)
+            self._load_hook = self.target.modules.on_load(self._on_load)
         elif not wanted and self._load_hook is not None:
             self._load_hook.remove()
             self._load_hook = None
@@ -108,7 +108,7 @@ class ModuleTracker:
         """Probe a module that is complete before any of its code has run: no thread is inside. Raises OptprobeError."""
         if not self.is_same_guest():
             return
-        self.optimizer.not_yet_run = self.target.modules.arrived(module)
+        self.optimizer.not_yet_run = self.target.modules.loading_text(module)
         try:
             self.update()
         finally:
@@ -180,7 +180,7 @@ class ModuleTracker:
         waiting = [probe for probe in self.registry.probes() if _can_come_back(probe)]
         if not waiting:
             return
-        there = self.target.modules.staying()
+        there = self.target.modules.loaded_state()
         if there == self._tried_modules:
             return
         self._tried_modules = there

@@ -59,7 +59,7 @@ class Session:
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
         )
         self._explainer = Explainer(
-            target, self.registry, self.optimizer, self.kprobes, self.uprobes, settings
+            target.guest, self.registry, self.optimizer, self.kprobes, self.uprobes, settings
         )
         self.last_number: int | None = None
 
@@ -100,7 +100,7 @@ class Session:
             raise
         self.last_number = added[-1].number
         return tuple(
-            replace(view, note=self.target.guest.bypassed(probe.address) if probe.is_in_kernel else "")
+            replace(view, note=self.target.guest.why_bypassed(probe.address) if probe.is_in_kernel else "")
             for view, probe in zip(self._views(added), added, strict=True)
         )
 

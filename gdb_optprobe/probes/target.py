@@ -58,25 +58,28 @@ class Tracer(Protocol):
 
 
 class Modules(Protocol):
-    """Text that comes and goes while the guest runs."""
+    """Text that is loaded and unloaded while the guest runs."""
 
     def identity(self, address: int) -> object:
-        """The same for as long as the module at `address` stays loaded; None where none is. Raises OptprobeError."""
+        """Return the same as long as the module at `address` stays loaded; None where none is. Raises OptprobeError."""
 
-    def staying(self) -> object:
-        """Another value whenever other modules are there that can be probed."""
+    def loaded_state(self) -> object:
+        """Return another value whenever other modules are loaded, or can be probed. Raises OptprobeError."""
 
-    def home(self, address: int) -> str:
-        """MODULE:FUNCTION+OFFSET; "" elsewhere."""
+    def location(self, address: int) -> str:
+        """Return MODULE:FUNCTION+OFFSET; "" outside of modules."""
 
     def find(self, location: str) -> Sequence[int]:
-        """Addresses of FUNCTION[+OFFSET] or MODULE:FUNCTION[+OFFSET] in the modules that are loaded."""
+        """Return addresses of FUNCTION[+OFFSET] or MODULE:FUNCTION[+OFFSET] in loaded modules. Raises OptprobeError."""
 
-    def arrived(self, module: int) -> tuple[int, int]:
-        """Start and end of a module's text, of which nothing has run yet. Raises OptprobeError."""
+    def loading_text(self, module: int) -> tuple[int, int]:
+        """Return start and end of the text of a module that is being loaded, none of which has run yet.
 
-    def listen(self, on_load: Callable[[int], None]) -> StopPoint:
-        """Have `on_load` called for each module before it runs, with what `arrived` takes. Raises OptprobeError."""
+        module: what `on_load` was called with. Raises OptprobeError.
+        """
+
+    def on_load(self, call: Callable[[int], None]) -> StopPoint:
+        """Stop the guest at each load of a module, before it runs, to `call` with the module. Raises OptprobeError."""
 
 
 class NoTracer:
@@ -104,19 +107,19 @@ class NoModules:
     def identity(self, address: int) -> object:
         return None
 
-    def staying(self) -> object:
+    def loaded_state(self) -> object:
         return None
 
-    def home(self, address: int) -> str:
+    def location(self, address: int) -> str:
         return ""
 
     def find(self, location: str) -> Sequence[int]:
         return ()
 
-    def arrived(self, module: int) -> tuple[int, int]:
+    def loading_text(self, module: int) -> tuple[int, int]:
         raise OptprobeError("this guest has no modules")
 
-    def listen(self, on_load: Callable[[int], None]) -> StopPoint:
+    def on_load(self, call: Callable[[int], None]) -> StopPoint:
         raise OptprobeError("no text comes or goes in this guest: a probe has nothing to wait for")
 
 

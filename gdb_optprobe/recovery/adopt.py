@@ -126,7 +126,7 @@ def _adopt_probe(session: Session, one: ProbeRecord, left: ArenaContents) -> Pro
     """Create the probe of a record, not yet settled. Raises OptprobeError where it would do something else."""
     if one.python:
         raise OptprobeError("its Python handler went with the GDB that had it")
-    if one.waits or session.target.modules.home(one.address) != one.home:
+    if one.waits or session.target.modules.location(one.address) != one.home:
         return _adopt_absent(session, one, left)
     plan = session.optimizer.plan(one.address, [one.spec])
     handler = session.kprobes.compile(one.spec, plan, with_sizes(session.settings(), one.sizes))

@@ -80,7 +80,7 @@ def test_what_only_an_operating_system_has_is_missing() -> None:
     guest = bare()
     assert guest.stacks_missing and guest.has_hidden_stacks() and not list(guest.saved())
     assert guest.is_same_kernel() is None and guest.moment() != guest.moment()
-    assert (guest.completions("f"), guest.bypassed(START), tuple(guest.backtrace({}, b""))) == ((), "", ())
+    assert (guest.completions("f"), guest.why_bypassed(START), tuple(guest.backtrace({}, b""))) == ((), "", ())
     for question in (guest.trap_calls, lambda: guest.user_kernel, lambda: guest.programs):
         with pytest.raises(OptprobeError):
             question()

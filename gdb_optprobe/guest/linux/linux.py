@@ -199,7 +199,7 @@ class LinuxGuest(Guest):
 
     # control flow ----------------------------------------------------------------------------------------------------
 
-    def bypassed(self, address: int) -> str:
+    def why_bypassed(self, address: int) -> str:
         function = self.text.function(address)
         if function is None or not self._is_entry(address):
             return ""
