@@ -30,7 +30,7 @@ INTERRUPTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """who: the thread or CPU in words, "" if not known. pid, name: of a thread; None and "" for anything else."""
+    """The maker of a call, in words, "" if not known. pid, name: of a thread; None and "" for anything else."""
 
     thread: str = ""
     pid: int | None = None

@@ -3,7 +3,7 @@
 What may still lead to a retired trampoline:
     a stack with its address as a return address     every scan of stacks finds it (detours/quiescence.py)
     a retired detour that will still write it        so trampolines wait for all retired detours
-    a call whose return address another one hides    by a tail call: our own tables have it; by a tracer of the guest:
+    a call with a hidden return address              by a tail call: our own tables have it; by a tracer of the guest:
                                                      our table has the call, and its stack does not show a trampoline
 """
 

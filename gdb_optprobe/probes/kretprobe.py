@@ -110,7 +110,7 @@ def return_backend(guest: Guest) -> ReturnBackend:
 def compile_kretprobe(
     spec: Spec, address: int, guest: Guest, limits: ProgramLimits
 ) -> tuple[Program, NamesAt, EntryProgram]:
-    """Compile what is done at the return and at the entry of the function that is entered at `address`.
+    """Compile the programs for the return and the entry of the function that is entered at `address`.
 
     The names are those of the return. Raises OptprobeError, pointing.
     """

@@ -191,7 +191,7 @@ class LinuxArena:
         self.linux.memory.forget()
 
     def give_back(self) -> None:
-        """Restore the page tables: nothing of ours is in the memory. Raises OptprobeError where a loan stays."""
+        """Restore the page tables: no detour is in the memory. Raises OptprobeError where a loan stays."""
         if self._took and self.room is not None and self.room.loan is not None:
             self._repay(self.room)
             return

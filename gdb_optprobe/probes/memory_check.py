@@ -35,7 +35,7 @@ def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
 
 
 def untraced_sites(target: Target) -> tuple[str, ...]:
-    """Return one line while a tracer of the guest runs that misses a site of ours, or a former one; else none."""
+    """Return one line while a tracer of the guest runs that misses calls at a site of a branch, even a former one."""
     if not (sites := target.tracer.passed_over()):
         return ()
     names = ", ".join(target.guest.symbol(site) for site in sites)

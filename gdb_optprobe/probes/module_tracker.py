@@ -190,7 +190,7 @@ class ModuleTracker:
                 if self._install(probe):
                     placed.append(probe)
             except OptprobeError as error:
-                self._tried_modules = None  # what is in the way may leave: the guest's own probe, say
+                self._tried_modules = None  # the obstacle may go: the guest's own probe, say
                 self._set_pending(probe, f": {error.message}")
         self.optimizer.settle(self.registry.sites(placed))
         self.optimizer.write_records(placed)
@@ -207,7 +207,7 @@ class ModuleTracker:
         if len(found) > 1:
             raise OptprobeError(f"{len(found)} functions are called so")
         plan = self.kprobes.plan_at(found[0], replace(probe.spec, glob=False))
-        assert plan is not None, "only a glob leaves out what is refused"
+        assert plan is not None, "only a glob leaves out refused addresses"
         handler = self.kprobes.compile(probe.spec, plan, with_sizes(self.settings(), probe.sizes))
         if probe.home and handler.size != probe.handler.size:
             raise OptprobeError("it would not do there what it did before")

@@ -55,7 +55,7 @@ _NO_CALLS = CallCounts()
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Numbers of instructions. rare: that only an entry executes whose slot is taken.
+    """Numbers of instructions. rare: that only an entry without a free slot executes.
 
     trampoline: in all, without such. least: of the trampoline, where conditions are false.
     """
@@ -204,7 +204,7 @@ class Rethook:
         self.closed = True
 
     def forget_trampolines(self, dirty: Collection[int]) -> None:
-        """Forget the retired trampolines whose code was freed: all but those at `dirty`."""
+        """Forget the retired trampolines that were freed: all but those at `dirty`."""
         for at, detour in [*self.retired_trampolines.items()]:
             if at not in dirty:
                 del self.retired_trampolines[at]
@@ -331,7 +331,7 @@ class Rethook:
         isa = return_backend(guest)
         self._last_entry = None
         for probe in self._with_entry_actions:
-            probe.add_hit(Outcome(held=False), hit.vcpu)  # so that what is taken back is of this entry
+            probe.add_hit(Outcome(held=False), hit.vcpu)  # so that the hit taken back is this entry's
         wanted = [self._condition_holds(probe, part, hit, guest) for probe, part in self._with_parts]
         if not any(wanted):
             return

@@ -3,8 +3,8 @@
 A location stays as it was typed where it names what it means; addresses become symbol+offset. A probe in a module waits
 for it there: `-pending`.
 
-`source` carries out whatever a file holds, a shell's command among it, so every line is made of words of ours and of
-fields that are checked (probes/fields.py). A symbol of the guest's is no location before it has passed that.
+`source` executes any command in a file, also a shell's, so every line is made of our own words and of
+fields that are checked (probes/fields.py). A symbol of the guest is used as a location only after that check.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def commands(probes: Sequence[Probe], settings: Settings, target: Target, takes:
 
 
 class NotSaved(Exception):
-    """Probes that no command makes again. lines: what is told of them."""
+    """Probes that no command can add again. lines: the comments about them."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def add_command(spec: Spec, location: str, glob: bool = False) -> str:
     words += _clause(spec.condition, spec.actions if spec.actions != ("count",) else ())
     line = " ".join(words)
     if line.endswith("\\"):
-        raise OptprobeError("a command that ends with a backslash goes on in the next line")
+        raise OptprobeError("a command that ends with a backslash continues in the next line")
     return line
 
 
@@ -119,7 +119,7 @@ def _clause(condition: str, actions: Sequence[str]) -> list[str]:
 
 
 def with_variables(lines: Sequence[str], value: Callable[[str], int | None]) -> tuple[str, ...]:
-    """`lines`, and before the probes the values of the debugger's variables that they name; what is ours is none."""
+    """Return `lines`, and before the probes the values of the debugger's variables in them, without our own."""
     text = "\n".join(line for line in lines if line.startswith("optprobe add"))
     names = [name for name in dict.fromkeys(re.findall(r"\$([A-Za-z_]\w*)", text, re.ASCII)) if name not in OURS]
     values = ((name, value(name)) for name in names)

@@ -328,7 +328,7 @@ class Session:
         return resident is not None and resident.address <= pc < resident.end
 
     def is_inside(self, pc: int) -> bool:
-        """Whether `pc` is in code of ours that a hit runs through."""
+        """Return whether `pc` is in our code that a hit runs."""
         found = self.registry.detour_at(pc) or self.optimizer.rethooks.trampoline_at(pc)
         return found is not None or self.in_probe_read(pc)
 
@@ -420,7 +420,7 @@ class Session:
         return f"ran for {seconds:g} s"
 
     def commit(self, timeout: float = 10.0, tell: Callable[[str], object] = str) -> tuple[str, ...]:
-        """Run the guest in slices until all that waits is optimized or reclaimed; `tell` is told what still does."""
+        """Run the guest in slices until nothing waits to be optimized or reclaimed. tell: gets what still waits."""
         self.check_alive()
         deadline, before = time.monotonic() + timeout, (0, 0)
         while True:
@@ -441,7 +441,7 @@ class Session:
             if late:
                 raise OptprobeError(
                     f"after {timeout:g} s {_unsettled(len(waiting), dirty)}: {why}",
-                    "this goes on at later stops: continue, or commit with a longer -timeout",
+                    "this continues at later stops: continue, or commit with a longer -timeout",
                 )
             if changed:
                 tell(f"{_unsettled(len(waiting), dirty)}: {why}")

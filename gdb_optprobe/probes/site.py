@@ -81,14 +81,14 @@ class Site:
 
     @property
     def detour(self) -> Detour | None:
-        """The code in the guest that stands for the probed instruction, while optimized or boosted."""
+        """The code in the guest that replaces the probed instruction, while optimized or boosted."""
         if self.branch is not None:
             return self.branch.detour
         return self._copy.detour if self._copy is not None else None
 
     @property
     def patch(self) -> Patch | None:
-        """The branch in the guest, where it stands at this address."""
+        """The installed branch, if it is at this address."""
         return self.branch.patch if self.branch is not None and self.branch.plan.head == self.address else None
 
     @property
@@ -129,7 +129,7 @@ class Site:
         return self.next_rethook or self.rethook
 
     def resume_address(self) -> int | None:
-        """Where who stands here with his hit run goes on while the text may hold a branch; None: here."""
+        """Return where a vCPU stopped here, its hit run, continues while the text may hold a branch; None: here."""
         return self.branch.detour.after_program(self.address) if self.branch is not None else None
 
     # into the guest ----------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Site:
     def attach_branch(self, branch: Branch, target: Target) -> None:
         """`branch` now leads to this site's programs."""
         self.branch = branch
-        # Who stands here with its hit counted counts it again, in the detour.
+        # A vCPU that is stopped here with its hit counted counts it again, in the detour.
         if target.stops.take_back(self.address):
             for probe in self._last_hit:
                 if probe.enabled:
@@ -257,7 +257,7 @@ class Site:
             self.rethook.run_entry(hit, guest)
 
     def run_stopped(self, by: Probe, hit: Hit, guest: Guest) -> None:
-        """The program of `by` has stopped who stands here: what comes behind it runs now, so that this is one stop."""
+        """Run the programs behind that of `by`, which has stopped the vCPU here, so that this is one stop."""
         hit.probe = by.number
         hit.stop()
         for probe in self.enabled:
@@ -288,7 +288,7 @@ class Site:
         return _move(effects) if plan.tier is Tier.EMULATED else None
 
     def _after_hit(self, hit: Hit) -> Move | None:
-        """The vCPU has executed the probed instruction and stands behind it."""
+        """Handle the end of a step: the vCPU has executed the probed instruction and is stopped behind it."""
         _run_post_handlers(self._post_handlers.pop(hit.vcpu, ()), hit)
         return None
 

@@ -45,7 +45,7 @@ class Spec:
     return_handler: of Python's, where the function has returned.
     maxactive: of a return probe, how many calls at once it sees; 0 for as many as there are.
     file, pid: of a probe on a program, where GDB has the same file; the only process, 0 for all.
-    condition_at, actions_at: where they stand in a typed line; None and empty where they come one by one.
+    condition_at, actions_at: their places in a typed line; None and empty where they are passed one by one.
     """
 
     location: str

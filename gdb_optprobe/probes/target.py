@@ -29,7 +29,7 @@ class Debugger(Protocol):
         """See that the guest is freed should the debugger die; called before the first probe is written."""
 
     def is_same_guest(self) -> bool | None:
-        """Return whether the guest that was attached to still runs; None where that cannot be told.
+        """Return whether the guest that was attached to still runs; None where that is not known.
 
         Raises Unreadable, Unreachable.
         """
@@ -102,7 +102,7 @@ class NoTracer:
 
 
 class NoModules:
-    """Of a guest whose text is always the same."""
+    """Of a guest that never changes its text."""
 
     def identity(self, address: int) -> object:
         return None

@@ -26,8 +26,8 @@ class DetourView:
 
     instructions: of the whole detour, neighbours' programs among them.
     added:        what a hit runs beyond the original code: this probe's site's programs, the branch and the way back.
-    least:        the same where conditions are false and every jump is taken that leads out soonest.
-    head:         where the branch stands that leads there: at the probe's address or before it.
+    least:        the same where conditions are false and every jump takes the shortest path.
+    head:         the address of the branch that leads there: the probe's address or before it.
     """
 
     address: int
@@ -90,7 +90,7 @@ class ObjectView:
 
 @dataclass(frozen=True, slots=True)
 class FrameView:
-    """A frame of a stack. symbol: "vfs_read+0x13", or "" where none is known. address: 0 where who called is not;
+    """A frame of a stack. symbol: "vfs_read+0x13", or "" where none is known. address: 0 where the caller is not known;
     symbol is "…" then, with the limit that ends the stack where there is one.
 
     sure: else it may be left on the stack from an earlier call.
@@ -171,7 +171,7 @@ class CollectorView:
     """What the slot collector has done. Times are in seconds.
 
     runs:        how often it ran, by why.
-    failed:      of those, when not all stacks could be told.
+    failed:      of those, when not all stacks could be enumerated.
     longest, total: for how long it held the guest.
     stacks:      that the last run has looked through.
     garbage_…:   released, and not proven to be empty.
@@ -225,10 +225,10 @@ class ExplainView:
     """`optprobe explain LOCATION`: the tier it would get and why no better one. tier "" when it cannot be probed.
 
     patch_size:   bytes that would be overwritten; 0 unless optimized.
-    waits:        whether the patch covers several instructions and so waits until nobody is inside.
+    waits:        whether the patch covers several instructions and so waits until no thread is inside.
     instructions: what a hit would run beyond the original code; 0 for a tier that stops the guest.
     nearest:      the nearest address that would be optimized, where this one would not.
-    note:         why it stands behind what was asked for, or calls may not come by there; "" where nothing is known.
+    note:         why it is behind the requested address, or why calls may bypass it; "" where nothing is known.
     """
 
     address: int

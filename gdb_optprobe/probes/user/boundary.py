@@ -1,7 +1,8 @@
-"""Where an instruction begins in a program without symbols: told by reading the code before it.
+"""Find whether an instruction begins at an address of a program without symbols, by decoding the code before it.
 
-Code that is read from a wrong byte soon comes to its instructions. Where it does from whatever byte it can be read
-from, and one of them goes on at an address, none begins there. What is jumped to behind a prefix is taken for such.
+Decoding from a wrong byte soon meets the real instructions. If it does so from every byte that it starts from, and the
+same instruction spans the address, none begins there. An address behind a prefix counts as inside the instruction,
+even if code jumps there.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from gdb_optprobe.isa.base import Insn
 
 BEFORE = 128
 STARTS = 16
-"""How many bytes the code is read from, one after the other: those of one instruction, at most."""
+"""The number of bytes that decoding starts from, one after the other: the longest instruction has as many."""
 
 
 def enclosing(read: Callable[[int], Sequence[Insn]], first: int, address: int) -> Insn | None:
-    """The instruction that `address` is in the middle of, however the code is read; None where one may begin there.
+    """Return the instruction that spans `address`, from wherever the code is decoded; None where one may begin there.
 
-    read: the instructions from an address on. first: from where on.
+    read: returns the instructions from an address on. first: where code begins.
     """
     if address - first < BEFORE:
         return None

@@ -1,4 +1,4 @@
-"""What of ours is in one mapping of a file's code, and what can be written there, while the guest stands."""
+"""Our patches in one mapping of a file's code, and which can be written there while the guest is stopped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MappedText:
         return []
 
     def revert(self, back: Iterable[TextChange]) -> list[Write]:
-        """Make those changes whose old bytes are there; what only the guest can do of it. Raises Changed."""
+        """Make the changes with their old bytes there. Return those that only the guest can make. Raises Changed."""
         return [write for change in back if self._may_hold(change) for write in self._write(change)]
 
     def needs_guest(self, change: TextChange) -> bool:
@@ -68,7 +68,7 @@ class MappedText:
         return all(self.pages.read(at, len(new)) == new for at, _, new in self.pieces(change))
 
     def _may_hold(self, back: TextChange) -> bool:
-        """Whether what is to go stands there, or the page is away: the guest may have put it into a swap file."""
+        """Return whether the bytes to remove are there, or the page is not in memory: it may be swapped out."""
         return any(self.pages.read(at, len(old)) in (None, old) for at, old, _ in self.pieces(back))
 
     def _write(self, change: TextChange) -> list[Write]:

@@ -1,7 +1,7 @@
-"""What of ours belongs into files' mappings is written into those that are made, by code in the guest: nobody stops.
+"""Patches of files' code are written into new mappings by code in the guest, without a stop.
 
-    the kernel's calls of vm_mmap_pgoff ── redirected ──► code of ours ──► the same, then the rows of that file
-See maps/mmap_patches.py. That goes on without a GDB, with traps that lead where they led.
+    the kernel's calls of vm_mmap_pgoff ── redirected ──► our code ──► vm_mmap_pgoff, then the rows of that file
+See maps/mmap_patches.py. It continues without a GDB, and so do the traps.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ class MmapPatcher:
         there = set(self._rows)
         new = [row for row in wanted if row not in there]
         if len(self._rows) + len(new) > ROOM:
-            raise OptprobeError("somebody maps programs just now, whose table is full", "try again")
+            raise OptprobeError("a thread maps programs just now, and their table is full", "try again")
         for row in new:
             self._write(hook, len(self._rows), row.encode() + bytes(SIZE))
             self._rows.append(row)
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody may be about to write into what he has mapped."""
+        """Return whether a thread may be about to write into a mapping that it has made."""
         return self._installed is not None and self._word(self._installed, INSIDE) != 0
 
     @property
@@ -108,7 +108,7 @@ class MmapPatcher:
         return self._word(self._installed, FAILED) if self._installed is not None else 0
 
     def remove(self, arena: Arena) -> None:
-        """The kernel maps without us again; who is in our code goes on."""
+        """Remove the hook: the kernel maps on its own again; a thread in our code finishes there."""
         hook = self._installed
         if hook is None:
             return

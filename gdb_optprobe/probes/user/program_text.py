@@ -1,10 +1,10 @@
-"""Bytes of ours in programs of the guest's: in every process that runs the file, in no other's memory, not in the file.
+"""Our patches of programs: in every process that runs the file, in no other process's memory, not in the file.
 
-    arm ──► every space that runs it: a page of its own already: written while the guest stands
+    arm ──► every space that runs it: a page of its own already: written while the guest is stopped
                                       else: the guest copies the page and writes (guest/linux/user/writer.py)
-    fork    copies the page, and us with it
-    mmap    exec's and a loader's: code in the guest writes it before anybody can run there (mmap_hook.py)
-    disarm  every space again, children that are being made too: written back while the guest stands
+    fork    copies the page, with our bytes
+    mmap    exec's and a loader's: code in the guest writes it before any thread can run there (mmap_hook.py)
+    disarm  every space again, half-made children too: written back while the guest is stopped
 
 Bytes are armed in the order they are given, each once all before it are in that space: what leads to others comes last.
 The file's inode is held, as kernel uprobes do, so that no other file can come to its address.
@@ -35,7 +35,7 @@ PAUSE = 0.05
 
 
 class MmapPatcher(Protocol):
-    """What writes into new mappings. busy: somebody may be about to. failed: how many did not get all."""
+    """Writes into new mappings. busy: a thread may be about to. failed: how many mappings did not get all."""
 
     def set_patches(self, rows: Sequence[MmapPatch]) -> None:
         """Have these written from now on, in this order, and no others. Raises OptprobeError."""
@@ -63,7 +63,7 @@ class ProgramText:
     """What is armed in one guest.
 
     run: lets the guest run for so many seconds. writer, mmap_patcher: given before anything is installed.
-    shows_program: whether the user looks at where a program has stopped: it would go on unseen, were the guest to run.
+    shows_program: whether a program is stopped for the user: it would continue unseen if the guest ran.
     """
 
     programs: Programs
@@ -98,7 +98,7 @@ class ProgramText:
             raise
 
     def check_install(self, program: Program, texts: Mapping[int, bytes]) -> None:
-        """Raises OptprobeError where the guest would have to run to arm these, and stands for the user."""
+        """Raise OptprobeError where the guest would have to run to arm these, but is stopped for the user."""
         if self.shows_program():
             self._check(program, [TextChange(at, program.text(at, len(new)), new) for at, new in texts.items()])
 
@@ -147,7 +147,7 @@ class ProgramText:
             self._update_mmap_hook()
 
     def retain(self, program: Program, addresses: Collection[int]) -> None:
-        """Who has these keeps them, and nobody else gets them."""
+        """Write these into no further mapping; mappings that have them keep them."""
         armed = self._installed.get(program.inode)
         if armed is None:
             return
@@ -158,7 +158,7 @@ class ProgramText:
         self._update_mmap_hook()
 
     def revert(self, program: Program, changes: Sequence[TextChange]) -> None:
-        """Put `old` back where `new` stands in any space that maps the program. Raises OptprobeError."""
+        """Restore `old` wherever a space that maps the program has `new`. Raises OptprobeError."""
         back = [TextChange(change.address, change.new, change.old) for change in reversed(changes)]
         self._recall_writes(program, back)
         for _ in range(ROUNDS):
@@ -169,7 +169,7 @@ class ProgramText:
         raise OptprobeError(f"{len({w.mm for w in left})} processes may keep what was written into {program.path}")
 
     def _recall_writes(self, program: Program, back: Sequence[TextChange]) -> None:
-        """Who is just being armed writes the file's bytes instead; he is waited for. Raises OptprobeError."""
+        """Change pending writes to the file's bytes, and wait for the threads that write. Raises OptprobeError."""
         if self.writer is None:
             return
         deadline = time.monotonic() + TIMEOUT
@@ -183,11 +183,11 @@ class ProgramText:
             if not self.writer.recall(changes) and not self._is_mapping:
                 return
             self._pause()
-        raise OptprobeError(f"somebody has been writing into {program.path} for {TIMEOUT:g} s", LATER)
+        raise OptprobeError(f"a thread has been writing into {program.path} for {TIMEOUT:g} s", LATER)
 
     @property
     def _is_mapping(self) -> bool:
-        """Whether somebody has mapped a file and may not have written yet what belongs there."""
+        """Return whether a thread has mapped a file and may not have written our patches yet."""
         return self.mmap_patcher is not None and self.mmap_patcher.is_busy
 
     def problems(self) -> Sequence[str]:
@@ -232,7 +232,7 @@ class ProgramText:
         raise OptprobeError(f"processes that run {program.path} come faster than they can be written into")
 
     def spaces(self, file: File) -> tuple[AddressSpace, ...]:
-        """Those that map it; the guest runs a little where that cannot be told just now. Raises OptprobeError."""
+        """Return the mappings; the guest runs a little where they cannot be read just now. Raises OptprobeError."""
         for _ in range(ROUNDS):
             try:
                 return self.programs.mapping(file)
@@ -252,7 +252,7 @@ class ProgramText:
     def _write(self, writes: Sequence[Write], timeout: float) -> None:
         """Have the guest do it. Raises OptprobeError."""
         if self.writer is None:
-            raise OptprobeError("the guest has no code of ours that writes into programs")
+            raise OptprobeError("the guest does not have our code that writes into programs")
         if self.shows_program():
             raise OptprobeError(SHOWN, CONTINUE)
         self.writer.write(writes, timeout)

@@ -53,7 +53,7 @@ class TextWriter:
         return self.writer
 
     def remove(self, arena: Arena) -> None:
-        """Nothing is written any more: code and tables go once nobody is inside."""
+        """Stop writing: code and tables are freed once no thread is inside."""
         if self._installed is None or self._tables is None:
             return
         self._installed.release(self.guest, arena, reached=True)

@@ -55,7 +55,7 @@ def lower_uprobe(probe: Probe, memory: int, user: UserTarget) -> None:
 def check_stop(program: Program, isa: UserTrapping) -> None:
     """Raises OptprobeError where it stops the guest and cannot."""
     if program.stop is not None and isa.stopping is None:
-        raise OptprobeError("stop is not built yet for this guest's programs", "record or print what is to be known")
+        raise OptprobeError("stop is not built yet for this guest's programs", "use record or print")
 
 
 def trial_pad(near: int) -> StopPad:

@@ -34,7 +34,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class XolTrap:
-    """A trap that stands in place of `tail`. installed: its code. record: its number in the journal."""
+    """A trap in place of `tail`. installed: its code. record: its number in the journal."""
 
     tail: Tail
     installed: InstalledDetour

@@ -1,8 +1,8 @@
 """Probes on user programs: a trap in a private copy of the text of every process, handled in the guest.
 
     add ─► program and instruction found ─► code of the probes and of the instruction ─► table ─► traps in the processes
-A trap's code runs the programs of its probes on the registers that the kernel's entry code has saved, then does to them
-what the instruction does; or has the process go on in a copy of the instruction, which leads back.
+A trap's code runs the programs of its probes on the registers that the kernel's entry code has saved, then emulates
+the instruction on them; or the process continues in a copy of the instruction, which leads back.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Uprobes:
         return user, point, handler
 
     def add_recovered(self, one: ProbeRecord, data: Slot | None) -> Probe:
-        """A probe of an earlier GDB's, whose traps were taken out; data: its memory. Raises OptprobeError."""
+        """Adopt a probe of an earlier GDB; its traps were removed. data: its memory. Raises OptprobeError."""
         user = self.user
         try:
             point = self._resolve(one.spec, user)
@@ -249,7 +249,7 @@ class Uprobes:
         self._writer.check_memory(near, arena)
 
     def remove_traps(self, left: Sequence[TrapRecord], arena: Arena) -> AdoptedTraps:
-        """The traps of an earlier GDB, whose code is still there. Raises OptprobeError with some left.
+        """Remove the traps of an earlier GDB; their code is still there. Raises OptprobeError with some left.
 
         Trampolines stay while calls are under way that return there.
         """
@@ -291,7 +291,7 @@ class Uprobes:
         return {change.address for change in (*self.traps.dispatcher.patches, *self.rethooks.patches)}
 
     def adopt_traps(self, taken: AdoptedTraps, arena: Arena) -> None:
-        """Where traps of an earlier GDB's were until now: who has just come to one goes on. Raises OptprobeError."""
+        """Let threads continue that have just come to a removed trap of an earlier GDB. Raises OptprobeError."""
         if taken.removed or taken.trampolines:
             user = self.user
             self._install_shared(user, arena)
@@ -328,7 +328,7 @@ class Uprobes:
                 texts.check_remove(point.program, [point.insn.address])
 
     def settle(self, probes: Sequence[Probe]) -> None:
-        """Probes of ours among these were switched on or off. Raises OptprobeError."""
+        """Apply that uprobes among these were enabled or disabled. Raises OptprobeError."""
         self._settle_all(self.registry.uprobe_sites(probes))
 
     def _settle_all(self, points: Sequence[UprobeSite]) -> None:
@@ -344,7 +344,7 @@ class Uprobes:
             self._settle_all(self.registry.uprobe_sites())
 
     def remove(self, probes: Sequence[Probe]) -> None:
-        """Those of ours among these are taken out of the guest, and forgotten here. Raises OptprobeError."""
+        """Remove the uprobes among these from the guest, and forget them. Raises OptprobeError."""
         points = self.registry.uprobe_sites(probes)
         for probe in probes:
             if probe.spec.in_program:
@@ -354,7 +354,7 @@ class Uprobes:
         self.tidy()
 
     def tidy(self) -> None:
-        """What nothing needs any more goes, where nobody can be in it. Raises OptprobeError."""
+        """Free what is not needed any more and no thread can be in. Raises OptprobeError."""
         arena = self.optimizer.arena
         if arena is None or not self.traps.dispatcher.patches or self.target.stops.shows_program():
             return
@@ -369,7 +369,7 @@ class Uprobes:
         self._update_hooks()
 
     def _update_hooks(self) -> None:
-        """No probe of the kernel can be where the kernel comes to code of ours."""
+        """Refuse kernel probes where the kernel calls our code."""
         self.registry.hooks = (*self._mmap_patcher.patches, *self.rethooks.patches)
 
     def spaces(self, program: Program) -> tuple[AddressSpace, ...]:
@@ -538,7 +538,7 @@ class Uprobes:
         """What a trap at `point` comes to."""
         parts: list[CodePart] = []
         here = [probe for probe in point.enabled if not probe.spec.is_return]
-        # Who is shown where the guest stops has been counted by all others.
+        # A thread that is shown at the stop has been counted by all others.
         for probe in sorted(here, key=lambda each: each.handler.stops):
             code = self.stops.code(probe, probe.handler, dead_at_trap(user.kernel.isa), user, arena)
             parts.append(CodePart(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code, True))
@@ -547,7 +547,7 @@ class Uprobes:
             entry = self.optimizer.with_memory(
                 lambda: self.rethooks.install_entry(program, address, returns, user, arena), arena
             )
-            parts.append(CodePart("the entry of a call whose return is probed", entry))
+            parts.append(CodePart("the entry of a call with a probed return", entry))
         return [*parts, *self._instruction_code(point, copy, emulates, self.traps.writable, user)]
 
     def _instruction_code(

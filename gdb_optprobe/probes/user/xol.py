@@ -1,5 +1,6 @@
-"""Copies of displaced instructions in programs, run where they cannot be emulated: in bytes of their text that are
-nobody's, with a jump back behind each.
+"""Execute out of line: copies of displaced instructions that cannot be emulated, each with a jump back behind it.
+
+They are in padding of a program's text, which no code uses.
 
 A thread may be in one, or come back to one from a signal's handler, at any time: so copies stay in the processes that
 have them, as Linux's own do, and a place is never used for another instruction.
@@ -18,7 +19,7 @@ from gdb_optprobe.isa.user import UserTrapping
 
 SLOT_SIZE = 16
 TRAMPOLINE = -1
-"""Stands for the program's trampoline."""
+"""A placeholder for the program's trampoline."""
 
 
 @dataclass
@@ -58,7 +59,7 @@ class XolSlots:
         return found.start if found is not None else None
 
     def forget(self, inode: int) -> None:
-        """What is in that file is another program's."""
+        """Forget that file: it is another program now."""
         self._slots = {key: places for key, places in self._slots.items() if key[0] != inode}
 
     def clear(self) -> None:

@@ -80,12 +80,12 @@ def _key(program: Program, tail: Tail) -> Key:
 
 
 def _falls_through(insn: Insn) -> bool:
-    """Whether it goes on behind itself, so that a trap can stand there."""
+    """Whether execution continues behind it, so that a trap can be there."""
     return insn.flow is Flow.NEXT
 
 
 def _end_of(insn: Insn, program: Program, copy: int, data: bytes, isa: UserTrapping) -> Tail | None:
-    """data: the copy, which is to stand at `copy`."""
+    """A step. data: the copy of the instruction, for the address `copy`."""
     last = isa.decode(data, copy, program.bits)[-1]
     if not _falls_through(insn) or last.flow is not Flow.JUMP or last.target != insn.end:
         return None
