@@ -1,6 +1,4 @@
-"""The interface `Guest`: one running guest as probes see it. A Linux kernel implements most of it, a guest without an
-operating system the least: guest/linux/linux.py and guest/bare.py. Tests have fakes.
-"""
+"""One running guest as probes see it: the interface of LinuxGuest (linux/linux.py) and BareGuest (bare.py)."""
 
 from __future__ import annotations
 
