@@ -402,7 +402,7 @@ def test_functions_that_do_not_return_to_their_caller(traced: Guest) -> None:
         "*(char *)&vfs_read+9": "is not where a function is entered",
         "'do_exit.cold'": "is not where a function is entered",
         "arch_rethook_trampoline": "arch_rethook_trampoline returns on another stack than its caller's",
-        "return_to_handler": "return_to_handler has no tracer's site, and nothing tells",
+        "return_to_handler": "return_to_handler has no tracer's site, and nothing shows",
     }
     script: list[str | Workload] = ["set language c", "set optprobe exit-on-error off"]
     script += [
