@@ -284,6 +284,7 @@ GIVEN = {
     ("debugger/doctor.py", "f'monitor {command}'"),
     ("debugger/machine.py", "f'${name} = {value:#x}'"),
     ("debugger/machine.py", "f'monitor cpu {number}'"),
+    ("debugger/machine.py", "f'monitor p ${name}'"),  # of the ISA's record
     ("debugger/machine.py", "f'monitor cpu {(chosen[1] if chosen else 0)}'"),  # digits
     ("debugger/machine.py", "f'maint flush {cache}'"),
     ("debugger/parameters.py", "f'optprobe {name}'"),

@@ -274,7 +274,7 @@ def attach(
     """
     isa = by_name(gdb.selected_inferior().architecture().name(), isas)
     arch = linux_arches.of(isa, arches)
-    machine = GdbMachine(connection, attachments.guard, isa.stub_numbers)
+    machine = GdbMachine(connection, attachments.guard, isa)
     machine.leave_physical_mode()
     cache = default_cache()
     if (why := cache.refused) is not None:

@@ -30,6 +30,8 @@ from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory, Vcpu
 from gdb_optprobe.interrupts import held
+from gdb_optprobe.isa.abi import SystemRegisters
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.recovery.guardian import Change
 
 # A packet of QEMU 7.2 holds 4096 bytes: two hex digits a byte, less its header.
@@ -40,8 +42,6 @@ BYTES = "latin-1"
 ADDRESS_MASK = (1 << 64) - 1
 # More steps than any hit takes in detours, with no loop but a search in a table.
 MOST_STEPS = 2000
-# QEMU 7.2's stub has special registers of the first vCPU alone; its monitor prints these for each.
-MONITOR_ONLY = ("srr0", "srr1")
 
 HANDED_OVER = "optprobe: interrupted at a hit"
 
@@ -52,12 +52,10 @@ class GdbMachine:
     stopped_programs: the vCPUs that are stopped in a program, which GDB shows to the user in place of our code.
     """
 
-    def __init__(
-        self, connection: gdb.RemoteTargetConnection, guard: GuardianProcess, stub_numbers: Mapping[str, int]
-    ) -> None:
+    def __init__(self, connection: gdb.RemoteTargetConnection, guard: GuardianProcess, isa: Isa) -> None:
         self.connection = connection
         self._guard = guard
-        self._stub_numbers = stub_numbers
+        self._isa = isa
         self.memory: Memory = _RawVirtual(self)
         # Under page-table isolation a vCPU in user mode does not map the kernel.
         self._views = (self._read_chosen, self.read_selected)
@@ -194,10 +192,11 @@ class GdbMachine:
         return _vcpu(thread)
 
     def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
-        special = [name for name in names if name in MONITOR_ONLY]
+        system = self._isa.system
+        printed = [name for name in names if name in system.printed]
         with _selected(vcpu, self.stopped_programs):
-            values = {name: read_register(name) for name in names if name not in special}
-        return {**values, **(_of_monitor(vcpu, special) if special else {})}
+            values = {name: read_any_register(name, system) for name in names if name not in printed}
+        return {**values, **(_of_monitor(vcpu, printed) if printed else {})}
 
     def stops_at(self, address: int) -> bool:
         """Return whether the stub has a breakpoint at `address` now. Its answer to a removal says so."""
@@ -220,7 +219,7 @@ class GdbMachine:
         """
         with _selected(vcpu, self.stopped_programs):
             self._agree(address)
-            packet = f"P{self._stub_numbers[pc]:x}={address.to_bytes(8, 'little').hex()}"
+            packet = f"P{self._isa.stub_numbers[pc]:x}={address.to_bytes(8, 'little').hex()}"
             if self._packet(packet) != b"OK":
                 raise OptprobeError(f"the target does not let the PC of vCPU {vcpu.number} be set")
 
@@ -245,12 +244,12 @@ class GdbMachine:
 
     def change(self, registers: Mapping[str, int], memory: Iterable[tuple[int, bytes]]) -> Change:
         """Return writes to the selected vCPU as a guardian's change."""
-        values = tuple((self._stub_numbers[name], value.to_bytes(8, "little")) for name, value in registers.items())
+        values = tuple((self._isa.stub_numbers[name], value.to_bytes(8, "little")) for name, value in registers.items())
         return Change(_thread_id(self.selected()), values, tuple(memory))
 
     def way_on(self, vcpu: Vcpu, pc: str, at: int, to: int) -> Change:
         """Return the change that moves a vCPU from `at` to our code at `to`. pc: the register's name."""
-        number, size = self._stub_numbers[pc], 8
+        number, size = self._isa.stub_numbers[pc], 8
         where = (number, at.to_bytes(size, "little")), (to, self.read(to, size))
         return Change(_thread_id(vcpu), ((number, to.to_bytes(size, "little")),), where=where)
 
@@ -316,18 +315,22 @@ def _of_monitor(vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
 
 
 def read_register(name: str) -> int:
-    """Return a register of the innermost frame of the selected vCPU; "cpl" is the privilege level, part of cs."""
-    if name == "cpl":
-        return read_register("cs") & 3
-    if name == "pid":
-        return _pid()
+    """Return a register of the innermost frame of the selected vCPU, by the name that GDB has for it."""
     return int(gdb.newest_frame().read_register(name)) & ADDRESS_MASK
 
 
-def _pid() -> int:
-    """Return the process identifier. QEMU 7.2's stub has it of the first vCPU alone, its monitor of each."""
+def read_any_register(name: str, system: SystemRegisters) -> int:
+    """Return a register of the innermost frame of the selected vCPU, also one of `system`. Raises OptprobeError."""
+    part = system.parts.get(name)
+    if part is not None:
+        return read_register(part.register) >> part.shift & (1 << part.bits) - 1
+    return _evaluated(name) if name in system.evaluated else read_register(name)
+
+
+def _evaluated(name: str) -> int:
+    """Return a register that the stub may have of the first vCPU alone. QEMU's monitor has it of each."""
     try:
-        return int(gdb.newest_frame().read_register("pid"))
+        return int(gdb.newest_frame().read_register(name))
     except gdb.error:
         pass
     thread = gdb.selected_thread()
@@ -335,9 +338,9 @@ def _pid() -> int:
     chosen = re.search(r"^\* CPU #(\d+)", gdb.execute("monitor info cpus", to_string=True) or "", re.M)
     gdb.execute(f"monitor cpu {number}", to_string=True)
     try:
-        return int(gdb.execute("monitor p $pid", to_string=True) or "", 0)
+        return int(gdb.execute(f"monitor p ${name}", to_string=True) or "", 0)
     except ValueError:
-        raise OptprobeError(f"QEMU does not print the process of vCPU {number}") from None
+        raise OptprobeError(f"QEMU does not print register {name} of vCPU {number}") from None
     finally:
         # The user may have chosen a CPU for monitor commands.
         gdb.execute(f"monitor cpu {chosen[1] if chosen else 0}", to_string=True)

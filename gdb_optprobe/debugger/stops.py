@@ -24,7 +24,13 @@ import gdb
 
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.interrupter import Interrupter, mark_running, mark_stopped
-from gdb_optprobe.debugger.machine import HANDED_OVER, GdbMachine, read_register, write_selected_registers
+from gdb_optprobe.debugger.machine import (
+    HANDED_OVER,
+    GdbMachine,
+    read_any_register,
+    read_register,
+    write_selected_registers,
+)
 from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.debugger.pad_breakpoints import (
     PadBreakpoints,
@@ -41,6 +47,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest_text import lines
 from gdb_optprobe.interrupts import held, is_held, unbroken
+from gdb_optprobe.isa.abi import SystemRegisters
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.stops import (
     Hit,
@@ -201,7 +208,7 @@ class GdbStops:
             return False
         self._standing = (_selected_thread(), breakpoint.at)
         self._stepping = state
-        hit = Hit(breakpoint.at, vcpu, _Registers(), self.machine.read, self._writer(vcpu))
+        hit = Hit(breakpoint.at, vcpu, _Registers(self._isa.system), self.machine.read, self._writer(vcpu))
         moves = []
         for point in list(breakpoint.points):
             try:
@@ -241,7 +248,7 @@ class GdbStops:
     def _arrived_at_gate(self, stop: ProbeStop) -> None:
         """Report the selected vCPU, which came by a stop pad and is at the probed address."""
         vcpu = self.machine.selected().number
-        hit = Hit(stop.address, vcpu, _Registers(), self.machine.read, self._writer(vcpu))
+        hit = Hit(stop.address, vcpu, _Registers(self._isa.system), self.machine.read, self._writer(vcpu))
         self._standing = (_selected_thread(), stop.address)
         self._stepping = self._state(vcpu)
         stop.on_stop(hit)
@@ -465,9 +472,12 @@ class _Breakpoint(gdb.Breakpoint):
 class _Registers(Mapping[str, int]):
     """The registers of the vCPU that was hit. Each is read when it is used."""
 
+    def __init__(self, system: SystemRegisters) -> None:
+        self._system = system
+
     def __getitem__(self, name: str) -> int:
         try:
-            return read_register(name)
+            return read_any_register(name, self._system)
         except ValueError:
             raise KeyError(name) from None
 

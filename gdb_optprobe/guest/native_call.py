@@ -24,7 +24,6 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Machine, Memory, Vcpu
 from gdb_optprobe.isa.calling import Calling, Thunk
 
-INTERRUPTS = 1 << 9  # eflags.IF
 TRIES = 64
 RESTORES = 5.0
 """Seconds after which a few instructions of the guest count as not executed."""

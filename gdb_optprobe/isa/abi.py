@@ -26,6 +26,20 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class SystemRegisters:
+    """Registers beside the general ones that GDB does not simply have of each vCPU.
+
+    parts:     by name, parts of other registers.
+    printed:   what QEMU 7.2's stub has of the first vCPU alone; the monitor's `info registers` has it of each.
+    evaluated: the same, of which the monitor's `p` has the value.
+    """
+
+    parts: Mapping[str, Part]
+    printed: tuple[str, ...] = ()
+    evaluated: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Convention:
     """What users call registers, and where a function has its arguments and its result.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from gdb_optprobe.isa.abi import Convention, ElfMachine
+from gdb_optprobe.isa.abi import Convention, ElfMachine, SystemRegisters
 from gdb_optprobe.isa.base import Before, Dead, Effects, Hazard, Insn, ReadMemory, Relocated
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.return_codegen import ReturnBackend
@@ -31,7 +31,7 @@ class Isa(Protocol):
     traps:       all codes that may be such a trap, as the guest has some for itself; the first is `trap`.
     landing:     the first code of a detour that such a trap leads to: it wipes the saved PC that the trap has left.
     short_registers: those of 4 bytes, as GDB has them.
-    stub_numbers: of registers, in packets of QEMU's stub.
+    stub_numbers: of registers, in packets of QEMU's stub. system: other registers.
     convention:  registers and arguments as users name them. elf: headers of files of its code.
     codegen:     the backend that programs are lowered to. returning: that of return probes; None if not supported.
     """
@@ -52,6 +52,7 @@ class Isa(Protocol):
     landing: bytes
     short_registers: tuple[str, ...]
     stub_numbers: Mapping[str, int]
+    system: SystemRegisters
     convention: Convention
     elf: ElfMachine
     codegen: Backend

@@ -11,6 +11,7 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.debugger.fake_gdb import Gdb
 
@@ -45,7 +46,7 @@ def module(gdb: Gdb) -> Any:
 @pytest.fixture
 def machine(gdb: Gdb, module: Any) -> Any:
     guard = importlib.import_module("gdb_optprobe.debugger.guardian_process")
-    return module.GdbMachine(gdb.connection, guard.GuardianProcess(), X86_64.stub_numbers)
+    return module.GdbMachine(gdb.connection, guard.GuardianProcess(), X86_64)
 
 
 @pytest.mark.parametrize("number", range(VCPUS))
@@ -154,8 +155,14 @@ def test_a_register_that_does_not_keep_what_was_written(gdb: Gdb, module: Any, m
 
 def test_the_monitor_keeps_the_vcpu_that_the_user_chose(gdb: Gdb, module: Any) -> None:
     gdb.selected_inferior().threads()[1].switch()
-    assert module.read_register("pid") == 7
+    assert module.read_any_register("pid", PPC64LE.system) == 7
     assert gdb.monitor == ["monitor cpu 1", "monitor cpu 2"]
+
+
+def test_a_part_of_a_register_has_a_name_of_its_own(gdb: Gdb, module: Any, machine: Any) -> None:
+    gdb.others["cs"] = 0x33
+    assert module.read_any_register("cpl", X86_64.system) == 3
+    assert machine.registers(vcpu(0), ("cpl", "cs")) == {"cpl": 3, "cs": 0x33}
 
 
 @pytest.mark.parametrize("address", [TEXT + (1 << 64), TEXT - (1 << 64), TEXT + (5 << 80)])

@@ -42,6 +42,7 @@ class _PPC64LE:
     breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
     short_registers: tuple[str, ...] = abi.SHORT
     stub_numbers: Mapping[str, int] = abi.STUB_NUMBERS
+    system = abi.SYSTEM
     convention = abi.CONVENTION
     elf = abi.MACHINE
     codegen: Backend = codegen.BACKEND

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gdb_optprobe.isa.abi import Convention, ElfMachine, Holds, UserFrames
+from gdb_optprobe.isa.abi import Convention, ElfMachine, Holds, SystemRegisters, UserFrames
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le.fields import MASK, simm, word_of
 
@@ -47,6 +47,7 @@ COST = 170  # measured in a guest that counts instructions, with radix page tabl
 _DWARF_NUMBERS = {number: f"r{number}" for number in (0, 1, 12, *range(28, 32))} | {65: LR}
 FRAMES = {64: UserFrames(8, COST, SP, PC, _DWARF_NUMBERS, CALLEE_SAVED, LR, LR_SAVE)}
 
+SYSTEM = SystemRegisters({}, printed=("srr0", "srr1"), evaluated=("pid",))
 CONVENTION = Convention(
     registers={
         **dict.fromkeys(GENERAL, Holds.UNSIGNED),

@@ -45,6 +45,7 @@ class _X86_64:
     landing = _LANDING
     short_registers: tuple[str, ...] = abi.SHORT
     stub_numbers: Mapping[str, int] = abi.STUB_NUMBERS
+    system = abi.SYSTEM
     convention = abi.CONVENTION
     elf = abi.MACHINE
     codegen: Backend = codegen.BACKEND

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import capstone
 
-from gdb_optprobe.isa.abi import Convention, ElfMachine, Holds
+from gdb_optprobe.isa.abi import Convention, ElfMachine, Holds, SystemRegisters
 from gdb_optprobe.isa.base import Dead, Effects, Flow, Hazard, Insn, OutOfReach, ReadMemory, Unrelocatable
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.record import Isa
@@ -102,6 +102,7 @@ class _AArch64:
     landing = b""
     short_registers: tuple[str, ...] = ("cpsr",)
     stub_numbers: Mapping[str, int] = {name: number for number, name in enumerate(registers)}
+    system = SystemRegisters({})
     convention = Convention(
         dict.fromkeys(GENERAL, Holds.SIGNED) | {"pc": Holds.CODE, "cpsr": Holds.FLAGS}, {}, "pc", "sp",
         arguments=GENERAL[:8], stacked=0, aggregate=16, result="x0", signed_char=False,

@@ -32,10 +32,10 @@ from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.linux.tasks import Task, Tasks, TasksOf, thread_size
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
+from gdb_optprobe.isa.x86_64 import abi
 
 PAGE = 4096
 PAGING = 1 << 31  # CR0.PG
-INTERRUPTS = 1 << 9  # RFLAGS.IF
 ENTRY_STACK = PAGE
 EXCEPTIONS = ("DF", "NMI", "DB", "MCE", "VC", "VC2")
 SECURE_GUESTS_ONLY = ("VC", "VC2")  # mapped under SEV-ES alone
@@ -76,7 +76,7 @@ class Stacks:
                 running[self._cpus.number(vcpu, values)] = values
         if unseen := self._cpus.online() - running.keys():
             raise NoSuchKernel(f"CPU {min(unseen)} runs on no vCPU that can be seen")
-        masked = {cpu for cpu, values in running.items() if not (values["cpl"] or values["eflags"] & INTERRUPTS)}
+        masked = {cpu for cpu, values in running.items() if not (values["cpl"] or values["eflags"] & abi.IF)}
         threads = self._tasks.all(masked)
         alive: dict[int, int] = {}
         for cpu, values in running.items():

@@ -30,11 +30,10 @@ from gdb_optprobe.guest.linux.user.program_writer import Writing
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
-from gdb_optprobe.guest.native_call import INTERRUPTS
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import Expr, Load, Op
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.isa.x86_64 import X86_64, abi
 
 
 class _Vcpus:
@@ -48,7 +47,7 @@ class _Vcpus:
         return kernel.word(base + variable & MASK)
 
     def may_sleep(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> bool:
-        on = machine.registers(vcpu, ("eflags",))["eflags"] & INTERRUPTS
+        on = machine.registers(vcpu, ("eflags",))["eflags"] & abi.IF
         return bool(on) and preemption.may_sleep(machine, kernel, vcpu)
 
     def numbers(self, kernel: Kernel, function: str) -> tuple[Collection[int], ...]:
