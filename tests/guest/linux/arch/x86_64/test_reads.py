@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.linux.arch.ppc64le import reads as power
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct
 from gdb_optprobe.guest.linux.arch.x86_64.reads import Reads, reads
-from gdb_optprobe.isa.ppc64le.encodings import number
-from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from tests.guest.linux.arch.x86_64.tables import PAGE, Tables
-from tests.guest.linux.fake_kernel import Machine, Pages, kernel
+from tests.guest.linux.fake_kernel import Machine, kernel
 
 START, VMALLOC, TEXT, FRAME = 0xFFFF_9A3D_4000_0000, 0xFFFF_A53D_4000_0000, 0xFFFF_FFFF_8100_0000, 0x1E0_0000
 NAMES = {"d_page_offset_base": 0x5000, "d_vmalloc_base": 0x5008, "d_sme_me_mask": 0x5010, "_stext": TEXT}
@@ -85,14 +82,3 @@ def test_tiers_that_stop_read_by_the_same_rule() -> None:
     with pytest.raises(Unreadable):
         of.read(registers, VMALLOC + 8, 4)
     assert not any(0xFEC0_0000 <= at < 0xFEC0_1000 for at in asked)
-
-
-def test_the_soft_mask_is_what_is_both_read_and_written() -> None:
-    code = [number("lbz", "r31", "r13", 0x932), number("stb", "r9", "r13", 0x932), number("lbz", "r4", "r13", 0x940)]
-    memory = Pages()
-    memory.put(TEXT + 0x100, to_bytes(*code, *code[:1]))
-    names = {"_stext": TEXT, "_raw_spin_lock_irqsave": TEXT + 0x100, "next": TEXT + 0x110, "_etext": TEXT + 0x800}
-    assert power.soft_mask(kernel(memory, names)) == 0x932
-    memory.put(TEXT + 0x104, to_bytes(number("stb", "r9", "r13", 0x933)))
-    with pytest.raises(OptprobeError, match="interrupts"):
-        power.soft_mask(kernel(memory, names))
