@@ -13,28 +13,13 @@ from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from tests.detours.fakes import code
-from tests.fake_guest import CODE, DATA, FILL, JOURNAL, PC, SP, STACKS, START, Body, FakeGuest
+from tests.fake_guest import CODE, DATA, FILL, JOURNAL, PC, PLAIN_LISTING, SP, STACKS, START, Body, FakeGuest
 
 __all__ = ["CODE", "DATA", "LISTING", "PC", "STACKS", "START", "World"]
 
-# Sizes of 1 to 7 bytes; every instruction changes what the next ones make of it; flags live across some, not others.
-LISTING = """
-    50                      push %rax
-    48 01 c8                add %rcx,%rax
-    48 8d 44 40 07          lea 7(%rax,%rax,2),%rax
-    59                      pop %rcx
-    48 ff c1                inc %rcx
-    a8 01                   test $1,%al
-    74 0a                   je L
-    48 01 c1                add %rax,%rcx
-    48 81 f1 55 aa 00 00    xor $0xaa55,%rcx
-    f8                      clc (L)
-    51                      push %rcx
-    48 11 c8                adc %rcx,%rax
-    5a                      pop %rdx
-    48 01 d0                add %rdx,%rax
-    eb da                   jmp START
-"""
+LISTING = PLAIN_LISTING.replace("c3                      ret", "eb da                   jmp START")
+"""Instructions of 1 to 7 bytes, each of which changes what the next ones make of it; flags live across some."""
+
 
 class World:
     """names: what names mean, where not only registers do."""
