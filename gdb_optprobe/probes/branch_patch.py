@@ -82,7 +82,6 @@ def install(
         raise
     held = {way.address: way.new for way in ways}
     for probe in (probe for site in sites for probe in site.enabled):
-        probe.handler.forget_code()
         if probe.pad is not None:
             probe.pad.data = held[probe.pad.address]
     branch = Branch(plan, tuple(site.address for site in sites), probe_numbers(sites), change, placed, keeps)

@@ -271,7 +271,7 @@ class Handler:
         return code
 
     def forget_code(self) -> None:
-        """Free the lowered program: it is in the guest, or is lowered anew when it is to be there."""
+        """Free the lowered program; it is lowered anew when it is needed again."""
         self._lowered.clear()
 
     def at_entry(self, memory: int) -> LoweringContext | None:

@@ -131,8 +131,6 @@ class Kprobes:
         Raises Refused where one that is no glob's lacks it.
         """
         self.optimizer.settle(self.registry.sites(probes))
-        for probe in probes:
-            probe.handler.forget_code()
         return [probe for probe in probes if self._lacks_memory(probe)]
 
     def _lacks_memory(self, probe: Probe) -> bool:

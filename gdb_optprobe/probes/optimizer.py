@@ -34,6 +34,7 @@ from gdb_optprobe.probes import branch_patch, quiescence_wait
 from gdb_optprobe.probes.arena_memory import ArenaMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.collector import Collector, Trigger
+from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.journal_records import write_probe
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall, KernelRethooks
 from gdb_optprobe.probes.kernel_stops import KernelStops
@@ -81,6 +82,7 @@ class Optimizer:
 
     check_alive: raises OptprobeError where the guest is another one than was probed, after it was forgotten.
     not_yet_run: from where to where nothing of the guest's text has run yet.
+    _planned, _lowered: plans, and handlers with lowered programs by their probes, of this stop alone (_planned_at).
     """
 
     target: Target
@@ -99,6 +101,7 @@ class Optimizer:
     _lost_branches: LostBranches = field(default_factory=LostBranches)
     _planned: dict[int, _Planned] = field(default_factory=dict)
     _planned_at: object = None
+    _lowered: dict[int, Handler] = field(default_factory=dict)
     not_yet_run: tuple[int, int] = (0, 0)
     _used_when_full: int = 0
 
@@ -139,6 +142,9 @@ class Optimizer:
         moment = self.target.guest.moment(), breakpoints
         if self._planned_at != moment:
             self._planned.clear()
+            for handler in self._lowered.values():
+                handler.forget_code()
+            self._lowered.clear()
             self._planned_at = moment
         known = self._planned.get(address)
         if known is not None and known.is_valid(limits, neighbours):
@@ -270,6 +276,7 @@ class Optimizer:
         for site in sites:
             if not site.is_lost and site.branch is None:
                 self._install_breakpoint(site)
+        self._lowered |= {probe.number: probe.handler for site in sites for probe in site.enabled}
         if lost:
             raise lost[0]
 

@@ -238,6 +238,15 @@ def test_one_add_plans_and_lowers_once(spec: Spec) -> None:
     assert (trace.calls[plan.__code__], trace.calls[lower.__code__]) == (1, 1)
 
 
+def test_a_neighbour_that_joins_a_branch_in_the_same_stop_is_lowered_alone() -> None:
+    guest, trace = program(), Trace()
+    session = guest.session()
+    session.add(Spec(f"*{PLAIN:#x}", condition="$rax > 3"))
+    trace.run(lambda: session.add(Spec(f"*{PLAIN + 1:#x}", condition="$rax > 3")))
+    assert len({site.branch for site in session.registry.sites()}) == 1
+    assert trace.calls[lower.__code__] == 1
+
+
 def test_a_plan_expires_when_the_guest_runs() -> None:
     guest, trace = program(), Trace()
     optimizer = guest.session().optimizer
