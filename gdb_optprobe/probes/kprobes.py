@@ -22,7 +22,7 @@ from gdb_optprobe.handlers.ir import WORD
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
-from gdb_optprobe.probes import kretprobe
+from gdb_optprobe.probes import kretprobe, site_views
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
@@ -130,7 +130,7 @@ class Kprobes:
 
         Raises Refused where one that is no glob's lacks it.
         """
-        self.optimizer.settle(self.registry.sites(probes))
+        self.settle(probes)
         return [probe for probe in probes if self._lacks_memory(probe)]
 
     def _lacks_memory(self, probe: Probe) -> bool:
@@ -144,6 +144,15 @@ class Kprobes:
                 raise
             return True
         return False
+
+    def settle(self, probes: Sequence[Probe]) -> None:
+        """Bring the sites of those of `probes` that are in the kernel to their tiers. Raises OptprobeError."""
+        self.optimizer.settle(self.registry.sites(probes))
+
+    def missed(self, probe: Probe) -> int:
+        """Return how many calls of its function found no room, of a return probe."""
+        found = [site_views.read_calls(site, probe, self.guest) for site in self.registry.sites([probe])]
+        return sum(calls.missed for calls in found if calls is not None)
 
     def needs_memory(self, spec: Spec, addresses: Sequence[int]) -> bool:
         """Return whether a probe at one of `addresses` needs memory of the guest."""

@@ -79,7 +79,7 @@ class Session:
                 if not (addresses or spec.in_program):
                     added.append(self._add_pending(spec))
                     continue
-                kind = self.uprobes if spec.in_program else self.kprobes
+                kind = self._kind(spec)
                 for first in range(0, len(addresses) or 1, AT_ONCE):
                     checkpoint()
                     new = kind.plan(spec, addresses[first : first + AT_ONCE])
@@ -103,6 +103,10 @@ class Session:
             replace(view, note=self.target.guest.why_bypassed(probe.address) if probe.is_in_kernel else "")
             for view, probe in zip(self._views(added), added, strict=True)
         )
+
+    def _kind(self, spec: Spec) -> Kprobes | Uprobes:
+        """Return what carries out the verbs for probes of this kind."""
+        return self.uprobes if spec.in_program else self.kprobes
 
     def _add_pending(self, spec: Spec) -> Probe:
         """Register a probe on a function that is not there yet."""
@@ -152,8 +156,7 @@ class Session:
         """
         if not self.optimizer.memory.must_borrow():
             return False
-        kinds = ((self.uprobes if spec.in_program else self.kprobes, spec, addresses) for spec, addresses in places)
-        if not any(kind.needs_memory(spec, addresses) for kind, spec, addresses in kinds):
+        if not any(self._kind(spec).needs_memory(spec, addresses) for spec, addresses in places):
             return False
         self.target.debugger.guard()
         with suppress(Refused):  # the probes' plans say why there is none
@@ -173,7 +176,7 @@ class Session:
             probe.enabled = False
         failure: OptprobeError | None = None
         try:
-            self.optimizer.settle(self.registry.sites(probes))
+            self.kprobes.settle(probes)
             self.uprobes.remove(probes)
         except OptprobeError as error:
             failure = error
@@ -202,7 +205,7 @@ class Session:
             self._borrow_memory((probe.spec, [probe.address]) for probe in probes if probe.is_in_kernel)
         for probe in probes:
             probe.enabled = on
-        self.optimizer.settle(self.registry.sites(probes))
+        self.kprobes.settle(probes)
         self.uprobes.settle(probes)
         self.optimizer.write_records(probes)
         self.module_tracker.update_load_hook()
@@ -280,10 +283,7 @@ class Session:
 
     def missed(self, number: int) -> int:
         (probe,) = self.registry.probes([number])
-        if not probe.is_in_kernel:
-            return self.uprobes.missed(probe)
-        calls = site_views.read_calls(self.registry.site_of(probe), probe, self.target.guest)
-        return calls.missed if calls is not None else 0
+        return self._kind(probe.spec).missed(probe)
 
     def collector(self) -> CollectorView | None:
         """What the slot collector has done; None where there was nothing to do."""
