@@ -13,6 +13,7 @@ from unicorn import x86_const
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import USER
 from gdb_optprobe.isa.base import Flow, Hazard, Unrelocatable
 from gdb_optprobe.isa.x86_64 import abi
+from tests.examples import samples
 from tests.guest.linux.arch.x86_64 import user_windows
 from tests.guest.linux.arch.x86_64.user_windows import Windows
 
@@ -56,7 +57,7 @@ def test_a_copy_does_the_same(bits: int, text: str, pie: bool) -> None:
         assert pie and insn.flow in (Flow.CALL, Flow.INDIRECT_CALL)
         return
     steps = len(USER.decode(copy, COPY, bits))
-    for seed in range(4):
+    for seed in range(samples(4)):
         for shift in (0, 0x400_0000) if pie else (0,):
             assert ran(bits, COPY + shift, copy, shift, seed, steps) == ran(bits, AT + shift, insn.data, shift, seed, 1)
 

@@ -13,10 +13,12 @@ from unicorn import x86_const
 
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.isa.x86_64 import X86_64, abi
+from tests.examples import samples
 
 CODE, TEXT, STACK, FRAME, OURS, CALLER = (place << 20 for place in range(1, 7))
 WRITABLE = CODE + 0x8000
 SIZE = 0x10000
+SEEDS = samples(6)
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in (*abi.GENERAL, "rip", "eflags")}
 # stc; ret, and clc; ret: a stack that cannot be written, and one that can where it is.
 FAILS, WORKS = b"\xf9\xc3", b"\xf8\xc3"
@@ -115,7 +117,7 @@ ALL = (
 def test_as_the_processor_does(text: str) -> None:
     data = bytes.fromhex(text)
     emulates = 0
-    for seed in range(4):
+    for seed in range(SEEDS):
         before = some(seed)
         after = emulated(data, before)
         if after is None:
@@ -123,7 +125,7 @@ def test_as_the_processor_does(text: str) -> None:
         emulates += 1
         expected = plain(data, before)
         assert without(after, 0x2) == without(expected, 0x2)
-    assert emulates == (0 if text in ("4803442408", "0307", "480fafc1") else 4)
+    assert emulates == (0 if text in ("4803442408", "0307", "480fafc1") else SEEDS)
 
 
 @pytest.mark.parametrize("condition", range(16))
@@ -131,7 +133,7 @@ def test_as_the_processor_does(text: str) -> None:
 def test_jumps_on_conditions(condition: int, form: bytes) -> None:
     at = 1 if len(form) == 6 else 0
     data = form[:at] + bytes((form[at] + condition,)) + form[at + 1 :]
-    for seed in range(6):
+    for seed in range(SEEDS):
         before = some(seed)
         after, expected = emulated(data, before), plain(data, before)
         assert after is not None
