@@ -82,7 +82,7 @@ class UprobeStops:
             return handler.code(self.guest.isa, TrapSite(near), dead, memory, probe.readers)
         stopping = user.kernel.isa.stopping
         assert stopping is not None, "else it was refused"
-        pad = self._install_pad(0 if probe.spec.is_return else user.kernel.isa.behind, user, arena).pad
+        pad = self._install_pad(0 if probe.is_return else user.kernel.isa.behind, user, arena).pad
 
         def program(leaves: int) -> Code:
             way = StopPad(Slot(leaves, 0), b"", pad.doorbell)
@@ -149,13 +149,13 @@ class UprobeStops:
             return None
         self.counts[probe.number] += 1
         point, registers = self.registry.uprobe_site_of(probe), _Registers(isa, told[isa.frame], machine.read)
-        returned = _return_value(point, user, registers, machine.read) if probe.spec.is_return else None
+        returned = _return_value(point, user, registers, machine.read) if probe.is_return else None
         at = registers[self.guest.isa.pc] - isa.behind
         self.shown.pop(vcpu, None)
-        if not probe.spec.is_return:
+        if not probe.is_return:
             self.shown[vcpu] = Shown(point.program.inode, at - point.insn.address)
         process = mm.process(user.programs.kernel, user.programs.current(vcpu))
-        place = point.program.spell(probe.address) if not probe.spec.is_return else ""
+        place = point.program.spell(probe.address) if not probe.is_return else ""
         return StoppedProgram((probe.number,), str(process), place, returned)
 
 

@@ -526,7 +526,7 @@ class Uprobes:
 
     def _settle_uretprobes(self, point: UprobeSite) -> None:
         """Calls are entered for the return probes that are switched on, and for no others."""
-        returns = [probe for probe in point.probes if probe.spec.is_return]
+        returns = [probe for probe in point.probes if probe.is_return]
         if not returns:
             self.rethooks.release(point.program, point.insn.address)
         elif not any(probe.enabled for probe in returns):
@@ -537,12 +537,12 @@ class Uprobes:
     ) -> Sequence[CodePart]:
         """What a trap at `point` comes to."""
         parts: list[CodePart] = []
-        here = [probe for probe in point.enabled if not probe.spec.is_return]
+        here = [probe for probe in point.enabled if not probe.is_return]
         # A thread that is shown at the stop has been counted by all others.
         for probe in sorted(here, key=lambda each: each.handler.stops):
             code = self.stops.code(probe, probe.handler, dead_at_trap(user.kernel.isa), user, arena)
             parts.append(CodePart(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code, True))
-        if returns := [probe for probe in point.enabled if probe.spec.is_return]:
+        if returns := [probe for probe in point.enabled if probe.is_return]:
             program, address = point.program, point.insn.address
             entry = self.optimizer.with_memory(
                 lambda: self.rethooks.install_entry(program, address, returns, user, arena), arena
