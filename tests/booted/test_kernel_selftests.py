@@ -6,7 +6,7 @@ lib/test_kprobes.c, tools/testing/selftests/ftrace/test.d/kprobe/*.tc. What othe
                                        of returns: test_returns.py, every_call_is_accounted_for
     test_kretprobe(s)                  test_returns.py, what_an_entry_keeps, every_call_is_accounted_for, from_python
     test_stacktrace_on_kretprobe,      test_returns.py, backtraces_show_where_calls_really_return; calls within calls:
-      …_on_nested_kretprobe            test_returns_beside.py
+      …_on_nested_kretprobe            test_returns_nested.py
     kprobe_module.tc                   test_modules.py, pending_gone_and_back_with_every_call_counted
     kretprobe_maxactive.tc             test_returns.py, every_call_is_accounted_for
     kprobe_args_string.tc, …_user.tc   test_reads.py, texts_of_the_user_are_those_that_the_guests_own_event_reads

@@ -1,4 +1,4 @@
-"""A kernel whose text has no filler lends memory for detours; here the filler is only not found."""
+"""A kernel whose text has no padding lends memory for detours; here the padding is only not found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qemu.guest import Guest
 from tests.booted.batch import batch, keep
 from tests.booted.gdb import Console
 
-NO_FILLER = Path(__file__).with_name("no_filler.py")
+NO_PADDING = Path(__file__).with_name("no_padding.py")
 TELLS = "the guest runs until its kernel has lent 2056 KiB"
 RUNS = "The guest runs until its kernel has lent memory for detours"
 
@@ -20,7 +20,7 @@ def lent(guest: Guest) -> int:
 
 def test_a_dry_run_tells_that_the_guest_would_run_and_changes_nothing(linux: Guest) -> None:
     asked = ["optprobe explain vfs_read", keep("facilities", "optprobe doctor"), "optprobe version"]
-    finished = batch(linux, [f"source {NO_FILLER}", *asked])
+    finished = batch(linux, [f"source {NO_PADDING}", *asked])
     assert finished.status == 0 and TELLS in finished.output, finished.output
     assert "would be optimized" in finished.output and RUNS not in finished.output
     assert lent(linux) == 0
@@ -35,7 +35,7 @@ def test_probes_in_memory_that_is_lent(linux: Guest) -> None:
 
     with Console(linux) as gdb:
         gdb("set optprobe guardian off")
-        gdb(f"source {NO_FILLER}")
+        gdb(f"source {NO_PADDING}")
         said = gdb("optprobe add vfs_read do count by $comm")
         assert TELLS in said and RUNS in said and "optimized" in said, said
         assert RUNS not in gdb("optprobe add vfs_read -return do count by $comm")
@@ -64,6 +64,6 @@ def test_probes_in_memory_that_is_lent(linux: Guest) -> None:
 
 def test_memory_goes_back_when_gdb_leaves(linux: Guest) -> None:
     before = lent(linux)
-    finished = batch(linux, [f"source {NO_FILLER}", "optprobe add vfs_read", "optprobe run -for 0.5"])
+    finished = batch(linux, [f"source {NO_PADDING}", "optprobe add vfs_read", "optprobe run -for 0.5"])
     assert finished.status == 0 and RUNS in finished.output, finished.output
     assert lent(linux) == before

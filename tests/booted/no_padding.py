@@ -1,4 +1,4 @@
-"""Sourced into GDB by tests: no filler is found in the text of any kernel."""
+"""Sourced into GDB by tests: no padding is found in the text of any kernel."""
 
 from __future__ import annotations
 
