@@ -41,7 +41,7 @@ end"""
 
 
 class DebuggerError(Exception):
-    """GDB did not do as told; the text holds what it printed."""
+    """GDB failed; the text has its output."""
 
 
 class DebuggerTimeout(DebuggerError):

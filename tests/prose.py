@@ -25,6 +25,10 @@ _WORDS = (
     r"go(?:es)?\s+on",
     r"stands?",
     r"what\s+is\b[^.;:,`]*?\bis",
+    # Idioms of this project that no kernel engineer would guess.
+    r"he|him|his",
+    r"comes?\s+(?:about|upon)|takes?\s+over\s+from|lets?\s+go|leads?\s+(?:astray|off)|sees?\s+to",
+    r"owed|told|believe[sd]?|strangers?|becomes?\s+of|(?:stood|standing)|as\s+good\s+as|as\s+(?:it|they)\s+pleases?",
 )
 WORST = re.compile(rf"\b(?:{'|'.join(_WORDS)})\b", re.IGNORECASE)
 _CODE_IN_STRING = re.compile(r"\{[^{}]*\}")

@@ -25,6 +25,7 @@ def test_allowances_fall_with_what_is_found() -> None:
         ('"""Nobody is told whose."""\nstands = who = 1\n', 3),
         ("# It goes\n# and what is read is kept.\n", 1),
         ('f"it stands {nobody}"\n', 1),
+        ('"""It lets go, where\nhe is owed it."""\n', 3),
         ("whole = 'whoever'\n", 0),
         ('view["who"] = "is who"\n', 1),
     ],

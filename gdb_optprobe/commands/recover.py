@@ -15,7 +15,7 @@ class RecoverCommand(Subcommand[Recover]):
 
     optprobe recover [-remove] [-timeout SECONDS]
 
-    A GDB that was killed, crashed or let go leaves its optimized probes running.
+    A GDB that was killed, crashed or disconnected leaves its optimized probes running.
     With -remove, the guest runs in slices until no thread is inside their code.
 
     Examples:

@@ -250,7 +250,7 @@ class GdbDebugger:
         stop = run_for(seconds, stops)
         if stop is None:
             return None
-        return stops.told.rstrip() if stops is not None and stops.told else describe(stop)
+        return stops.announced.rstrip() if stops is not None and stops.announced else describe(stop)
 
     def guard(self) -> None:
         attachments.guarded()

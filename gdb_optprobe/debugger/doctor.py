@@ -90,10 +90,10 @@ def _qemu_version() -> str:
     if gdb.selected_inferior().connection is None:
         return ""
     # A packager's addition follows the number without a space.
-    told = re.fullmatch(r"(\d+(?:\.\d+)+)(.*)", _monitored("info version"))
-    if told is None:
+    found = re.fullmatch(r"(\d+(?:\.\d+)+)(.*)", _monitored("info version"))
+    if found is None:
         return ""
-    return f"{told[1]} ({told[2]})" if told[2] else told[1]
+    return f"{found[1]} ({found[2]})" if found[2] else found[1]
 
 
 def _connection() -> gdb.RemoteTargetConnection:

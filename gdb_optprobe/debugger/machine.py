@@ -172,7 +172,7 @@ class GdbMachine:
 
     def _agree(self, address: int) -> None:
         """Have both GDB and the stub mean the selected vCPU."""
-        # Before GDB reads memory as a vCPU it sends Hg, unless it believes that it is set. Then Hg is sent once more,
+        # Before GDB reads memory as a vCPU it sends Hg, unless it has set it before. Then Hg is sent once more,
         # because our packets may have set another one meanwhile.
         with suppress(Unreadable):
             self.read_selected(address, 1)

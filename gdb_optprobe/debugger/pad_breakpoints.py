@@ -172,7 +172,7 @@ class Doorbell(gdb.Breakpoint):
 class ProbePadBreakpoint(PadBreakpoint):
     """The breakpoint at the stop pad of a probe at an address.
 
-    arrived: called when a vCPU that has come by the pad is stopped at the probed address.
+    arrived: called when a vCPU that has passed the pad is stopped at the probed address.
     """
 
     def __init__(self, stop: ProbeStop, breakpoints: PadBreakpoints, arrived: Callable[[ProbeStop], None]) -> None:
@@ -217,9 +217,9 @@ class ReturnPadBreakpoint(PadBreakpoint):
     """The breakpoint at the stop pad of a function's returns: GDB steps the return instruction that is there.
 
     A gate behind the call waits for a thread with the right stack pointer: in between there may be trampolines of tail
-    calls, and other threads may come by.
+    calls, and other threads may pass.
 
-    arrived: called when a vCPU that has come by the pad is stopped behind the call.
+    arrived: called when a vCPU that has passed the pad is stopped behind the call.
     """
 
     def __init__(self, stop: ReturnStop, breakpoints: PadBreakpoints, arrived: Callable[[StoppedReturn], None]) -> None:
@@ -269,7 +269,7 @@ class ProgramPadBreakpoint(PadBreakpoint):
     """The breakpoint at the stop pad of a user program's trap.
 
     arrived: called when the selected thread is stopped there for the user. No register of the vCPU is changed: whatever
-             becomes of GDB, the thread continues as after a hit that does not stop.
+             happens to GDB, the thread continues as after a hit that does not stop.
     """
 
     def __init__(

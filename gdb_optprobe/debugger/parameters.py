@@ -201,7 +201,7 @@ class _OnExit(_Setting):
 
     def __init__(self, value: str) -> None:
         super().__init__(
-            "on-exit", "what becomes of the probes when GDB leaves the guest", gdb.PARAM_ENUM, value, ON_EXIT
+            "on-exit", "whether probes stay when GDB leaves the guest", gdb.PARAM_ENUM, value, ON_EXIT
         )
 
 

@@ -93,11 +93,11 @@ class GdbStops:
         self._shown: dict[Vcpu, int] = {}
         # A vCPU reported twice at an address where its hit has run: a breakpoint of GDB itself may stop it there.
         self._again: tuple[Vcpu, int] | None = None
-        # What the next stop announces: numbers of probes, returned values, a program; `told` is the last announcement.
+        # What the next stop announces: numbers of probes, returned values, a program. announced: the last announcement.
         self._stopped_by: list[int] = []
         self._values: list[tuple[str, int]] = []
         self._program = ("", "")
-        self.told = ""
+        self.announced = ""
         self._behind: Callable[[int], int | None] = lambda _: None
         self._moved: Callable[[], None] = lambda: None
         self._events: tuple[tuple[Any, Callable[[Any], None]], ...] = (
@@ -195,7 +195,7 @@ class GdbStops:
         return True
 
     def _is_handled_at_gate(self, address: int) -> bool:
-        """Return whether the selected vCPU has come by a stop pad: its hit has run in the detour, the gate stops it."""
+        """Return whether the selected vCPU has passed a stop pad: its hit has run in the detour, the gate stops it."""
         return self._shown.get(self.machine.selected()) == address or self._pads.is_coming(address)
 
     def _run(self, breakpoint: _Breakpoint) -> bool:
@@ -364,7 +364,7 @@ class GdbStops:
         if again is not None and again == (self.machine.selected(), _pc()):
             self._shown[again[0]] = again[1]
         self._pads.update()
-        self.told = ""
+        self.announced = ""
         if self._stopped_by:
             self._announce(event)
         elif isinstance(event, gdb.BreakpointEvent) and all(isinstance(b, _Breakpoint) for b in event.breakpoints):
@@ -385,11 +385,11 @@ class GdbStops:
         self._reload_frames()
         process, place = self._program
         is_seen = self.machine.stopped_programs.select()
-        self.told = announcement(self._stopped_by, (process, place if is_seen else "")) + returned(self._values)
+        self.announced = announcement(self._stopped_by, (process, place if is_seen else "")) + returned(self._values)
         self._program = ("", "")
         self._stopped_by.clear()
         self._values.clear()
-        gdb.write(f"\n{lines(self.told)}")
+        gdb.write(f"\n{lines(self.announced)}")
 
     def _reload_frames(self) -> bool:
         """Load object files that a command of the user has unloaded, if they are needed now. Return whether any was."""

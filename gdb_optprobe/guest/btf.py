@@ -481,7 +481,7 @@ class Btf:
         step, bits = (3, 64) if wide else (2, 32)
         for at in range(place + 3, place + 3 + step * (info & 0xFFFF), step):
             value = self._words[at + 1] | (self._words[at + 2] << 32 if wide else 0)
-            # Before kind_flag (6.0) nothing told whether an enum is signed; then small negative values say so.
+            # Before kind_flag (6.0) an enum had no sign; then small negative values show that it is signed.
             negative = value >> (bits - 1) and (signed or not wide)
             label = self._string(self._words[at])
             self._enumerators_left.spend(1 + len(label) // LONG)

@@ -85,7 +85,7 @@ class Jump:
 class FtraceSite:
     """The place where a function calls its tracer; a nop while it has none.
 
-    in_use: a tracer is there, or may come while the guest believes the site to be its own.
+    in_use: a tracer is there, or may come because the guest manages the site.
     idle:   the bytes that must be there without a tracer.
     """
 

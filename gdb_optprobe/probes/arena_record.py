@@ -82,7 +82,7 @@ class RecordedArena:
 def find_arena(
     machine: Machine, memory: Memory, kernel: Kernel, arch: LinuxArch, recovered: DiscoveredKernel, isa: Isa
 ) -> RecordedArena | None:
-    """None where no journal is. Raises OptprobeError where it cannot be believed."""
+    """Return None where no journal is. Raises OptprobeError where it is not valid."""
     try:
         places = list(arch.places(machine, kernel))
     except OptprobeError:

@@ -106,7 +106,7 @@ class Collector:
         arena.refill_reserve()
 
     def garbage(self, arena: Arena) -> tuple[Slot, ...]:
-        """What is to be collected: not the trampolines that calls may return to for as long as they please."""
+        """Return the slots to be collected, without the trampolines to which calls may return at any time."""
         left = self.rethooks.retired_trampolines
         return tuple(slot for slot in arena.dirty() if slot.address not in left)
 

@@ -1,4 +1,4 @@
-"""What an `add` would do, told without doing it: every question is the one that `add` asks.
+"""What an `add` would do, without doing it, by the same code as `add`.
 
     locations ──► addresses ──► the plan ──► the program ──► room for both ──► a view
                      a Refused is the answer; any other error is that of `add`
@@ -64,7 +64,7 @@ class Explainer:
         return site_views.explain_view(plan, self.guest, spec.is_plain_count and not spec.is_return)
 
     def _plan_with_memory(self, plan: Plan, probe: Probe) -> Plan:
-        """Return what becomes of `plan` beside the probes that are there and in free memory. Raises Refused."""
+        """Return `plan` as it is possible beside the probes that are there and in free memory. Raises Refused."""
         site, spec = self.registry.site(plan.address), probe.spec
         specs = [*site.specs, spec] if site is not None else [spec]
         if len(specs) > 1:

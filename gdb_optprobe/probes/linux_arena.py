@@ -69,8 +69,8 @@ class LinuxArena:
         if start < end:
             self._journal = Journal(self.linux.memory, start, end - start, room.fill)
             self._journal.put(Item.ROOM, 0, encode_room(room, self.linux.recovered))
-        if room.told:
-            self.tell(room.told)
+        if room.notice:
+            self.tell(room.notice)
         return self._arena(room)
 
     def _adopted(self, earlier: RecordedArena) -> Arena:

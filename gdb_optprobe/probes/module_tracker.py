@@ -163,7 +163,7 @@ class ModuleTracker:
         self.optimizer.write_records(probes)
 
     def _forget_branch(self, branch: Branch) -> None:
-        """The text in which `branch` stood is gone: its detour goes as if it had been taken away."""
+        """Retire the detour of `branch`, as if the branch had been removed: its text is gone."""
         arena = self.optimizer.arena
         assert arena is not None, "a branch leads there"
         self.registry.remove_branch(branch)

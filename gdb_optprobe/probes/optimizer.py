@@ -458,7 +458,7 @@ class Optimizer:
     def _exchange(self, group: Sequence[Site], sites: Sequence[Site]) -> None:
         """Redirect the old branch of `group` to its new detour, by one write: if GDB dies meanwhile, it still counts.
 
-        Where that does not come about all is as before, and the old branch goes first.
+        Where that fails nothing has changed, and the old branch must be removed first.
         """
         old = group[0].branch
         if old is None or self._current_branch(group) is old or not self._is_exchangeable(old, group, sites):

@@ -21,7 +21,7 @@ MOST_RECORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record. kind: which object of the program it is of; time: of the guest's clock, None where that stood still."""
+    """A record. kind: which object of the program it is of; time: of the guest's clock, None where it was stopped."""
 
     kind: int
     cpu: int

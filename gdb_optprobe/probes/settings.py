@@ -32,7 +32,7 @@ class ArenaRanges:
 class Settings:
     """arena: None for memory that is found or made in the guest.
 
-    on_exit:       what becomes of the probes when GDB leaves: "keep", "remove" or "ask".
+    on_exit:       whether probes stay when GDB leaves: "keep", "remove" or "ask".
     exit_on_error: whether the first failure ends GDB with status 1.
     max_probes:    how many addresses one glob may match.
     guardian:      whether a process of its own frees the guest should the debugger die.

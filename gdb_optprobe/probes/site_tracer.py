@@ -19,18 +19,18 @@ class NoSuchRecord(OptprobeError):
 class SiteTracer:
     """Implements probes.target.Tracer by the flags in the tracer's records (guest/linux/ftrace_sites.py).
 
-    held: sites with a branch. owed: sites without one that stay disabled while a tracer runs: it has not counted them.
+    held: sites with a branch. _still_disabled: sites without one, while a tracer runs that has not counted them.
     """
 
     def __init__(self, text: LoadedText, memory: Memory) -> None:
         self._text, self._memory = text, memory
         self._held: dict[int, FtraceSite] = {}
-        self._owed: dict[int, FtraceSite] = {}
+        self._still_disabled: dict[int, FtraceSite] = {}
 
     def hold(self, site: FtraceSite) -> None:
         """Mark the site as disabled. Raises Refused when a tracer has come since it was planned."""
         record = self._record(site)
-        self._owed.pop(site.address, None)
+        self._still_disabled.pop(site.address, None)
         if not record.disabled:
             if record.in_use:
                 raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(site.address)))
@@ -40,24 +40,24 @@ class SiteTracer:
     def release(self, site: FtraceSite) -> None:
         """Give the site back; while a tracer runs it stays disabled, as the tracer has not counted it."""
         self._held.pop(site.address, None)
-        self._owed[site.address] = site
+        self._still_disabled[site.address] = site
         self.give_back()
 
     def forget(self, site: FtraceSite) -> None:
         self._held.pop(site.address, None)
-        self._owed.pop(site.address, None)
+        self._still_disabled.pop(site.address, None)
 
     def passed_over(self) -> tuple[int, ...]:
-        if not (self._held or self._owed) or not self._text.ftrace.tracing():
+        if not (self._held or self._still_disabled) or not self._text.ftrace.tracing():
             return ()
-        return tuple(sorted({*self._held, *self._owed}))
+        return tuple(sorted({*self._held, *self._still_disabled}))
 
     def give_back(self) -> None:
-        """Give back what is owed, as soon as no tracer runs."""
-        if not self._owed or self._text.ftrace.tracing():
+        """Enable the sites that are still disabled, as soon as no tracer runs."""
+        if not self._still_disabled or self._text.ftrace.tracing():
             return
-        owed, self._owed = self._owed, {}
-        for site in owed.values():
+        disabled, self._still_disabled = self._still_disabled, {}
+        for site in disabled.values():
             try:
                 record = self._record(site)
             except NoSuchRecord:

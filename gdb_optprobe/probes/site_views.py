@@ -187,7 +187,7 @@ def explain_view(plan: Plan, guest: Guest, counts: bool = True) -> ExplainView:
 
 
 def _note(plan: Plan, guest: Guest) -> str:
-    """Return why the probe is behind the address that was asked for, and why calls may not come by there."""
+    """Return why the probe is behind the requested address, and why calls may bypass it."""
     moved = f"the probe is behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
     return "; ".join(filter(None, (moved, guest.why_bypassed(plan.address))))
 

@@ -80,7 +80,7 @@ def lending(fails: bool = False, stays: bool = False) -> tuple[LinuxArena, Pages
         memory.put(LENT[0], bytes([FILL]) * 0x1000)
         return replace(planned, borrow=None, take=take, give_back=give_back, journal=LENT, loan=Loan(0x5000, 0x4000))
 
-    planned = Room(((0x2000, 0x3000),), (0x1000, 0x2000), FILL, journal=JOURNAL, borrow=borrow, told="as it is said")
+    planned = Room(((0x2000, 0x3000),), (0x1000, 0x2000), FILL, journal=JOURNAL, borrow=borrow, notice="as it is said")
     anything: Any = SimpleNamespace(
         is_same_kernel=lambda _: True, forget=lambda: None, alignment=4, build="b", text=(0x100, 0x200)
     )

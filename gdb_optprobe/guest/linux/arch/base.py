@@ -107,7 +107,7 @@ class Room:
     is_in_place: whether what `take` wrote is still there: it is gone after a reset of the guest.
     mapping:   what `take` changes and `give_back` undoes.
     journal:   memory like the code's, see detours/journal.py; empty where there is too little.
-    borrow:    set where the kernel has to lend the memory first: runs the guest and returns the room, lent. told: the
+    borrow:    set where the kernel has to lend the memory first: runs the guest and returns the room, lent. notice: the
                sentence that announces this to the user.
     loan, repay: what was lent, and for a room of `LinuxArch.places` what gives it back, see `give_back`.
     as_found:  for a room of `places`, the code ranges as `LinuxArch.room` finds them where they hold no detours.
@@ -122,7 +122,7 @@ class Room:
     mapping: tuple[PhysicalPatch, ...] = ()
     journal: tuple[int, int] = (0, 0)
     borrow: Callable[[], Room] | None = None
-    told: str = ""
+    notice: str = ""
     loan: Loan | None = None
     repay: Callable[[Loan, Sequence[PhysicalPatch]], None] | None = None
     as_found: Callable[[], tuple[tuple[int, int], ...]] | None = None

@@ -1,4 +1,4 @@
-"""What a process ran at a hit, told when it may have ended: five words that a hit can read, and what they say later.
+"""The file that a process ran at a hit, even if it has ended since: five words that a hit reads, and their lookup.
 
     mm->exe_file ─► its dentry, its inode, that one's number, when it was written to last
     mm->start_code: where the program is loaded

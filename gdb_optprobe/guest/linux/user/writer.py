@@ -275,11 +275,11 @@ def flags(programs: Programs) -> int:
     OptprobeError. Types have them only where they are enumerators; the kernel's own ptrace reads a thread's memory with
     FOLL_FORCE, and writes it with both (kernel/ptrace.c). If both sources are known they must agree.
     """
-    told = [value for name in FLAGS if (value := programs.constant(name)) is not None]
+    values = [value for name in FLAGS if (value := programs.constant(name)) is not None]
     found = _of_ptrace(programs)
-    if len(told) == len(FLAGS) and found in (None, sum(told)):
-        return sum(told)
-    if found is None or len(told) == len(FLAGS):
+    if len(values) == len(FLAGS) and found in (None, sum(values)):
+        return sum(values)
+    if found is None or len(values) == len(FLAGS):
         raise OptprobeError("how this kernel writes into the memory of a program is not known")
     return found
 

@@ -74,7 +74,7 @@ SITE
     blr
 END
 
-# Interrupts are on and one arrives while the site is run again and again; how often is not told.
+# Interrupts are on and one arrives while the site is run again and again; how often is not known.
 HAZARD interrupted
     ld r10, CPU_TICKS(r13)
     ld r11, 0(r10)

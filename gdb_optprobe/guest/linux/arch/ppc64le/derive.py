@@ -53,8 +53,8 @@ def derive(kernel: Kernel) -> Layout:
     layouts = [by_types(kernel)] if typed else by_code(kernel)
     found = [layout for layout in layouts if _holds(kernel, layout)]
     if len(found) != 1:
-        told = "types and symbols tell" if typed else "code uses"
-        raise NoSuchKernel(f"{len(found) or 'none'} of the lists that this kernel's {told} are those of threads")
+        source = "types and symbols tell" if typed else "code uses"
+        raise NoSuchKernel(f"{len(found) or 'none'} of the lists that this kernel's {source} are those of threads")
     return found[0]
 
 

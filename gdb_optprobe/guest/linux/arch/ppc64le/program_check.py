@@ -2,7 +2,7 @@
 
     exc_virt_0x4700_program_check   std r9,128(r13) …; mfcr r9; mfsrr0 r11; mfsrr1 r12       0x700 where the MMU is off
     program_check_common            ld r10,32(r13); xori r10,r10,2; mtmsrd r10               from 0x700 alone
-    program_check_common_virt       andi. r10,r12,16384   ◄── ours comes in here
+    program_check_common_virt       andi. r10,r12,16384   ◄── our code runs here
                                     …                     r11, r12 and r9 go to the frame, as NIP, MSR and CR
                                     ld r9,128(r13)        what vectors have saved in the paca
                                     std r9,184(r1)        goes there too

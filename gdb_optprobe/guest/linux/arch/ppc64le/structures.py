@@ -128,14 +128,14 @@ class CodeStructures:
     """`guest.linux.kernel.Structures`.
 
     current: where a paca has the thread that runs. others: what is known already, by "struct.member".
-    fixed, told: what is known of every kernel, and by which code.
+    fixed: offsets that are the same in every kernel. derived: the others, by the code that uses them.
     """
 
     symbols: DerivedSymbols
     current: int
     others: Mapping[str, int] = field(default_factory=dict)
     fixed: Mapping[str, int] = field(default_factory=lambda: FIXED)
-    told: Mapping[str, FromCode | Adjacent] = field(default_factory=lambda: DERIVED)
+    derived: Mapping[str, FromCode | Adjacent] = field(default_factory=lambda: DERIVED)
     _known: dict[str, int] = field(default_factory=dict)
 
     def offset(self, struct: str, member: str) -> int:
@@ -149,7 +149,7 @@ class CodeStructures:
         return found
 
     def _from_code(self, name: str) -> int:
-        rule = self.told.get(name)
+        rule = self.derived.get(name)
         if isinstance(rule, Adjacent):
             return self._offset(f"{name.partition('.')[0]}.{rule.member}") + rule.bytes
         if rule is None:
@@ -168,7 +168,7 @@ class CodeStructures:
 
 def of_kprobes(symbols: DerivedSymbols) -> CodeStructures:
     """Return the structures that a kernel without types is generally asked for."""
-    return CodeStructures(symbols, 0, fixed={"kprobe.hlist": 0}, told=KPROBES)
+    return CodeStructures(symbols, 0, fixed={"kprobe.hlist": 0}, derived=KPROBES)
 
 
 def has_types(kernel: Kernel) -> bool:

@@ -3,7 +3,7 @@
     program_check_common_virt   andi. r10,r12,16384      whether it came from user mode
                                 …
                                 beq                      not where it came from the kernel:
-                                ld r1,KSAVE(r13)    ◄──  ours comes in here: the thread's kernel stack, empty
+                                ld r1,KSAVE(r13)    ◄──  our code runs here: the thread's kernel stack, empty
                                 …
 
 (arch/powerpc/kernel/exceptions-64s.S, __GEN_COMMON_BODY.) A trap is handled with interrupts off from its first

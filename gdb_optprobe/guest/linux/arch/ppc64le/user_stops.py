@@ -29,8 +29,8 @@ class _Stopping:
 
     def call(self, number_of: int, place: int) -> Code:
         high, low = number_of >> 16, number_of & 0xFFFF
-        told = (number("addis", self.number, NONE, high), logical("ori", self.number, self.number, low))
-        return lambda at: encode_items([*told, FarBranch(place, link=True)], at)
+        loads = (number("addis", self.number, NONE, high), logical("ori", self.number, self.number, low))
+        return lambda at: encode_items([*loads, FarBranch(place, link=True)], at)
 
 
 STOPPING = _Stopping()

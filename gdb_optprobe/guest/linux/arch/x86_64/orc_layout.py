@@ -35,7 +35,7 @@ __all__ = ["LEAST", "Witness", "choose_encoding", "expected", "is_entered"]
 Witness = tuple[Entry, bytes]
 """What an entry has to say, and the entry."""
 LEAST = 64
-"""Witnesses without which nothing is believed."""
+"""The number of witnesses that a layout needs."""
 AGREEING = 0.98
 # The rest is for assembler code that lies about itself, and for code that is patched.
 PUSHES = frozenset(bytes([code]) for code in range(0x50, 0x58)) | frozenset(

@@ -1,6 +1,6 @@
 """Traps on x86-64: an invalid opcode of one byte, at which the saved PC is.
 
-Ours runs in place of the kernel's handler, a C function with one argument, the address of struct pt_regs
+Our handler runs in place of the kernel's, a C function with one argument, the address of struct pt_regs
 (arch/x86/include/uapi/asm/ptrace.h).
 """
 

@@ -26,9 +26,9 @@ class _Stopping:
     swapped: Mapping[str, str] = {"gs_base": "k_gs_base", "k_gs_base": "gs_base"}
 
     def call(self, number: int, place: int) -> Code:
-        told = instruction(b"\xc7", 0, self.number, 4, immediate(number, 4))
+        load = instruction(b"\xc7", 0, self.number, 4, immediate(number, 4))
         called = Relative(b"\xe8" + bytes(4), 1, place)
-        return joined((lambda at: told, called.encode, lambda at: _WIPE))
+        return joined((lambda at: load, called.encode, lambda at: _WIPE))
 
 
 STOPPING = _Stopping()

@@ -87,8 +87,8 @@ class Borrower:
                 raise NoPadding("this kernel has no function at which it could be called")
         except NoPadding as missing:
             raise NoPadding(f"{why}; and the kernel cannot be asked for memory: {missing.message}", ADVICE) from None
-        told = f"at the first probe that needs memory the guest runs until its kernel has lent {SIZE >> 10} KiB"
-        return Room((CODE,), DATA, FILL, journal=JOURNAL, borrow=self.borrow, told=f"{why}; {told}")
+        notice = f"at the first probe that needs memory the guest runs until its kernel has lent {SIZE >> 10} KiB"
+        return Room((CODE,), DATA, FILL, journal=JOURNAL, borrow=self.borrow, notice=f"{why}; {notice}")
 
     def borrow(self) -> Room:
         """Run the guest until its kernel has lent memory. Raises OptprobeError; it names memory that stays lent, if

@@ -209,7 +209,7 @@ def test_what_would_be_lent_is_known_before_anything_is_changed() -> None:
     guest = Guest()
     planned = lender(guest).room(WHY)
     assert guest.writes == [] and guest.calls == []
-    assert WHY in planned.told and f"{vmalloc_loan.SIZE >> 10} KiB" in planned.told
+    assert WHY in planned.notice and f"{vmalloc_loan.SIZE >> 10} KiB" in planned.notice
     assert planned.loan is None and planned.mapping == ()
     room = lends(guest)
     assert (room.code, room.data, room.fill) == (planned.code, planned.data, planned.fill)
