@@ -49,11 +49,11 @@ class ArenaCode:
         return any(start <= address < end for start, end in self.ranges)
 
     def is_near(self, address: int) -> bool:
-        """Whether `address` may be one of the guest's code."""
+        """Return whether `address` may be one of the guest's code."""
         return any(start - self.reach <= address < end + self.reach for start, end in self.ranges)
 
     def is_entered(self, saved: Sequence[SavedWords]) -> bool:
-        """Whether a thread may be inside, beyond the start of a trampoline."""
+        """Return whether a thread may be inside, beyond the start of a trampoline."""
         return any(self.contains(word) and word not in self.starts for one in saved for word in one.words)
 
 
@@ -77,7 +77,7 @@ class CallStacks:
         return Caller(found.owner, found.stack.pid, found.stack.name)
 
     def is_over(self, at: int) -> bool:
-        """Whether the call with the stack address `at` never returns."""
+        """Return whether the call with the stack address `at` never returns."""
         found = self._around(at)
         if found is None:
             return not self.may_miss_stacks or self._word(at) is None
@@ -88,7 +88,7 @@ class CallStacks:
         return found.address <= at and self._is_overwritten(at)
 
     def _is_overwritten(self, at: int) -> bool:
-        """Whether the word at `at` cannot be a return address any more."""
+        """Return whether the word at `at` cannot be a return address any more."""
         if self.code is None:
             return False
         word = self._word(at)

@@ -40,7 +40,7 @@ class ArenaMemory:
         return found
 
     def must_borrow(self) -> bool:
-        """Whether the guest must run before there is one, so that its kernel lends memory."""
+        """Return whether the guest must run before there is one, so that its kernel lends memory."""
         if self.arena is not None:
             return False
         try:

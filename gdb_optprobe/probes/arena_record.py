@@ -106,7 +106,7 @@ def find_arena(
 
 
 def encode_room(room: Room, recovered: DiscoveredKernel) -> list[Any]:
-    """What the journal keeps of the room itself."""
+    """Return what the journal keeps of the room itself."""
     mapping = [[one.address, _encode_bytes(one.old), _encode_bytes(one.new), one.changes] for one in room.mapping]
     loan = [] if room.loan is None else [[room.loan.area, room.loan.size]]
     return [recovered.build, recovered.text[0], [*chain(*room.code)], [*room.data], mapping, *loan]
@@ -115,7 +115,9 @@ def encode_room(room: Room, recovered: DiscoveredKernel) -> list[Any]:
 def _decode_room(
     state: State, place: Room, recovered: DiscoveredKernel
 ) -> tuple[Room, tuple[PhysicalPatch, ...], Loan | None]:
-    """The room as it was found, the mapping, and what was lent. Raises Damaged where the rest is of another guest."""
+    """Return the room as it was found, the mapping, and what was lent. Raises Damaged where the rest is of another
+    guest.
+    """
     try:
         build, text, ends, data, mapping, *lent = validate.row(state[f"{Item.ROOM} 0"], 5, 6)
         text, ends = validate.number(text), validate.numbers(ends, MOST)

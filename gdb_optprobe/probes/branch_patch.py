@@ -104,7 +104,7 @@ def remove(branch: Branch, sites: Sequence[Site], guest: Guest, arena: Arena, li
 
 
 def probe_numbers(sites: Sequence[Site]) -> tuple[int, ...]:
-    """The numbers of the probes to be served at `sites`."""
+    """Return the numbers of the probes to be served at `sites`."""
     return tuple(probe.number for site in sites for probe in site.enabled)
 
 
@@ -126,7 +126,7 @@ def reserve(probe: Probe, plan: Plan, guest: Guest, arena: Arena, keeps: Preserv
 
 
 def out_of_reach(best: Plan, guest: Guest, arena: Arena) -> Reason | None:
-    """Why no detour of `best` could lie where a branch leads, whatever is free; None where one could."""
+    """Return why no detour of `best` could lie where a branch leads, whatever is free; None where one could."""
     try:
         if best.tier is not Tier.TRAPPED:
             arena.free_code(best.address, guest.isa.branch_reach)
@@ -137,7 +137,9 @@ def out_of_reach(best: Plan, guest: Guest, arena: Arena) -> Reason | None:
 
 
 def overwrites(site: Site, guest: Guest, keeps: PreservedRegisters, read: PreservedRegisters) -> bool:
-    """Whether the programs of `site`, made to keep `keeps`, overwrite any of `read`: they would be others for it."""
+    """Return whether the programs of `site`, made to keep `keeps`, overwrite any of `read`: they would be others for
+    it.
+    """
     less, more = (_dead_for(site.plan.dead, each, guest.isa) for each in (keeps, keeps | read))
     if less == more:
         return False
@@ -188,12 +190,14 @@ def _link_pads(codes: Codes, detour: Detour, guest: Guest) -> list[Patch]:
 
 
 def _dead_for(dead: Dead, keeps: PreservedRegisters, isa: Isa) -> tuple[Dead, Dead]:
-    """What programs may overwrite; what one that reads all may where it does not stop."""
+    """Return what programs may overwrite; what one that reads all may where it does not stop."""
     return _unread(dead, keeps.read, isa), _unread(dead, keeps.by_others, isa)
 
 
 def _unread(dead: Dead, read: Collection[str], isa: Isa) -> Dead:
-    """What of `dead` may be overwritten though programs read these registers, of which no part of the flags is one."""
+    """Return what of `dead` may be overwritten though programs read these registers, of which no part of the flags is
+    one.
+    """
     registers = dead.registers.difference(read)
     if isa.flags not in read:
         return replace(dead, registers=registers)

@@ -116,7 +116,7 @@ class Collector:
         return tuple(slot for slot in arena.dirty() if slot.address not in awaited)
 
     def view(self, arena: Arena | None) -> CollectorView | None:
-        """What it has done and what it waits for; None where there was nothing to do."""
+        """Return what it has done and what it waits for; None where there was nothing to do."""
         garbage = self.garbage(arena) if arena is not None else ()
         if not (self._runs or garbage):
             return None

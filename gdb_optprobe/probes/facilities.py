@@ -188,12 +188,12 @@ class _Kernel(_Guest):
         return f"{unwinder.how}; {tried}"
 
     def _is_init(self, pc: int) -> bool:
-        """Whether `pc` is in init text: the idle thread of the first CPU was called from there."""
+        """Return whether `pc` is in init text: the idle thread of the first CPU was called from there."""
         start, end = self.linux.kernel.range("_sinittext", "_einittext")
         return start <= pc < end
 
     def current_thread(self) -> str:
-        """What $task, $comm and $pid are read from."""
+        """Return what $task, $comm and $pid are read from."""
         current = self.linux.current
         for found in (current.task, current.cpu, *current.members.values()):
             if isinstance(found, Missing):
@@ -219,7 +219,7 @@ class _Kernel(_Guest):
         return self.linux.text.ftrace
 
     def entries(self) -> str:
-        """Whether probes of functions' entries are optimized: some are planned."""
+        """Return whether probes of functions' entries are optimized: some are planned."""
         refused: list[Reason] = []
         plans = list(self._plans(self.sites if len(self.ftrace) else self._functions(), refused))
         if refused and not plans:
@@ -278,7 +278,7 @@ class _Kernel(_Guest):
 
 
 def _commonest(plans: Sequence[Plan]) -> Reason:
-    """Why not optimized, of most of those plans that are not."""
+    """Return why not optimized, of most of those plans that are not."""
     reasons = [plan.reason for plan in plans if plan.reason is not None]
     (code, _), *_ = Counter(reason.code for reason in reasons).most_common(1)
     return next(reason for reason in reasons if reason.code == code)

@@ -171,6 +171,6 @@ def _bare(text: str, what: str) -> str:
 
 
 def _unquoted(text: str) -> frozenset[int]:
-    """The places of `text` that no quotes are around."""
+    """Return the places of `text` that no quotes are around."""
     quoted = (range(*found.span()) for found in _QUOTED.finditer(text))
     return frozenset(range(len(text))).difference(*quoted)

@@ -106,7 +106,7 @@ class Handler:
         return cls(whole, per_cpu, cpu, unmapped, table_bits, ring_bits)
 
     def fitting(self, size: int) -> Handler | None:
-        """The same with tables and a ring so small that `size` bytes are enough."""
+        """Return the same with tables and a ring so small that `size` bytes are enough."""
         for bits in reversed(range(1, max(self.table_bits, self.ring_bits))):
             found = replace(self, table_bits=min(bits, self.table_bits), ring_bits=min(bits, self.ring_bits))
             if found.size <= size:
@@ -126,12 +126,12 @@ class Handler:
         return (*self.program.objects, *self.entry.objects)
 
     def only_if(self, by: Expr) -> Handler:
-        """The same where `by` holds."""
+        """Return the same where `by` holds."""
         test = And(by, self.program.condition) if self.program.condition is not None else by
         return replace(self, program=replace(self.program, condition=test))
 
     def storing(self, puts: Sequence[Put]) -> Handler:
-        """The same with words stored in the place of a stop."""
+        """Return the same with words stored in the place of a stop."""
         others = (action for action in self.program.actions if not isinstance(action, Stop))
         return replace(self, program=replace(self.program, actions=(*others, *puts)))
 
@@ -179,13 +179,13 @@ class Handler:
         return [*tables, f"set optprobe ring-records {1 << self.ring_bits}"] if self.ring else tables
 
     def head(self) -> tuple[int, ...]:
-        """The words before the first hit."""
+        """Return the words before the first hit."""
         if self.is_plain:
             return (0,)
         return (0, 0, *(word for cell in self.cells for word in aggregate.initial(cell.aggregate)))
 
     def initial(self) -> bytes:
-        """All of it before the first hit."""
+        """Return the content of the memory before the first hit."""
         tables = b"".join(layout.initial() for _, layout in self.tables)
         ring = self.ring.initial() if self.ring is not None else b""
         return aggregate.encode(self.head()) + tables + ring + self._end
@@ -195,20 +195,22 @@ class Handler:
         return b"" if self.is_plain else END
 
     def cell_words(self) -> Iterator[tuple[Cell, slice]]:
-        """Where in the head each cell has its words."""
+        """Yield where in the head each cell has its words."""
         at = _BEFORE_CELLS
         for cell in self.cells:
             yield cell, slice(at, at + cell.aggregate.words)
             at += cell.aggregate.words
 
     def run(self, hit: Hit) -> Outcome:
-        """What a hit that stopped the guest does. The clock runs on while GDB looks, so to ask for it is a fault."""
+        """Return what a hit that stopped the guest does. The clock runs on while GDB looks, so to ask for it is a
+        fault.
+        """
         if self.is_plain:
             return Outcome(held=True)
         return interpreter.run(self.program, self.interpreted_hit(hit))
 
     def interpreted_hit(self, hit: Hit) -> interpreter.Hit:
-        """A hit that stopped the guest, as the interpreter has it."""
+        """Return a hit that stopped the guest, as the interpreter has it."""
         per_cpu = hit.regs[PER_CPU] if PerCpuBase() in self._nodes() else 0
         probe_read = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
         return interpreter.Hit(hit.regs, hit.read, per_cpu, probe_read=probe_read)
@@ -240,7 +242,7 @@ class Handler:
         passed: Dead = _NOTHING_DEAD,
         kept: OuterSaves = _NOTHING_KEPT,
     ) -> Code:
-        """What runs in a detour, with its memory at `memory`. dead: before the probed instruction.
+        """Return what runs in a detour, with its memory at `memory`. dead: before the probed instruction.
 
         pad: where it goes to stop. passed: of one that stops, what is dead where it does not. kept: as there.
         Asked again for the same, it returns the same. Raises NotLowered.
@@ -290,7 +292,7 @@ class Handler:
         )
 
     def act_at_entry(self, hit: Hit) -> Outcome:
-        """What it does at a hit that stopped the guest there."""
+        """Run the entry's program for a hit that stopped the guest there."""
         return interpreter.run(Program(None, self.entry.actions), self.interpreted_hit(hit))
 
     @contextmanager
@@ -336,7 +338,7 @@ class Handler:
 
 
 def _is_count(action: object) -> bool:
-    """A count without a key: the hits themselves."""
+    """Return whether an action is a count without a key, which the hits are themselves."""
     return isinstance(action, Update) and isinstance(action.target, Cell) and isinstance(action.target.aggregate, Count)
 
 

@@ -22,7 +22,7 @@ LayOut = Callable[[int], Detour]
 
 
 def install_pad(address: int, data: bytes, guest: Guest, arena: Arena) -> StopPad:
-    """A pad for a probe at `address`, that holds `data`. Raises Refused."""
+    """Return a pad for a probe at `address`, that holds `data`. Raises Refused."""
     bell = arena.doorbell_page(address, guest.isa.data_reach)
     while True:
         slot = arena.allocate_pad(address, guest.isa.branch_reach)

@@ -107,7 +107,7 @@ def _is_readable(number: int, value: Mapping[str, Any]) -> bool:
 
 
 def _valid_or_empty(check: Callable[[str], str], text: str) -> str:
-    """What a later GDB takes, "" else: Python may have given anything."""
+    """Return what a later GDB takes, "" else: Python may have given anything."""
     try:
         return check(text)
     except fields.NotAField:
@@ -211,6 +211,6 @@ def _spec(value: Mapping[str, Any], flag: Callable[[str], bool]) -> Spec:
 
 
 def fingerprint(handler: Handler) -> int:
-    """The same for handlers that do the same with memory that is laid out alike."""
+    """Return the same for handlers that do the same with memory that is laid out alike."""
     text = encode((handler.program, handler.entry, handler.table_bits, handler.ring_bits))
     return zlib.crc32(text.encode()) or 1

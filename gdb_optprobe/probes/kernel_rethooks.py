@@ -244,7 +244,7 @@ class KernelRethooks:
 
 
 def _is_hidden(call: CallSlot, rethook: Rethook, guest: Guest) -> bool:
-    """Whether the stack of an active call does not show that it returns to a trampoline."""
+    """Return whether the stack of an active call does not show that it returns to a trampoline."""
     at = return_address_slot(call.key, guest)
     if at is None:
         return True

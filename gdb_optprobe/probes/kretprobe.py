@@ -89,7 +89,9 @@ def _is_traced(function: Function, entry: int, guest: FunctionFacts) -> bool:
 
 
 def _can_return(function: Function) -> bool:
-    """Whether some instruction leaves the function. Its parts elsewhere are decoded only if this one does not tell."""
+    """Return whether some instruction leaves the function. Its parts elsewhere are decoded only if this one does not
+    tell.
+    """
     if any(insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP) for insn in function.own.values()):
         return True
     code = function.whole.code

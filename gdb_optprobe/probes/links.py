@@ -52,7 +52,7 @@ class Links:
         return any(insn.address in self._linked for insn in self._exits[branch.plan.head])
 
     def detour_bytes(self, branch: Branch) -> bytes:
-        """What the detour of `branch` holds now."""
+        """Return what the detour of `branch` holds now."""
         detour = branch.detour
         data = bytearray(detour.data)
         for insn in detour.exits:

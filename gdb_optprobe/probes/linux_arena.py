@@ -167,7 +167,7 @@ class LinuxArena:
         self._journal.put(Item.ROOM, 0, encode_room(room, self.linux.recovered))
 
     def lends(self) -> bool:
-        """Whether `take` would run the guest, so that its kernel lends memory."""
+        """Return whether `take` would run the guest, so that its kernel lends memory."""
         return self.room is not None and self.room.borrow is not None
 
     def _borrow(self, borrow: Callable[[], Room]) -> None:
@@ -212,6 +212,6 @@ class LinuxArena:
 
 
 def _stands(patch: Patch, address: int, data: bytes) -> bool:
-    """Whether `data`, read at `address`, has all of a patch's bytes that are among it."""
+    """Return whether `data`, read at `address`, has all of a patch's bytes that are among it."""
     start, end = max(patch.address, address), min(patch.end, address + len(data))
     return start < end and data[start - address : end - address] == patch.new[start - patch.address :][: end - start]

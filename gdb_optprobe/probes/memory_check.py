@@ -15,7 +15,7 @@ AGAIN = "it will once it is switched on anew with no probe at its site"
 
 
 def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
-    """Where memory is not what it should be. Raises OptprobeError."""
+    """Yield where memory is not what it should be. Raises OptprobeError."""
     target, registry = optimizer.target, optimizer.registry
     for branch in registry.branches():
         changes = () if optimizer.kernel_stops.is_lifted(branch) else (branch.patch,)

@@ -35,7 +35,7 @@ _FUNCTION = re.compile(r"([A-Za-z_][\w-]*:)?[A-Za-z_.$][\w.$]*(\s*\+\s*(0[xX][0-
 
 
 def can_be_pending(location: str) -> bool:
-    """Whether a location is a function's name, which may be a module's."""
+    """Return whether a location is a function's name, which may be a module's."""
     return _FUNCTION.fullmatch(location.strip()) is not None
 
 
@@ -128,7 +128,8 @@ class ModuleTracker:
             self._remove_sites(sites)
 
     def _is_loaded(self, address: int, identity: object) -> bool:
-        """Whether the module is there, and no other load of it in the same place: that has none of our branches."""
+        """Return whether the module is there, and no other load of it in the same place: that has none of our branches.
+        """
         if not self._is_same_load(address, identity):
             return False
         branches = (self._branch_in_text(at) for at, other in self._modules.items() if other == identity)
@@ -200,7 +201,7 @@ class ModuleTracker:
         self.registry.set_absent(probe, Presence.PENDING, reason)
 
     def _install(self, probe: Probe) -> bool:
-        """Whether `probe` has a place. Raises OptprobeError where it has one and cannot be there as it was."""
+        """Return whether `probe` has a place. Raises OptprobeError where it has one and cannot be there as it was."""
         found = self.target.modules.find(probe.home or probe.spec.location)
         if not found:
             return False

@@ -296,7 +296,7 @@ class Optimizer:
 
     @contextmanager
     def suggesting_sizes(self, probe: Probe) -> Iterator[None]:
-        """Where there is no memory for what `probe` gathers, say which sizes of its tables and ring would fit."""
+        """Add to a refusal for lack of memory the sizes of tables and ring of `probe` that would fit."""
         try:
             yield
         except Refused as refused:
@@ -311,7 +311,7 @@ class Optimizer:
             raise Refused(Reason(refused.reason.code, text, hint)) from None
 
     def needs_memory(self, probe: Probe, plan: Plan) -> bool:
-        """Whether `probe` needs memory before anything is written into the text."""
+        """Return whether `probe` needs memory before anything is written into the text."""
         return probe.is_return or (not plan.tier.stops and not probe.handler.is_plain)
 
     def may_be_busy(self, site: Site) -> bool:
@@ -377,7 +377,8 @@ class Optimizer:
         return self.rethooks.active_calls(self.target.guest, self.arena, tables) if self.arena is not None else ()
 
     def _grow_calls(self, site: Site) -> bool:
-        """Whether calls at `site` get a larger table; where there is no memory for one they are missed some day."""
+        """Return whether calls at `site` get a larger table; where there is no memory for one they are missed some day.
+        """
         if site.rethook is None or self.arena is None:
             return False
         try:
@@ -439,7 +440,7 @@ class Optimizer:
         return [found[address] for address in sorted(found)]
 
     def _sites_near(self, addresses: Iterable[int]) -> list[Site]:
-        """The sites on the straight-line runs that `addresses` lie on, ascending."""
+        """Return the sites on the straight-line runs that `addresses` lie on, ascending."""
         looked_at: set[int] = set()
         for address in addresses:
             if address in looked_at:
@@ -485,7 +486,7 @@ class Optimizer:
         self._arm(branch, group)
 
     def _is_exchangeable(self, old: Branch, group: Sequence[Site], sites: Sequence[Site]) -> bool:
-        """Whether all that `old` serves is in `group` or disabled, and its bytes are those of the new branch."""
+        """Return whether all that `old` serves is in `group` or disabled, and its bytes are those of the new branch."""
         wanted = group[0].plan
         if (old.plan.head, old.plan.tier, old.plan.ftrace) != (wanted.head, wanted.tier, wanted.ftrace):
             return False
@@ -600,7 +601,7 @@ class Optimizer:
 
 
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:
-    """The enabled sites that are planned not to stop the guest, by the branch or the trap they share."""
+    """Return the enabled sites that are planned not to stop the guest, by the branch or the trap they share."""
     groups: dict[int, list[Site]] = {}
     for site in sites:
         if site.enabled and not site.plan.tier.stops:

@@ -15,7 +15,9 @@ from gdb_optprobe.probes.installed_detour import InstalledDetour
 
 
 def install_probe_read(reads: Reads, near: int, guest: Guest, arena: Arena) -> ProbeReadRoutines:
-    """Where they are, for code that a branch at `near` leads to. Raises Refused, or OptprobeError without keystone."""
+    """Return where they are, for code that a branch at `near` leads to. Raises Refused, or OptprobeError without
+    keystone.
+    """
     routine = reads.routine
     if arena.probe_read is None:
         # An earlier GDB's does the same.

@@ -112,7 +112,7 @@ def deleted_view(kind: Kind, address: int, location: str, symbol: str, calls: Ca
 
 
 def _object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[ObjectView]:
-    """What each action gathered."""
+    """Yield what each action gathered."""
     for cell, place in handler.cell_words():
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
     for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
@@ -126,7 +126,7 @@ def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], guest: 
 
 
 def _record_view(handler: Handler, row: Row, guest: Guest, frames: Frames) -> RecordView:
-    """What an action kept of one hit."""
+    """Return what an action kept of one hit."""
     kind = handler.objects[row.kind]
     assert isinstance(kind, Records)
     values = _key(kind.columns, row.fields)
@@ -149,7 +149,7 @@ def _stack_record(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]
 
 
 def _spell(value: int | str, guest: Guest) -> str:
-    """A pointer with what it points to, where that has a name."""
+    """Return a pointer with what it points to, where that has a name."""
     if not isinstance(value, Address):
         return str(value)
     symbol = guest.symbol(value)
@@ -157,12 +157,12 @@ def _spell(value: int | str, guest: Guest) -> str:
 
 
 def _key(columns: Sequence[Column], data: bytes) -> tuple[int | str, ...]:
-    """A key's parts as values: numbers, and texts."""
+    """Return a key's parts as values: numbers, and texts."""
     return tuple(printable(part) if isinstance(part, bytes) else part for part in _parts(columns, data))
 
 
 def _parts(columns: Sequence[Column], data: bytes) -> tuple[int | bytes, ...]:
-    """The same with texts as the guest has them."""
+    """Return the same with texts as the guest has them."""
     values: list[int | bytes] = []
     for column in columns:
         part, data = data[: column.size], data[column.size :]

@@ -18,7 +18,7 @@ MOST_NAMED = 4
 
 
 def describe_waits(sites: Iterable[Site], guest: Guest) -> tuple[str, ...]:
-    """What `sites` wait for, in words: each reason once, behind the addresses that it holds up."""
+    """Return what `sites` wait for, in words: each reason once, behind the addresses that it holds up."""
     held: dict[str, list[str]] = {}
     for site in sites:
         held.setdefault(site.blocked_by, []).append(guest.text.spell(site.address))

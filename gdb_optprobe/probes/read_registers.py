@@ -26,14 +26,14 @@ class ReadRegisters:
     cfgs: CfgCache
 
     def in_function_of(self, address: int) -> PreservedRegisters:
-        """What those of the function around `address` read."""
+        """Return what those of the function around `address` read."""
         found: Counter[str] = Counter()
         for probe in self.registry.readers(*self._function(address)) if self.registry.has_readers else ():
             found.update(self.guest.isa.registers if probe.read_registers is None else probe.read_registers)
         return PreservedRegisters(frozenset(found), frozenset(name for name, readers in found.items() if readers > 1))
 
     def is_preserved(self, branch: Branch) -> bool:
-        """Whether what is read around `branch` is left alone by it."""
+        """Return whether what is read around `branch` is left alone by it."""
         read = self.in_function_of(branch.plan.head)
         if read <= branch.preserved:
             return True
@@ -41,7 +41,7 @@ class ReadRegisters:
         return not any(site and branch_patch.overwrites(site, self.guest, branch.preserved, read) for site in sites)
 
     def overwritten(self, addresses: Iterable[int]) -> Iterator[int]:
-        """The sites of branches that overwrite what probes at `addresses` read."""
+        """Yield the sites of branches that overwrite what probes at `addresses` read."""
         readers = (address for address in addresses if any(self.registry.readers(address, address + 1)))
         for function in {self._function(address) for address in readers}:
             for branch in self.registry.branches_within(*function):

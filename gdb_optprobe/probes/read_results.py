@@ -60,7 +60,7 @@ def clear_results(probes: Iterable[Probe], guest: Guest, is_inside: Callable[[Pr
 
 
 def _adjacent(slots: Sequence[Slot]) -> list[list[Slot]]:
-    """All of `slots`, which are ascending, in groups that are read in one piece."""
+    """Return all of `slots`, which are ascending, in groups that are read in one piece."""
     runs: list[list[Slot]] = []
     for slot in slots:
         if runs and slot.address - runs[-1][-1].end < GAP:

@@ -95,7 +95,7 @@ class Registry:
         return self._sites.get(address)
 
     def has(self, probe: Probe) -> bool:
-        """Whether it was not removed."""
+        """Return whether it was not removed."""
         return self._probes.get(probe.number) is probe
 
     def site_of(self, probe: Probe) -> Site:
@@ -124,7 +124,7 @@ class Registry:
         return bool(self._reading)
 
     def readers(self, start: int, end: int) -> Iterator[Probe]:
-        """The enabled probes from `start` to before `end` that read registers."""
+        """Yield the enabled probes from `start` to before `end` that read registers."""
         addresses = self._reading[bisect_left(self._reading, start) : bisect_left(self._reading, end)]
         probes = (probe for at in dict.fromkeys(addresses) for probe in self._sites[at].enabled)
         return (probe for probe in probes if probe.read_registers != frozenset())
@@ -157,7 +157,7 @@ class Registry:
         return [self._branches[head] for head in self._heads[first:last]]
 
     def patches(self, start: int, end: int) -> Iterator[Patch]:
-        """What our branches and hooks changed in the text between `start` and `end`."""
+        """Yield what our branches and hooks changed in the text between `start` and `end`."""
         yield from (hook for hook in self.hooks if hook.address < end and hook.end > start)
         first = bisect_left(self._heads, start - LONGEST)  # a branch is one instruction
         found = (self._branches[head].patch for head in self._heads[first : bisect_left(self._heads, end)])

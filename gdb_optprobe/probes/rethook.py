@@ -149,7 +149,9 @@ class Rethook:
         self.closed = False
 
     def is_arena_code(self, address: int) -> bool:
-        """Whether it is in the arena's code: such a return address is a trampoline, of this function or of another."""
+        """Return whether it is in the arena's code: such a return address is a trampoline, of this function or of
+        another.
+        """
         return self._arena_code[0] <= address < self._arena_code[1]
 
     def trampoline_at(self, pc: int) -> Detour | None:
@@ -169,7 +171,7 @@ class Rethook:
             yield from rethook.tables
 
     def starts_trampoline(self, pc: int) -> bool:
-        """Whether `pc` is the start of a trampoline, which is what calls have as return address."""
+        """Return whether `pc` is the start of a trampoline, which is what calls have as return address."""
         return (found := self.trampoline_at(pc)) is not None and found.address == pc
 
     def read_calls(self, guest: Guest) -> CallTable:
@@ -366,7 +368,7 @@ class Rethook:
         return [probe for probe in self._probes if probe.handler.entry.actions]
 
     def _condition_holds(self, probe: Probe, part: EntryPart, hit: Hit, guest: Guest) -> bool:
-        """Whether a probe looks at the call."""
+        """Return whether a probe looks at the call."""
         test = part.entry.condition
         return test is None or bool(self._evaluate(test, part, probe, hit, guest))
 

@@ -71,7 +71,7 @@ def entry_parts(
 
 
 def may_leave_out(probe: Probe) -> bool:
-    """Whether there are calls that the probe does not look at."""
+    """Return whether there are calls that the probe does not look at."""
     return probe.handler.entry.condition is not None or probe.spec.pre_handler is not None
 
 
@@ -90,5 +90,5 @@ def return_handler(handler: Handler, part: EntryPart, slot: str, register: str) 
 
 
 def slot_word(register: str, offset: int) -> Expr:
-    """The address of a slot's word. register: the one that has the slot's address."""
+    """Return the address of a slot's word. register: the one that has the slot's address."""
     return fold.binary(Op.ADD, Register(register), fold.constant(offset & MASK), 64, False)

@@ -40,7 +40,7 @@ CanProbe = Callable[[Spec, int], bool]
 
 
 def commands(probes: Sequence[Probe], settings: Settings, target: Target, takes: CanProbe) -> SavedProbes:
-    """The file for `probes`, in order of their numbers."""
+    """Return the file for `probes`, in order of their numbers."""
     lines = [HEAD, *_settings(settings)]
     left_out: list[int] = []
     # Those of one `add` have one and the same spec.
@@ -80,7 +80,7 @@ def _commands(some: Sequence[Probe], target: Target, takes: CanProbe) -> list[st
 
 
 def comment(text: str) -> str:
-    """A line that does nothing: the next one is no part of it."""
+    """Return a line that does nothing: the next one is no part of it."""
     return f"# {one_line(text)}".rstrip("\\ ")
 
 
@@ -107,7 +107,7 @@ def add_command(spec: Spec, location: str, glob: bool = False) -> str:
 
 
 def entry_clause(spec: Spec) -> str:
-    """The part of a return probe's command that is about the entry; empty where there is none."""
+    """Return the part of a return probe's command that is about the entry; empty where there is none."""
     condition = spec.entry_condition.text if spec.entry_condition is not None else ""
     words = _clause(condition, tuple(action.text for action in spec.entry_actions))
     return " ".join(["entry", *words]) if words else ""
@@ -132,7 +132,7 @@ def _add_lines(probe: Probe, location: str, glob: bool = False, pending: bool = 
 
 
 def _settings(settings: Settings) -> Iterator[str]:
-    """Those that shape probes, where they are not what they are by default."""
+    """Yield those that shape probes, where they are not what they are by default."""
     for field in fields_of(Settings):
         value = getattr(settings, field.name)
         if field.name in SESSION_SETTINGS or value == field.default:
@@ -144,7 +144,7 @@ def _settings(settings: Settings) -> Iterator[str]:
 
 
 def _is_whole(probes: Sequence[Probe], target: Target, takes: CanProbe) -> bool:
-    """Whether one `add` makes all of `probes` and no other, enabled as they are."""
+    """Return whether one `add` makes all of `probes` and no other, enabled as they are."""
     if len(probes) == 1 and not probes[0].spec.glob:
         return True
     if not all(probe.enabled for probe in probes):
@@ -191,7 +191,7 @@ def _resolved(place: str, target: Target) -> tuple[int, ...]:
 
 
 def _quoted(path: str) -> str:
-    """A path as an option takes it. Raises OptprobeError."""
+    """Return a path as an option takes it. Raises OptprobeError."""
     if re.fullmatch(r"[^\s\"'()\[\]{}-][^\s\"'()\[\]{}]*", path):
         return path
     quote = next((quote for quote in "\"'" if quote not in path and "\\" not in path), "")

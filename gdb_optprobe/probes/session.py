@@ -236,8 +236,7 @@ class Session:
     # looking -----------------------------------------------------------------------------------------------------
 
     def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
-        """Where no numbers are given: of all, and of deleted return probes that saw calls entered which are under way.
-        """
+        """Return the views of probes; without numbers of all, and of deleted return probes with active calls."""
         self.check_alive()
         views = self._views(self.registry.probes(numbers))
         return (*views, *deleted_views.deleted_views(self.optimizer, self.uprobes)) if numbers is None else views
@@ -286,7 +285,7 @@ class Session:
         return self._kind(probe.spec).missed(probe)
 
     def collector(self) -> CollectorView | None:
-        """What the slot collector has done; None where there was nothing to do."""
+        """Return what the slot collector has done; None where there was nothing to do."""
         return self.optimizer.collector.view(self.optimizer.arena)
 
     def clear(self, numbers: Sequence[int] | None = None) -> None:
@@ -300,7 +299,7 @@ class Session:
         self.optimizer.write_records(probes)
 
     def saved(self) -> SavedProbes:
-        """The probes as commands that make them again in another boot."""
+        """Return the probes as commands that make them again in another boot."""
         self.check_alive()
 
         def takes(spec: Spec, address: int) -> bool:
@@ -309,12 +308,12 @@ class Session:
         return save.commands(self.registry.probes(), self.settings(), self.target, takes)
 
     def check(self) -> tuple[str, ...]:
-        """Where the guest's memory does not hold what we wrote, in words."""
+        """Return where the guest's memory does not hold what we wrote, in words."""
         self.check_alive()
         return (*memory_check.problems(self.optimizer, self.probe_read_code), *self.uprobes.problems())
 
     def untraced(self) -> tuple[str, ...]:
-        """What tracers of the guest's own do not see because of us, in words."""
+        """Return what tracers of the guest's own do not see because of us, in words."""
         return memory_check.untraced_sites(self.target)
 
     @property
@@ -378,7 +377,7 @@ class Session:
             raise lost
 
     def something_left(self) -> bool:
-        """Whether the guest still holds what we put there, if we put anything there. Raises Unreadable.
+        """Return whether the guest still holds what we put there, if we put anything there. Raises Unreadable.
 
         A guest that was reset and came up at the same addresses holds none of it.
         """

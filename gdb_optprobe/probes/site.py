@@ -293,7 +293,7 @@ class Site:
         return None
 
     def _needs_successor(self, plan: Plan, guest: Guest) -> bool:
-        """A post_handler of an instruction that is not emulated runs when the vCPU arrives behind it."""
+        """Return whether a post_handler needs a stop behind the instruction, because it is not emulated."""
         if not any(probe.spec.post_handler for probe in self.enabled):
             return False
         some = dict.fromkeys(guest.isa.registers, 0)

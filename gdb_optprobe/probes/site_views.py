@@ -34,7 +34,7 @@ COUNTER_DISTANCE = 0x10000
 
 
 def read_calls(site: Site, probe: Probe, guest: Guest) -> CallTable | None:
-    """The calls of the function that a return probe is on; None for others."""
+    """Return the calls of the function that a return probe is on; None for others."""
     return site.rethook.all_calls(guest) if site.rethook is not None and probe.is_return else None
 
 
@@ -124,13 +124,13 @@ def added_instructions(plan: Plan, detour: Detour, guest: Guest) -> int:
 
 
 def _programs(detour: Detour, guest: Guest) -> Iterator[tuple[int, Sequence[Insn]]]:
-    """Each program's original address, and its instructions."""
+    """Yield each program's original address, and its instructions."""
     for start, end, original in detour.programs:
         yield original, guest.isa.decode(detour.data[start - detour.address : end - detour.address], start)
 
 
 def show_view(view: ProbeView, site: Site, guest: Guest) -> ShowView:
-    """The probed place as it was, as it is in the guest now, and the detour it leads to."""
+    """Return the probed place as it was, as it is in the guest now, and the detour it leads to."""
     plan = site.installed_plan or site.plan
     end = max(plan.patch_end, plan.displaced[-1].end)
     now = guest.machine.read(site.address, end - site.address)
@@ -161,7 +161,7 @@ def _detour_lines(site: Site, guest: Guest) -> tuple[CodeLine, ...]:
 
 
 def _describe_programs(site: Site) -> str:
-    """What the programs at the address of `site` do, one after the other."""
+    """Return what the programs at the address of `site` do, one after the other."""
     done = [", ".join(probe.spec.actions) for probe in site.enabled if not probe.is_return]
     if site.return_probes:
         done.append("the entry of a call with a probed return")
@@ -193,7 +193,7 @@ def _note(plan: Plan, guest: Guest) -> str:
 
 
 def unprobeable_view(address: int, why: Reason, guest: Guest) -> ExplainView:
-    """An address that no tier can probe."""
+    """Return the view of an address that no tier can probe."""
     return ExplainView(
         address=address,
         symbol=guest.symbol(address),

@@ -46,12 +46,13 @@ class MappedText:
         return [write for change in back if self._may_hold(change) for write in self._write(change)]
 
     def needs_guest(self, change: TextChange) -> bool:
-        """Whether only the guest can make it, be it forth or back."""
+        """Return whether only the guest can make it, be it forth or back."""
         pieces = ((at, self.pages.read(at, len(new)), new) for at, _, new in self.pieces(change))
         return any(found != new and not self.pages.is_own(at) for at, found, new in pieces)
 
     def is_lost(self, change: TextChange) -> bool:
-        """Whether something else is there. Where no page is, the space may be on its way to have it: in an exec."""
+        """Return whether something else is there. Where no page is, the space may be on its way to have it: in an exec.
+        """
         there = ((self.pages.read(at, len(new)), new) for at, _, new in self.pieces(change))
         return bool(self.space.processes) and any(found not in (None, new) for found, new in there)
 
@@ -72,7 +73,7 @@ class MappedText:
         return any(self.pages.read(at, len(old)) in (None, old) for at, old, _ in self.pieces(back))
 
     def _write(self, change: TextChange) -> list[Write]:
-        """What is in pages of the space's own; what is not."""
+        """Return what is in pages of the space's own; what is not."""
         left = []
         for at, old, new in self.pieces(change):
             if not self.pages.write(at, old, new):

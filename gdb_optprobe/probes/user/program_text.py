@@ -117,7 +117,7 @@ class ProgramText:
             raise OptprobeError(SHOWN, CONTINUE)
 
     def is_installed(self, program: Program, address: int) -> bool:
-        """Whether bytes are armed there."""
+        """Return whether bytes are armed there."""
         armed = self._installed.get(program.inode)
         return armed is not None and address in armed.changes
 
@@ -191,7 +191,7 @@ class ProgramText:
         return self.mmap_patcher is not None and self.mmap_patcher.is_busy
 
     def problems(self) -> Sequence[str]:
-        """Where a process does not have what is armed, in words."""
+        """Return where a process does not have what is armed, in words."""
         if self._is_mapping:
             return ()
         found = []

@@ -33,7 +33,8 @@ def dead_at_trap(isa: UserTrapping) -> Dead:
 
 
 def is_process(names: NamesAt, pid: int) -> Expr:
-    """Whether the process of that number runs; its tgid is what user space calls its pid. Raises OptprobeError."""
+    """Return whether the process of that number runs; its tgid is what user space calls its pid. Raises OptprobeError.
+    """
     found = names.names.dollar("tgid")
     if isinstance(found, Missing):
         raise OptprobeError(found.message, found.hint)

@@ -28,7 +28,7 @@ class Tail:
     jump: bytes
 
     def trapping(self, trap: bytes) -> bytes:
-        """The same with a trap in its place."""
+        """Return the same with a trap in its place."""
         return trap + self.jump[len(trap) :]
 
 
@@ -97,7 +97,7 @@ class UprobeSite:
 
 
 def decode_instruction(program: Program, address: int, isa: UserTrapping) -> Insn:
-    """The instruction there. Raises OptprobeError where none begins."""
+    """Return the instruction there. Raises OptprobeError where none begins."""
     bounds = program.function(address)
     start = bounds[0] if bounds is not None else address
     code = isa.decode(program.text(start, address - start + LONGEST), start, program.bits)

@@ -171,7 +171,7 @@ def _take_ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:
 
 
 def with_stop_call(program: Callable[[int], Code], call: Code, isa: Isa, near: int) -> Code:
-    """The program, and behind it the call, by which it leaves where it stops. program: by where it leaves to."""
+    """Return the program, and behind it the call, by which it leaves where it stops. program: by where it leaves to."""
     size, step = len(program(near)(near)), len(isa.branch(near, near + isa.branch_size))
 
     def whole(at: int) -> bytes:
@@ -202,7 +202,7 @@ class _Registers(Mapping[str, int]):
 def _return_value(
     point: UprobeSite, user: UserTarget, registers: Mapping[str, int], read: Callable[[int, int], bytes]
 ) -> tuple[str, int] | None:
-    """What the function has returned, and which that is."""
+    """Return what the function has returned, and which that is."""
     found = user.guest.program_names_at_return(point.program.bits).names.dollar("retval")
     if not isinstance(found, Rvalue):
         return None

@@ -121,7 +121,7 @@ def show_view(view: ProbeView, point: UprobeSite, guest: Guest) -> ShowView:
 
 
 def explain_view(spec: Spec, users: Uprobes, guest: Guest) -> ExplainView:
-    """What a probe on a program would be. Raises OptprobeError where it would be none."""
+    """Return what a probe on a program would be. Raises OptprobeError where it would be none."""
     point, code = users.trial(spec)
     insn, added = point.insn, guest.isa.decode(code, 0)
     return ExplainView(

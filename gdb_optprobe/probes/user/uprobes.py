@@ -277,9 +277,9 @@ class Uprobes:
         return AdoptedTraps(tuple(keys), tuple(kept))
 
     def adopt_trampolines(self, taken: AdoptedTraps, undone: Sequence[Patch], arena: Arena) -> Collection[int]:
-        """Where calls return to an earlier GDB's trampolines, they come to us from now on; what needs not be undone.
+        """Redirect to us the returns to an earlier GDB's trampolines. Return the addresses that need not be undone.
 
-        undone: patches that undo what it wrote into the kernel. Their addresses. Raises OptprobeError.
+        undone: patches that undo what it wrote into the kernel. Raises OptprobeError.
         """
         if not taken.trampolines:
             return ()
@@ -304,7 +304,7 @@ class Uprobes:
             self._update_hooks()
 
     def _resolve(self, spec: Spec, user: UserTarget) -> UprobeSite:
-        """Where the probe would be. Raises OptprobeError."""
+        """Return where the probe would be. Raises OptprobeError."""
         for action in spec.action_parts:
             check_action(action)
         path, _, place = spec.location.rpartition(":")
@@ -373,11 +373,11 @@ class Uprobes:
         self.registry.hooks = (*self._mmap_patcher.patches, *self.rethooks.patches)
 
     def spaces(self, program: Program) -> tuple[AddressSpace, ...]:
-        """Those that run it. Raises OptprobeError."""
+        """Return those that run it. Raises OptprobeError."""
         return self.user.texts.spaces(program.file)
 
     def missed(self, probe: Probe) -> int:
-        """How many calls of its function found no room."""
+        """Return how many calls of its function found no room."""
         inodes = [point.program.inode for point in self.registry.uprobe_sites([probe])]
         functions = [self.rethooks.functions.get((inode, probe.address)) for inode in inodes]
         return sum(self.rethooks.read_counts(function).missed for function in functions if function is not None)
@@ -387,7 +387,7 @@ class Uprobes:
         return self.stops.traps_near(start, end)
 
     def problems(self) -> Sequence[str]:
-        """Where the kernel or a process does not have what was written, in words."""
+        """Return where the kernel or a process does not have what was written, in words."""
         hooks = patch.check((*self.traps.dispatcher.patches, *self.registry.hooks), self.target.guest.machine)
         texts = self.user.texts.problems() if self.registry.uprobe_sites() else ()
         return (*(str(change.message) for change in hooks), *texts)
@@ -406,7 +406,7 @@ class Uprobes:
         self._xol_slots.clear()
 
     def _may_stop_at(self, address: int) -> bool:
-        """Whether something else may stop the guest there."""
+        """Return whether something else may stop the guest there."""
         return address in self.target.debugger.breakpoints() or any(True for _ in self.registry.near(address, LONGEST))
 
     # a probe ---------------------------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ class Uprobes:
         return number
 
     def _handler(self, spec: Spec, point: UprobeSite, user: UserTarget, settings: Settings) -> Handler:
-        """What a hit does. Raises OptprobeError, pointing at what cannot be done."""
+        """Return what a hit does. Raises OptprobeError, pointing at what cannot be done."""
         if spec.is_return:
             return compile_uretprobe(spec, point.program, point.insn.address, user, settings)
         return compile_uprobe(spec, point, user, settings)
@@ -535,7 +535,7 @@ class Uprobes:
     def _code(
         self, point: UprobeSite, copy: int | None, emulates: bool, user: UserTarget, arena: Arena
     ) -> Sequence[CodePart]:
-        """What a trap at `point` comes to."""
+        """Return what a trap at `point` comes to."""
         parts: list[CodePart] = []
         here = [probe for probe in point.enabled if not probe.is_return]
         # A thread that is shown at the stop has been counted by all others.
@@ -553,7 +553,7 @@ class Uprobes:
     def _instruction_code(
         self, point: UprobeSite, copy: int | None, emulates: bool, writable: int, user: UserTarget
     ) -> Iterator[CodePart]:
-        """What does, or has done, what the probed instruction does."""
+        """Yield the code that has the effect of the probed instruction."""
         isa, insn = user.kernel.isa, point.insn
         emulated = isa.emulation(insn, point.program.bits, writable)
         if emulated is not None and emulates:
@@ -563,7 +563,7 @@ class Uprobes:
             yield CodePart(f"on in a copy of {insn.text}, at {copy:#x} in the program", moved)
 
     def trial(self, spec: Spec) -> tuple[UprobeSite, bytes]:
-        """The instruction that a probe would be on, and code as long as what a hit of a count would run.
+        """Return the instruction that a probe would be on, and code as long as what a hit of a count would run.
 
         Raises OptprobeError.
         """

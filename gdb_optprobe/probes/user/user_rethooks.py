@@ -175,7 +175,7 @@ class UserRethooks:
     # what an earlier GDB left ----------------------------------------------------------------------------------------
 
     def has_active_calls(self, table: int, arena: Arena) -> bool:
-        """Whether the table of an earlier GDB has calls, which return to its trampolines."""
+        """Return whether the table of an earlier GDB has calls, which return to its trampolines."""
         self.guest.step_out(arena.ranges.code)
         return any(LAYOUT.calls(self.guest.machine.read(table, LAYOUT.size)))
 
@@ -194,7 +194,7 @@ class UserRethooks:
         return found
 
     def has_trampoline(self, program: Program) -> bool:
-        """Whether the program has a trampoline."""
+        """Return whether the program has a trampoline."""
         return program.inode in self._trampolines
 
     def adopt_table(self, kept: KeptTrampolines, standing: InstalledBytes, user: UserTarget, arena: Arena) -> None:

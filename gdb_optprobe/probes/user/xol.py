@@ -29,7 +29,7 @@ class XolSlots:
     _slots: dict[tuple[int, int], range] = field(default_factory=dict)
 
     def reserve(self, insn: Insn, program: Program, isa: UserTrapping, programs: Programs) -> tuple[int, bytes]:
-        """Where the copy is or shall be, and its bytes. Raises OptprobeError."""
+        """Return where the copy is or shall be, and its bytes. Raises OptprobeError."""
         at = self.find(insn, program)
         if at is None:
             at = self._find_free(program, lambda at: encode_copy(insn, program, at, isa), programs)
@@ -40,7 +40,7 @@ class XolSlots:
         return at, data
 
     def reserve_trampoline(self, program: Program, trap: bytes, programs: Programs) -> int:
-        """Where calls of the program's functions may return to. Raises OptprobeError."""
+        """Return where calls of the program's functions may return to. Raises OptprobeError."""
         key = (program.inode, TRAMPOLINE)
         if key not in self._slots:
             at = self._find_free(program, lambda at: trap, programs)
@@ -54,7 +54,7 @@ class XolSlots:
         self._slots[program.inode, TRAMPOLINE] = range(address, address + 1)
 
     def find(self, insn: Insn, program: Program) -> int | None:
-        """Where the copy is, if it has one."""
+        """Return where the copy is, if it has one."""
         found = self._slots.get((program.inode, insn.address))
         return found.start if found is not None else None
 
@@ -67,11 +67,13 @@ class XolSlots:
         self._slots.clear()
 
     def slots_of(self, program: Program) -> tuple[range, ...]:
-        """Where those of the program are."""
+        """Return the slots of the program."""
         return tuple(at for (inode, _), at in self._slots.items() if inode == program.inode)
 
     def _find_free(self, program: Program, made: Callable[[int], bytes], programs: Programs) -> int | None:
-        """Where no process has anything, or what an earlier GDB has left there is the same. Raises OptprobeError."""
+        """Return a place that no process uses, or that an earlier GDB has used for the same bytes. Raises
+        OptprobeError.
+        """
         taken = {
             at
             for copy in self.slots_of(program)
@@ -95,12 +97,12 @@ class XolSlots:
 
 
 def first_slot(program: Program) -> int:
-    """Where the first copy would be."""
+    """Return where the first copy would be."""
     return -(-program.filler[0] // SLOT_SIZE) * SLOT_SIZE
 
 
 def encode_copy(insn: Insn, program: Program, at: int, isa: UserTrapping) -> bytes:
-    """The instruction's copy, to run at `at`. Raises OptprobeError where there is none."""
+    """Return the instruction's copy, to run at `at`. Raises OptprobeError where there is none."""
     try:
         data = isa.copy(insn, at, program.bits, program.pie)
     except (Unrelocatable, OutOfReach) as stuck:
@@ -111,6 +113,6 @@ def encode_copy(insn: Insn, program: Program, at: int, isa: UserTrapping) -> byt
 
 
 def no_slot(insn: Insn, program: Program) -> OptprobeError:
-    """The instruction has no copy."""
+    """Return the error of an instruction that has no copy."""
     where = program.spell(insn.address)
     return OptprobeError(f"{insn.text} at {where} has to run elsewhere, and {program.path} has no bytes left for that")

@@ -36,7 +36,7 @@ class XolSteps:
     next_record: Callable[[], int]
 
     def install_copy(self, point: UprobeSite, emulation: bool, user: UserTarget) -> tuple[int | None, Tail | None]:
-        """Where the instruction's copy is, in every process that has the program, and the jump at its end.
+        """Return where the instruction's copy is, in every process that has the program, and the jump at its end.
 
         None where there is none, or it ends in another way. Raises OptprobeError.
         """
@@ -80,12 +80,12 @@ def _key(program: Program, tail: Tail) -> Key:
 
 
 def _falls_through(insn: Insn) -> bool:
-    """Whether execution continues behind it, so that a trap can be there."""
+    """Return whether execution continues behind it, so that a trap can be there."""
     return insn.flow is Flow.NEXT
 
 
 def _end_of(insn: Insn, program: Program, copy: int, data: bytes, isa: UserTrapping) -> Tail | None:
-    """A step. data: the copy of the instruction, for the address `copy`."""
+    """Return a step. data: the copy of the instruction, for the address `copy`."""
     last = isa.decode(data, copy, program.bits)[-1]
     if not _falls_through(insn) or last.flow is not Flow.JUMP or last.target != insn.end:
         return None
