@@ -91,7 +91,7 @@ def install(
 
 
 def remove(branch: Branch, sites: Sequence[Site], guest: Guest, arena: Arena, lifted: bool) -> None:
-    """The original instructions again for `sites`, all that `branch` serves; the counters stay.
+    """Restore the original instructions for `sites`, all that `branch` serves; the counters stay.
 
     lifted: they are there already. Raises TextChanged; then all is left as it is.
     """
@@ -148,7 +148,7 @@ def overwrites(site: Site, guest: Guest, keeps: PreservedRegisters, read: Preser
 
 
 def _programs(sites: Sequence[Site], guest: Guest, arena: Arena, keeps: PreservedRegisters) -> Codes:
-    """By address, every enabled probe with its program, in the order in which they run."""
+    """Return every enabled probe with its program, by address, in the order in which they run."""
     for site in sites:
         for probe in site.enabled:
             reserve(probe, site.plan, guest, arena, keeps)

@@ -278,7 +278,7 @@ class _Kernel(_Guest):
 
 
 def _commonest(plans: Sequence[Plan]) -> Reason:
-    """Return why not optimized, of most of those plans that are not."""
+    """Return the most frequent reason of plans that are not optimized."""
     reasons = [plan.reason for plan in plans if plan.reason is not None]
     (code, _), *_ = Counter(reason.code for reason in reasons).most_common(1)
     return next(reason for reason in reasons if reason.code == code)

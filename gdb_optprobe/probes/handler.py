@@ -221,7 +221,7 @@ class Handler:
         return self.program.dereferences or any(map(dereferences, self.entry.expressions))
 
     def _nodes(self) -> Iterator[Operand]:
-        """Of the program and of what runs at a function's entry."""
+        """Yield the operands of the program and of the entry's program."""
         yield from self.program.nodes()
         for expression in self.entry.expressions:
             yield from nodes(expression)
@@ -323,7 +323,7 @@ class Handler:
         return _action_with(node, others, self.program.actions[1:]) or condition or spec.action_parts[0]
 
     def _addresses(self, memory: int) -> Iterator[int]:
-        """Of each object, in their order."""
+        """Yield the address of each object, in their order."""
         cells = iter([memory, *(memory + WORD * place.start for _, place in self.cell_words())])
         table = memory + self.head_size
         tables = iter(self.tables)

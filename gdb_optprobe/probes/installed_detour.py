@@ -86,7 +86,7 @@ class InstalledDetour:
 
     @classmethod
     def install_or_reuse(cls, address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> InstalledDetour:
-        """As `install`; where an earlier session's code there is what this would be, byte for byte, that is it."""
+        """Install as `install` does, or reuse an earlier session's code that is the same, byte for byte."""
 
         def is_same(one: Detour) -> bool:
             if one.head not in (address, one.address) or one.origins or one.exits:
@@ -102,7 +102,8 @@ class InstalledDetour:
         return cls.install(address, lay_out, guest, arena)
 
     def release(self, guest: Guest, arena: Arena, reached: bool, way: bool = False) -> bool:
-        """Nothing leads here any more. Return whether a vCPU may have reached it: dirty until it is proven empty.
+        """Release it: nothing leads here any more. Return whether a vCPU may have reached it: dirty until it is proven
+        empty.
 
         reached: something led here. No vCPU was there nevertheless where none has run since, nor will be, where no
                  table that was left may lead here.

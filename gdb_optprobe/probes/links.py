@@ -38,7 +38,7 @@ class Links:
         self._link([*ways, *self._exits[branch.plan.head]])
 
     def remove(self, branch: Branch) -> None:
-        """`branch` is about to go: no link leads into its detour any more, and none out of it. Raises TextChanged."""
+        """Remove the links into and out of the detour of `branch`, which is about to be removed. Raises TextChanged."""
         own = branch.detour.exits
         linked = {insn.address for insn in (*own, *self._exits[branch.plan.head])} & self._linked.keys()
         patch.revert([self._linked[at] for at in sorted(linked)], self.guest.machine)

@@ -171,7 +171,7 @@ class LinuxArena:
         return self.room is not None and self.room.borrow is not None
 
     def _borrow(self, borrow: Callable[[], Room]) -> None:
-        """As `take`. Once the kernel has lent it, the journal tells of that before its window appears."""
+        """Borrow memory as `take` does. The journal has the loan before the window is mapped."""
         self.tell("the guest runs until its kernel has lent memory for detours")
         room = borrow()
         self.linux.forget()
@@ -202,7 +202,7 @@ class LinuxArena:
             self.linux.memory.forget()
 
     def _repay(self, room: Room) -> None:
-        """The guest runs; the journal goes with the memory."""
+        """Run the guest to give the memory back, the journal with it."""
         try:
             room.give_back()
         except StillLent as stays:

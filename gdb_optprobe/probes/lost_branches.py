@@ -28,7 +28,7 @@ class LostBranches:
         return any(branch.patch.address <= address < branch.patch.end for branch in self.branches)
 
     def keep_counter(self, probe: Probe) -> bool:
-        """`probe` goes: whether one of them serves it, and so its counter stays."""
+        """Return whether a lost branch serves `probe`, which is deleted: then its counter stays."""
         if not any(probe.number in branch.probe_numbers for branch in self.branches):
             return False
         if probe.counter is not None:

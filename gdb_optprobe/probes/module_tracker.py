@@ -73,7 +73,7 @@ class ModuleTracker:
         self._tried_modules = None
 
     def mark_gone(self, probe: Probe) -> None:
-        """The module that `probe` was in is gone."""
+        """Mark `probe` gone: its module was unloaded."""
         why = Refusal.MODULE_GONE.because(module=probe.home.partition(":")[0])
         self.registry.set_absent(probe, Presence.GONE, why)
         self._tried_modules = None
@@ -93,7 +93,7 @@ class ModuleTracker:
         return bool(self._modules) or any(probe.presence is not Presence.HERE for probe in self.registry.probes())
 
     def abandon(self) -> None:
-        """The guest is gone."""
+        """Forget everything: the guest is gone."""
         self._modules.clear()
         if self._load_hook is not None:
             self._load_hook.remove()

@@ -359,7 +359,7 @@ class Optimizer:
         return code in PASSING or (code == Refusal.ARENA_FULL.code and self._used() < self._used_when_full)
 
     def _used(self) -> int:
-        """Bytes of the arena that are in use."""
+        """Return the bytes of the arena that are in use."""
         return self.arena.code.used + self.arena.data.used if self.arena is not None else 0
 
     def on_stop(self) -> None:
@@ -393,12 +393,12 @@ class Optimizer:
         self.settle(sites)
 
     def unpin(self, sites: Sequence[Site]) -> None:
-        """The next `settle` brings them up again."""
+        """Let the next `settle` optimize them again."""
         for site in sites:
             site.pinned = False
 
     def release_counter(self, probe: Probe) -> None:
-        """A deleted probe's counter and pad: code that still runs may come there, so they are reused only with it.
+        """Free a deleted probe's counter and pad together with the code that may still use them.
 
         A detour that was retired because of another's change counts until that change is undone.
         """

@@ -66,11 +66,11 @@ class Probe:
         self.seen = self._before = Results.empty(self.handler)
 
     def add_hit(self, outcome: Outcome, vcpu: int) -> None:
-        """A hit was seen."""
+        """Count a hit that was seen."""
         self._before, self.seen = self.seen, self.seen.after_hit(self.handler, outcome, vcpu)
 
     def undo_hit(self) -> None:
-        """The last hit is going to be counted once more."""
+        """Take back the last hit, which will be counted once more."""
         self.seen = self._before
 
     def remove_breakpoints(self) -> None:

@@ -14,7 +14,8 @@ GAP = 256
 
 
 def read_results(probes: Sequence[Probe], guest: Guest, whole: bool = False) -> dict[int, Results]:
-    """By probe number, of hits seen by us and in the guest together, read in few packets. whole: with tables."""
+    """Return results by probe number, of hits counted by us and in the guest, read in few packets. whole: with tables.
+    """
     slots = sorted(
         Slot(probe.counter.address, probe.handler.size if whole else probe.handler.head_size)
         for probe in probes

@@ -132,13 +132,13 @@ class Registry:
     # branches ----------------------------------------------------------------------------------------------------
 
     def add_branch(self, branch: Branch) -> None:
-        """`branch` was written."""
+        """Register `branch`, which was written."""
         insort(self._heads, branch.plan.head)
         insort(self._slots, branch.detour.address)
         self._branches[branch.plan.head] = self._by_slot[branch.detour.address] = branch
 
     def remove_branch(self, branch: Branch) -> None:
-        """`branch` is in the guest no more, or not ours any more."""
+        """Remove `branch`, which is not in the guest any more, or is not ours any more."""
         self._heads.remove(branch.plan.head)
         self._slots.remove(branch.detour.address)
         del self._branches[branch.plan.head], self._by_slot[branch.detour.address]
@@ -181,7 +181,7 @@ class Registry:
         return (self._sites[at] for at in self._addresses[first:last])
 
     def abandon(self) -> None:
-        """The guest that held it all is gone."""
+        """Forget everything: the guest that held it is gone."""
         for site in self._sites.values():
             site.abandon()
         self._uprobe_sites.clear()

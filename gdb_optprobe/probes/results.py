@@ -53,12 +53,12 @@ class Results:
 
     @classmethod
     def empty(cls, handler: Handler) -> Results:
-        """Before the first hit."""
+        """Return the results before the first hit."""
         return cls(handler.head(), ({},) * len(handler.tables), (0,) * len(handler.tables))
 
     @classmethod
     def decode(cls, handler: Handler, data: bytes, since: RingPosition) -> Results:
-        """From guest memory: all of it, or the head alone. since: which records were cleared away."""
+        """Decode guest memory: all of it, or the head alone. since: which records were cleared."""
         head = aggregate.decode(data[: handler.head_size])
         if len(data) <= handler.head_size:
             return replace(cls.empty(handler), head=head)

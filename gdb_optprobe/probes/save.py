@@ -63,7 +63,7 @@ class NotSaved(Exception):
 
 
 def _commands(some: Sequence[Probe], target: Target, takes: CanProbe) -> list[str]:
-    """The commands for probes of one spec. Raises NotSaved."""
+    """Return the commands for probes of one spec. Raises NotSaved."""
     spec = some[0].spec
     try:
         if spec.has_python_handler:
@@ -85,7 +85,7 @@ def comment(text: str) -> str:
 
 
 def add_command(spec: Spec, location: str, glob: bool = False) -> str:
-    """The command for a probe of `spec` at `location`. Raises OptprobeError where it cannot be written."""
+    """Return the command for a probe of `spec` at `location`. Raises OptprobeError where it cannot be written."""
     location = fields.tidy(location)
     fields.checked(spec, location)
     words = ["optprobe add", location]
@@ -160,7 +160,7 @@ def _is_whole(probes: Sequence[Probe], target: Target, takes: CanProbe) -> bool:
 
 
 def _as_typed(probe: Probe, target: Target) -> str:
-    """As it was typed, where that names it in another boot too."""
+    """Return the location as typed, where it has the same meaning in another boot."""
     typed = probe.spec.location.strip()
     if typed.startswith("*"):
         return typed if _NAMED.fullmatch(typed) else _location(probe, target)
@@ -172,7 +172,7 @@ def _as_typed(probe: Probe, target: Target) -> str:
 
 
 def _location(probe: Probe, target: Target) -> str:
-    """symbol+offset, where only this address is called so; else counted from the kernel's start."""
+    """Return symbol+offset, if the symbol is unique; else an offset from the kernel's start."""
     if probe.home or not probe.is_in_kernel:
         return probe.home or probe.spec.location
     name = target.guest.symbol(probe.address)

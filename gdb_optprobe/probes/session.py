@@ -212,7 +212,7 @@ class Session:
         return tuple(probe.number for probe in probes)
 
     def resettle(self) -> None:
-        """A setting or a breakpoint of the user's changed: every site goes where it belongs now.
+        """Settle every site again: a setting or a breakpoint of the user has changed.
 
         The guest does not run for it: what needs memory that the kernel is to lend waits for `add` and `enable`.
         """
@@ -220,7 +220,7 @@ class Session:
         self.uprobes.resettle()
 
     def move_arena(self) -> None:
-        """The setting changed: what needs memory next has it there. Raises OptprobeError while the old is in use."""
+        """Use the new place at the next need of memory. Raises OptprobeError while the old one is in use."""
         if not self.optimizer.release_arena():
             why = "the arena stays where it is while probes, or detours that a thread may be inside, use it"
             raise OptprobeError(why, "optprobe delete, optprobe commit, then set it again")
@@ -242,7 +242,7 @@ class Session:
         return (*views, *deleted_views.deleted_views(self.optimizer, self.uprobes)) if numbers is None else views
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
-        """As `views`, with all that was gathered by key."""
+        """Return the views with all results by key."""
         self.check_alive()
         return self._views(self.registry.probes(numbers), whole=True)
 
@@ -332,7 +332,7 @@ class Session:
         return found is not None or self.in_probe_read(pc)
 
     def pushed_at(self, detour: Detour, pc: int) -> int:
-        """Bytes that `detour` has on the stack at `pc` beyond what the original code has there."""
+        """Return the bytes that `detour` has on the stack at `pc` beyond those of the original code."""
         begun = max((at for at, _ in detour.origins if at <= pc), default=detour.address)
         before = self.target.guest.isa.decode(detour.data[begun - detour.address : pc - detour.address], begun)
         return depth(before, pc, self.target.guest.isa.pushed)
@@ -457,7 +457,7 @@ class Session:
     # the end -----------------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """The guest is gone, or is another one now: forget what was in it, touching nothing."""
+        """Forget what was in the guest, without touching it: the guest is gone, or is another one now."""
         self.uprobes.abandon()
         self.registry.abandon()
         self.optimizer.rethooks.abandon()

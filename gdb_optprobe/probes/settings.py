@@ -101,7 +101,7 @@ def size_of(name: str, value: Any) -> int:
 
 
 def parse_arena(text: str) -> ArenaRanges | None:
-    """`auto` (None), or `code=START-END data=START-END`. Raises OptprobeError."""
+    """Parse `auto` (None), or `code=START-END data=START-END`. Raises OptprobeError."""
     if text.strip() in ("", "auto"):
         return None
     found = _ARENA.fullmatch(text.strip())

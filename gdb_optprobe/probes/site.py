@@ -135,7 +135,7 @@ class Site:
     # into the guest ----------------------------------------------------------------------------------------------
 
     def attach_branch(self, branch: Branch, target: Target) -> None:
-        """`branch` now leads to this site's programs."""
+        """Record that `branch` leads to this site's programs."""
         self.branch = branch
         # A vCPU that is stopped here with its hit counted counts it again, in the detour.
         if target.stops.take_back(self.address):
@@ -147,7 +147,7 @@ class Site:
         self._set_installed(SiteState.DETOUR, self.plan)
 
     def detach_branch(self) -> None:
-        """The branch is gone."""
+        """Record that the branch is gone."""
         self.branch = None
         self._set_removed()
 
@@ -197,7 +197,7 @@ class Site:
         self._set_removed()
 
     def abandon(self) -> None:
-        """What was in the guest is not ours any more, or gone with it: forget it without touching its memory."""
+        """Forget what was in the guest without touching it: it is not ours any more, or the guest is gone."""
         for point in self._breakpoints:
             point.remove()
         self._breakpoints.clear()
@@ -320,7 +320,7 @@ def _run_post_handlers(probes: Sequence[Probe], hit: Hit) -> None:
 
 
 def _reader(hit: Hit, effects: Effects) -> ReadMemory:
-    """Memory as it will be once `effects` are written."""
+    """Return a reader of memory as it will be once `effects` are written."""
 
     def read(address: int, size: int) -> bytes:
         data = bytearray(hit.read(address, size))

@@ -115,7 +115,7 @@ def _detour_view(site: Site, guest: Guest) -> DetourView | None:
 
 
 def added_instructions(plan: Plan, detour: Detour, guest: Guest) -> int:
-    """Instructions that a hit of an optimized probe adds: the branch, its program, the way back."""
+    """Return the instructions that a hit of an optimized probe adds: the branch, its program, the way back."""
     code = len(guest.isa.decode(detour.data, detour.address))
     for original, program in _programs(detour, guest):
         code -= len(program)
@@ -205,6 +205,6 @@ def unprobeable_view(address: int, why: Reason, guest: Guest) -> ExplainView:
 
 
 def count_cost(plan: Plan, guest: Guest) -> int:
-    """Instructions that a hit of a count would add, if it were alone in its detour."""
+    """Return the instructions that a hit of a count would add, if it were alone in its detour."""
     at = somewhere(plan.address, guest.isa)
     return added_instructions(plan, build_count(plan, guest.isa, at, at + COUNTER_DISTANCE), guest)

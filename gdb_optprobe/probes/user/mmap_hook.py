@@ -119,7 +119,7 @@ class MmapPatcher:
         self.abandon()
 
     def abandon(self) -> None:
-        """The guest that held it is gone."""
+        """Forget the hook: the guest that held it is gone."""
         self._installed, self._rows = None, []
 
     @property

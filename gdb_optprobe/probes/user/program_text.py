@@ -103,7 +103,9 @@ class ProgramText:
             self._check(program, [TextChange(at, program.text(at, len(new)), new) for at, new in texts.items()])
 
     def check_remove(self, program: Program, addresses: Collection[int]) -> None:
-        """The same of putting the file's bytes back."""
+        """Raise OptprobeError where the guest would have to run to restore the file's bytes, but is stopped for the
+        user.
+        """
         armed = self._installed.get(program.inode)
         if armed is not None and self.shows_program():
             if self._is_mapping:
@@ -207,7 +209,7 @@ class ProgramText:
         return found
 
     def abandon(self) -> None:
-        """The guest is gone."""
+        """Forget everything: the guest is gone."""
         self._installed.clear()
         self.mmap_patcher = None
         self._update_mmap_hook()

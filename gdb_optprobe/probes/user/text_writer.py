@@ -32,7 +32,7 @@ class TextWriter:
             arena.check_data(writer.SIZE, near, self.guest.isa.data_reach)
 
     def install(self, programs: Programs, arena: Arena, avoid: Callable[[int], bool]) -> Writer:
-        """avoid: see Writer. Raises Refused, OptprobeError."""
+        """Install the writer. avoid: see Writer. Raises Refused, OptprobeError."""
         if self.writer is not None:
             return self.writer
         calls = writer.calls(programs.kernel)
@@ -61,5 +61,5 @@ class TextWriter:
         self.abandon()
 
     def abandon(self) -> None:
-        """The guest that held it is gone."""
+        """Forget the writer: the guest that held it is gone."""
         self.writer = self._installed = self._tables = None

@@ -69,7 +69,7 @@ def _detour_view(point: UprobeSite, function: UserRethook | None, guest: Guest) 
 
 
 def _stack_cost(point: UprobeSite, guest: Guest) -> int:
-    """Instructions that the code does not show: it takes one word of a stack after the other."""
+    """Return the instructions that the code does not show: it copies a stack word by word."""
     objects = [each for probe in point.enabled for each in probe.handler.objects]
     words = sum(each.stack - 1 for each in objects if isinstance(each, Records) and each.tried)
     return words * guest.user_kernel.isa.frames[point.program.bits].cost if words else 0

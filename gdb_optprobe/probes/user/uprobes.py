@@ -338,7 +338,7 @@ class Uprobes:
                 self._settle(point, user, arena)
 
     def resettle(self) -> None:
-        """A setting may have changed. Raises OptprobeError."""
+        """Settle every uprobe again: a setting may have changed. Raises OptprobeError."""
         if self._emulation != (emulation := self.settings().emulation):
             self._emulation = emulation
             self._settle_all(self.registry.uprobe_sites())
@@ -383,7 +383,7 @@ class Uprobes:
         return sum(self.rethooks.read_counts(function).missed for function in functions if function is not None)
 
     def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
-        """From `start` to before `end`, as the process that the user is shown has them; by probes' numbers."""
+        """Return the traps in [start, end), as the process shown to the user has them, with their probes' numbers."""
         return self.stops.traps_near(start, end)
 
     def problems(self) -> Sequence[str]:
@@ -433,7 +433,7 @@ class Uprobes:
         return point
 
     def _next_record(self) -> int:
-        """Of a trap in the journal."""
+        """Return the number of the next trap in the journal."""
         number, self._next = self._next, self._next + 1
         return number
 
@@ -444,7 +444,7 @@ class Uprobes:
         return compile_uprobe(spec, point, user, settings)
 
     def _install_shared(self, user: UserTarget, arena: Arena) -> None:
-        """All that traps come to, and what writes them. Raises Refused."""
+        """Install the code that all traps use, and the writers of traps. Raises Refused."""
         found = self._install_probe_read(user, arena)
         self.traps.install(user, found, arena)
         user.texts.writer = self._writer.install(user.programs, arena, self._may_stop_at)

@@ -50,7 +50,7 @@ class XolSlots:
         return self._slots[key].start
 
     def adopt_trampoline(self, program: Program, address: int) -> None:
-        """The program's trampoline is there."""
+        """Record that the program's trampoline is there."""
         self._slots[program.inode, TRAMPOLINE] = range(address, address + 1)
 
     def find(self, insn: Insn, program: Program) -> int | None:
