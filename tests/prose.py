@@ -1,4 +1,4 @@
-"""Count the words that DESIGN.md ("Prose") rules out, in docstrings, comments, messages and docs.
+"""Count the words that prose here does without, in docstrings, comments, messages and docs.
 
 `python -m tests.prose` writes the counts of all files to `prose.txt`, beside this file. The sum may only fall.
 """
@@ -81,7 +81,7 @@ def main() -> None:
     """Write the counts as the new allowances, unless there are more of the words than before."""
     found, before = counts(), sum(allowed().values()) if ALLOWANCES.exists() else None
     if before is not None and sum(found.values()) > before:
-        sys.exit(f"{sum(found.values())} of the words that DESIGN.md rules out, where {before} are allowed")
+        sys.exit(f"{sum(found.values())} of these words, where {before} are allowed")
     ALLOWANCES.write_text("".join(f"{number:4} {name}\n" for name, number in found.items()))
 
 

@@ -1,4 +1,4 @@
-"""The house is as DESIGN.md draws it: imports run one way, GDB stays at the top, no module has state."""
+"""The house is as CONTRIBUTING.md draws it: imports run one way, GDB stays at the top, no module has state."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ LAYERED = [path for path in files() if layer(path) != "__init__"]
 
 
 def test_imports_run_one_way() -> None:
-    assert {layer(path) for path in LAYERED} <= HEIGHT.keys(), "a folder that is no layer of DESIGN.md"
+    assert {layer(path) for path in LAYERED} <= HEIGHT.keys(), "a folder that is no layer of CONTRIBUTING.md"
     upward = {
         named(path): found
         for path in LAYERED

@@ -1,4 +1,4 @@
-"""Prose has fewer and fewer of the words that DESIGN.md ("Prose") rules out."""
+"""Prose has fewer and fewer of the words that tests/prose.py counts."""
 
 from __future__ import annotations
 
