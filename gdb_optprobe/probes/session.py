@@ -175,11 +175,12 @@ class Session:
         for probe in probes:
             probe.enabled = False
         failure: OptprobeError | None = None
-        try:
-            self.kprobes.settle(probes)
-            self.uprobes.remove(probes)
-        except OptprobeError as error:
-            failure = error
+        # Where a kprobe stays, uprobes are removed nevertheless: their memory and pads are freed below.
+        for remove in (self.kprobes.settle, self.uprobes.remove):
+            try:
+                remove(probes)
+            except OptprobeError as error:
+                failure = failure or error
         left = sum(self.registry.site_of(probe).is_lost for probe in probes if probe.is_in_kernel)
         for probe in probes:
             self.optimizer.release_counter(probe)

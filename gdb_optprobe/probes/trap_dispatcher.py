@@ -92,6 +92,11 @@ class TrapDispatcher:
         return self._installed is not None
 
     @property
+    def has_traps(self) -> bool:
+        """Return whether a trap leads somewhere: one that is written, or about to be."""
+        return any(code is not None for code in self._codes.values())
+
+    @property
     def patches(self) -> tuple[Patch, ...]:
         """Return what was written into the kernel's text beside the traps."""
         return self._installed.patches if self._installed is not None else ()
@@ -164,7 +169,7 @@ class TrapDispatcher:
         Return whether the dispatcher is removed. Raises TextChanged.
         """
         old = self._installed
-        if old is None or any(code is not None for code in self._codes.values()):
+        if old is None or self.has_traps:
             return False
         if not hooks.is_quiescent((*self.ranges, *inside), self.guest, beside):
             return False
@@ -242,11 +247,16 @@ class TrapDispatcher:
     def _write(self, key: Key, code: int | None) -> None:
         """Write a slot of the table, word by word: GDB may be killed in between, and the guest may run."""
         assert self._installed is not None, "install"
-        table = self._installed.table
-        for offset, word in table.layout.put(
-            table.data, key, self._installed.dispatch.removed if code is None else code
-        ):
-            self.guest.machine.write(table.memory.address + offset, word)
+        table, value = self._installed.table, self._installed.dispatch.removed if code is None else code
+        at = table.layout.place(table.data, key)
+        slot = slice(at, at + table.layout.slot_size)
+        before = table.data[slot]
+        try:
+            for offset, word in table.layout.put(table.data, key, value):
+                self.guest.machine.write(table.memory.address + offset, word)
+        except BaseException:
+            table.data[slot] = before  # the next try writes the key again
+            raise
         self._codes[key] = code
 
     def _release(self, old: _Installed) -> None:

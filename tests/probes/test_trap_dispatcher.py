@@ -7,6 +7,7 @@ import pytest
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.patch import TextChanged
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps.trap_table import KERNEL_KEY, USER_KEY, Key, layout_of
 from gdb_optprobe.probes.trap_dispatcher import Dispatch, TrapDispatcher
 from tests.fake_guest import TRAP, FakeGuest, program
@@ -83,3 +84,25 @@ def test_where_the_kernel_s_text_is_another_nothing_is_left(words: int) -> None:
     # The code that the trap led to is not known any more; a CPU that came to it is served nevertheless.
     traps.install(dispatch, arena)
     assert in_guest(guest, traps) == dict.fromkeys(earlier, GONE)
+
+
+def test_a_key_that_was_not_written_is_written_again(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its key the trap would go to the kernel's own handler."""
+    guest, arena, traps, dispatch = dispatcher(words)
+    traps.install(dispatch, arena)
+    (key,) = keys(words, 1)
+    written: list[int] = []
+    write = guest.machine.write
+
+    def fails(address: int, data: bytes) -> None:
+        if len(written) == 1:
+            raise OptprobeError("the connection does not answer")
+        written.append(address)
+        write(address, data)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(guest.machine, "write", fails)
+        with pytest.raises(OptprobeError):
+            traps.set_code(key, 0x7000)
+    traps.set_code(key, 0x7008)
+    assert in_guest(guest, traps) == {key: 0x7008}

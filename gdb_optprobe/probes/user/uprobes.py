@@ -334,8 +334,14 @@ class Uprobes:
     def _settle_all(self, points: Sequence[UprobeSite]) -> None:
         if points:
             user, arena = self.user, self.optimizer.take_arena()
+            failure: OptprobeError | None = None
             for point in points:
-                self._settle(point, user, arena)
+                try:
+                    self._settle(point, user, arena)
+                except OptprobeError as error:
+                    failure = failure or error
+            if failure is not None:
+                raise failure
 
     def resettle(self) -> None:
         """Settle every uprobe again: a setting may have changed. Raises OptprobeError."""
@@ -359,7 +365,8 @@ class Uprobes:
         if arena is None or not self.traps.dispatcher.patches or self.target.stops.shows_program():
             return
         user = self.user
-        if self.rethooks.tidy(user, arena) and not self.registry.uprobe_sites():
+        # A trap that could not be removed still needs all of it, though its probe is forgotten.
+        if self.rethooks.tidy(user, arena) and not self.registry.uprobe_sites() and not self.traps.dispatcher.has_traps:
             for program in self._programs:
                 user.texts.retain(program, [at for copy in self._xol_slots.slots_of(program) for at in copy])
             self._mmap_patcher.remove(arena)
