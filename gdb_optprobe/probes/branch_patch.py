@@ -123,6 +123,8 @@ def reserve(probe: Probe, plan: Plan, guest: Guest, arena: Arena, keeps: Preserv
                 program_of(probe, memory.address, plan, guest, keeps)
             guest.machine.write(memory.address, probe.handler.initial())
         probe.counter = memory
+    elif not probe.is_return:  # adopted, or of a module that is back
+        program_of(probe, probe.counter.address, plan, guest, keeps)
 
 
 def out_of_reach(best: Plan, guest: Guest, arena: Arena) -> Reason | None:

@@ -73,6 +73,7 @@ class Session:
         if self._borrow_memory(places):
             places = self._resolve(specs)  # the guest has run
         added: list[Probe] = []
+        had_arena = self.optimizer.arena is not None
         try:
             for spec, addresses in places:
                 self.target.debugger.guard()
@@ -97,6 +98,9 @@ class Session:
             self.module_tracker.update_load_hook()
         except BaseException:
             self._remove([probe for probe in added if self.registry.has(probe)])
+            if not had_arena:
+                with suppress(OptprobeError):  # why `add` is refused is what to read; the next one finds the arena
+                    self.optimizer.release_arena()
             raise
         self.last_number = added[-1].number
         return tuple(

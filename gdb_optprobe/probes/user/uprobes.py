@@ -175,6 +175,8 @@ class Uprobes:
 
             with self.optimizer.suggesting_sizes(probe):
                 self.optimizer.with_memory(allocate, arena)
+        elif not probe.is_return:
+            lower_uprobe(probe, probe.counter.address, user)
         self.optimizer.with_memory(lambda: self._install_shared(user, arena), arena)
 
     def install(self, probes: Sequence[Probe]) -> list[Probe]:
