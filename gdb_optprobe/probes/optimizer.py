@@ -479,11 +479,11 @@ class Optimizer:
             self.links.add(old)
             return
         self.registry.remove_branch(old)
-        old.installed.release(self.target.guest, arena, reached=True)
         for site in sites:
             if site.branch is old:
                 site.detach_branch()
         self._arm(branch, group)
+        old.installed.release(self.target.guest, arena, reached=True)
 
     def _is_exchangeable(self, old: Branch, group: Sequence[Site], sites: Sequence[Site]) -> bool:
         """Return whether all that `old` serves is in `group` or disabled, and its bytes are those of the new branch."""
