@@ -111,7 +111,7 @@ def profile(guest: Guest, command: str, third: str) -> None:
     sizes, results, times = (summed(text) for text in finished.workloads[-3:])
     tables: dict[str, dict[str, list[int]]] = finished.json("tables")
     calls, asked, got, took = (
-        {int(pid): words for pid, words in tables[f"{what} by $saved.who"].items()}
+        {int(pid): words for pid, words in tables[f"{what} by $saved.pid"].items()}
         for what in ("count", "sum($saved.size)", "sum($retval)", "avg($elapsed)")
     )
     assert len(calls) == len(times) == 8 and sum(words[0] for words in calls.values()) > 4 * READS + 4 * WAITS
