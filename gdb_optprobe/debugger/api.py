@@ -14,7 +14,7 @@ from gdb_optprobe.probes.views import ProbeView
 
 
 class Handle:
-    """One probe, as a line of `optprobe list` shows it."""
+    """One probe. number: as `optprobe list` has it."""
 
     def __init__(self, session: Session, number: int) -> None:
         self._session = session
@@ -27,30 +27,37 @@ class Handle:
 
     @property
     def hits(self) -> int:
+        """Return how often its condition was true."""
         return self._session.hits(self.number)
 
     @property
     def missed(self) -> int:
+        """Return how many hits or calls found no room and were not counted."""
         return self._session.missed(self.number)
 
     @property
     def tier(self) -> str:
+        """Return its tier: breakpoint, boosted, emulated, trapped or optimized; "" while it is in no tier."""
         return self.view.tier
 
     @property
     def address(self) -> int:
+        """Return the probed address."""
         return self.view.address
 
     @held()
     def enable(self) -> None:
+        """Let it count again."""
         self._session.enable([self.number])
 
     @held()
     def disable(self) -> None:
+        """Take it out of the guest's code. It keeps its number and what it has counted."""
         self._session.disable([self.number])
 
     @held()
     def delete(self) -> None:
+        """Remove it for good."""
         self._session.delete([self.number])
 
 

@@ -38,7 +38,19 @@ from gdb_optprobe.handlers.ctype import (
 from gdb_optprobe.handlers.ir import Clock, Expr, Frame, Load, Op, Register
 from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue
 
-OURS = ("arg1", "retval", "pid", "tgid", "comm", "task", "cpu", "time", "pc", "sp")
+OURS = {
+    "arg1": "the first argument, at a function's entry; `$arg2`, … the others",
+    "retval": "what the function has returned, at its return",
+    "pid": "the thread's id, which the kernel calls pid",
+    "tgid": "the process's id",
+    "comm": "the thread's name, at most 15 characters",
+    "task": "the running thread's `struct task_struct *`",
+    "cpu": "the number of this CPU",
+    "time": "the guest's clock, in ticks",
+    "pc": "the probed address",
+    "sp": "the stack pointer",
+}
+"""The names behind `$` that are ours, and their meanings."""
 _OURS_IN_C = {**{name: f"${name}" for name in OURS}, "current": "$task"}
 MOST_ARGUMENTS = 32
 MOST_TOLD = 32

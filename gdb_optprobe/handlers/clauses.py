@@ -14,27 +14,30 @@ from gdb_optprobe.handlers.syntax import Action, Expression, String
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How an action is written. least, most: arguments; most None for any number. keyed: takes `by`."""
+    """How an action is written, and what it does. least, most: arguments; most None for any. keyed: takes `by`."""
 
     text: str
+    what: str
     least: int = 0
     most: int | None = 0
     keyed: bool = False
 
 
 ACTIONS: Mapping[str, Usage] = {
-    "count": Usage("count by KEY", keyed=True),
-    "sum": Usage("sum(e) by KEY", 1, 1, keyed=True),
-    "min": Usage("min(e) by KEY", 1, 1, keyed=True),
-    "max": Usage("max(e) by KEY", 1, 1, keyed=True),
-    "avg": Usage("avg(e) by KEY", 1, 1, keyed=True),
-    "hist": Usage("hist(e) by KEY", 1, 1, keyed=True),
-    "lhist": Usage("lhist(e, min, max, step) by KEY", 4, 4, keyed=True),
-    "latency": Usage("latency by KEY", keyed=True),
-    "record": Usage("record(e, …)", 1, None),
-    "print": Usage('print("format", e, …)', 1, None),
-    "stack": Usage("stack"),
-    "stop": Usage("stop"),
+    "count": Usage("count by KEY", "the number of hits", keyed=True),
+    "sum": Usage("sum(e) by KEY", "the sum of the values", 1, 1, keyed=True),
+    "min": Usage("min(e) by KEY", "the smallest value", 1, 1, keyed=True),
+    "max": Usage("max(e) by KEY", "the largest value", 1, 1, keyed=True),
+    "avg": Usage("avg(e) by KEY", "the average, rounded towards zero", 1, 1, keyed=True),
+    "hist": Usage("hist(e) by KEY", "a histogram with buckets of powers of two", 1, 1, keyed=True),
+    "lhist": Usage(
+        "lhist(e, min, max, step) by KEY", "a histogram with buckets of `step`, from `min` to `max`", 4, 4, keyed=True
+    ),
+    "latency": Usage("latency by KEY", "of a return: a histogram of the calls' time in nanoseconds", keyed=True),
+    "record": Usage("record(e, …)", "a record of the values, with CPU and time", 1, None),
+    "print": Usage('print("format", e, …)', "a record that `report` prints by the format, as C's printf", 1, None),
+    "stack": Usage("stack", "a record of the stack, which `report` unwinds"),
+    "stop": Usage("stop", "the last action: the guest stops there, as at a breakpoint"),
 }
 
 

@@ -15,7 +15,7 @@ from gdb_optprobe.maps.aggregate import number
 _CONVERSION = re.compile(r"%([-+ #0]*)(\d*)(?:\.(\d*))?(hh|h|ll|l|j|z|t)?(.?)", re.DOTALL)
 _BITS = {"hh": 8, "h": 16, "": 32}
 _WIDEST = 1000
-_KNOWN = "%d %u %x %o %c %s %p, with hh, h, l, ll or z; %% for one %"
+KNOWN = "%d %u %x %o %c %s %p, with hh, h, l, ll or z; %% for one %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def conversions(format: str, where: Fragment) -> tuple[Conversion, ...]:
         if kind in "aAeEfFgG" and kind:
             raise fault("floating point is not supported", place, "the kernel has integers only")
         if not kind or kind not in "diuxXocsp" or (kind in "csp" and length):
-            raise fault(f"'{match[0]}' is no format", place, _KNOWN)
+            raise fault(f"'{match[0]}' is no format", place, KNOWN)
         if any(len(number.lstrip("0")) > 4 or int(number or 0) > _WIDEST for number in (width, precision or "")):
             raise fault(f"'{match[0]}' is too wide", place, f"at most {_WIDEST}")
         bits = 64 if kind in "ps" else 8 if kind == "c" else _BITS.get(length or "", 64)

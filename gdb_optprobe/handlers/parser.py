@@ -36,11 +36,18 @@ IsType = Callable[[str], bool]
 
 DEEPEST = 100
 MOST_POINTERS = 12  # declarators that C asks for, 5.2.4.1
-_LEVELS = (
+BINARY = (
     ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"), ("+", "-"),
     ("*", "/", "%"),
 )  # fmt: skip
-_PRECEDENCE = {op: level for level, ops in enumerate(_LEVELS) for op in ops}
+"""Operators with two operands, those that bind weakest first."""
+UNARY = ("+", "-", "!", "~", "*", "&")
+FUNCTIONS = {
+    "str": ("str(p)", "the string at `p`, up to its 0 byte: a key, a value of a record, or compared with a literal"),
+    "$percpu": ("$percpu(x)", "this CPU's copy of the per-CPU variable `x`"),
+}
+"""By their names, how each is written and what it means."""
+_PRECEDENCE = {op: level for level, ops in enumerate(BINARY) for op in ops}
 _CHANGES = ("+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=", "++", "--")
 _OPERANDS = (Kind.NAME, Kind.DOLLAR, Kind.NUMBER, Kind.CHARACTER, Kind.STRING)
 
@@ -133,7 +140,7 @@ class Parser:
             raise _too_deep(self.next.where)
         start = self.next.where
         found: Expression
-        if self.next.kind is Kind.PUNCTUATOR and self.next.text in ("+", "-", "!", "~", "*", "&"):
+        if self.next.kind is Kind.PUNCTUATOR and self.next.text in UNARY:
             op = self.take().text
             value = self._unary()
             found = Unary(_from(start, value.where), op, value)
@@ -192,7 +199,7 @@ class Parser:
                 return Character(where, token.value)
             case Kind.STRING:
                 return String(where, token.data)
-        if token.text in ("str", "$percpu") and self.sees("("):
+        if token.text in FUNCTIONS and self.sees("("):
             opened = self.take().where
             thing = self.expression()
             whole = _from(where, self.expect(")", opened))
