@@ -31,6 +31,7 @@ _WORDS = (
     r"owed|told|believe[sd]?|strangers?|becomes?\s+of|(?:stood|standing)|as\s+good\s+as|as\s+(?:it|they)\s+pleases?",
 )
 WORST = re.compile(rf"\b(?:{'|'.join(_WORDS)})\b", re.IGNORECASE)
+_CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\"\w+\"", re.DOTALL | re.MULTILINE)
 _CODE_IN_STRING = re.compile(r"\{[^{}]*\}")
 # A string of one word is a key, not prose.
 _KEY = re.compile(r"""[rbfu]*(['"])\w+\1""", re.IGNORECASE)
@@ -46,12 +47,14 @@ def counts() -> Mapping[str, int]:
 
 
 def count(path: Path) -> int:
-    """Return how many of the words a file has. Of Python, only comments and strings are read."""
+    """Return how many of the words a file has. Of Python, only comments and strings are read; code of Markdown and
+    quoted words, which are keys, are not.
+    """
     try:
         text = path.read_text()
     except UnicodeDecodeError:
         return 0
-    return len(WORST.findall("\n".join(prose(text)) if _is_python(path, text) else text))
+    return len(WORST.findall("\n".join(prose(text)) if _is_python(path, text) else _CODE.sub("…", text)))
 
 
 def prose(source: str) -> Iterator[str]:

@@ -1,0 +1,328 @@
+"""The JSON schema of what render_json.py writes, one definition a command. docs/reference/schema.json is made of it.
+
+A key may be added within a version. None is renamed, removed or given another meaning without a new VERSION.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.probes.collector import Trigger
+from gdb_optprobe.probes.facilities import NAMES
+from gdb_optprobe.probes.spec import Kind
+
+VERSION = 1
+
+Schema = Mapping[str, object]
+
+_STATES = ("armed", "optimizing", "disabled", "pending", "gone", "deleted")
+_TAGS = ("OPTIMIZED", "FTRACE", "OPTIMIZING", "DISABLED", "PENDING", "GONE", "DELETED")
+_ADDRESS = r"^0x[0-9a-f]+$"
+_BYTES = "^([0-9a-f]{2}( [0-9a-f]{2})*)?$"
+_CODE = "^[A-Z][A-Z_]*$"
+
+
+def _a(type_: str, what: str, **more: object) -> Schema:
+    """Return the schema of a plain value. type_: with `|null` behind it where it may be null."""
+    kinds = type_.split("|")
+    return {"type": kinds if len(kinds) > 1 else type_, "description": what, **more}
+
+
+def _list(items: Schema, what: str) -> Schema:
+    return {"type": "array", "description": what, "items": items}
+
+
+def _object(what: str, required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "description": what, "required": list(required), "properties": properties}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _or_null(found: Schema, what: str) -> Schema:
+    return {"description": what, "anyOf": [found, {"type": "null"}]}
+
+
+_COUNTED: Mapping[str, Schema] = {
+    "number": _a("integer", "The probe's number; 0 in `list` for a function of deleted return probes"),
+    "location": _a("string", "The location, as it was typed"),
+    "address": _a("string", "The probed address", pattern=_ADDRESS),
+    "symbol": _a("string", "The address by its symbol; empty where none is known"),
+    "tier": _a("string", "The tier; empty while the probe is in none", enum=[*(tier.value for tier in Tier), ""]),
+}
+_COUNTS: Mapping[str, Schema] = {
+    "hits": _a("integer", "Hits for which the condition was true"),
+    "missed": _a("integer", "Hits or calls that found no room and were not counted"),
+    "active": _a("integer", "Calls under way, of a return probe"),
+    "dropped": _a("integer", "Records that found no room"),
+    "faults": _a("integer", "Hits where something could not be evaluated: memory that is not there, a division by 0"),
+    "stops": _a("integer", "How often this probe stopped the guest"),
+}
+_ACCOUNT: Mapping[str, Schema] = {"calls": _ref("calls")}
+_CODE_LINE: Mapping[str, Schema] = {
+    "address": _a("string", "Where the instruction is", pattern=_ADDRESS),
+    "bytes": _a("string", "Its bytes, as pairs of hexadecimal digits", pattern=_BYTES),
+    "text": _a("string", "The instruction, disassembled"),
+}
+_NOTED = _list(
+    _object("An instruction", {**_CODE_LINE, "note": _a("string", "What the part that begins here is for")}), ""
+)
+_BUCKET = _object(
+    "A bucket that is not empty: values in [low, high)",
+    {
+        "low": _a("integer|null", "The least value; null for no bound"),
+        "high": _a("integer|null", "The value behind the greatest; null for no bound"),
+        "count": _a("integer", "How many values there are in it"),
+    },
+)
+_VALUE: Schema = {
+    "description": "A number; null where there was no value; of a histogram the buckets that are not empty",
+    "anyOf": [{"type": ["integer", "null"]}, {"type": "array", "items": _BUCKET}],
+}
+_WORDS: Schema = {"type": ["string", "integer"]}
+
+
+def _line(type_: str, what: str, required: Mapping[str, Schema], optional: Mapping[str, Schema]) -> Schema:
+    kind = _a("string", "What the line is", const=type_)
+    return _object(what, {"type": kind, **required}, optional)
+
+
+_OWNER: Mapping[str, Schema] = {"number": _a("integer", "The probe's number")}
+
+DEFINITIONS: Mapping[str, Schema] = {
+    "reason": _object(
+        "Why the probe is in no better tier",
+        {
+            "code": _a("string", "A code of the closed list, see refusals.md", pattern=_CODE),
+            "text": _a("string", "The reason in words"),
+        },
+    ),
+    "calls": _object(
+        "The account of a function with return probes: entries are the sum of the next four",
+        {
+            "entries": _a("integer", "Calls that were seen"),
+            "returns": _a("integer", "Calls that have returned"),
+            "active": _a("integer", "Calls under way"),
+            "missed": _a("integer", "Calls that found no room"),
+            "dropped": _a("integer", "Calls that never returned"),
+            "out": _list(
+                _object(
+                    "A call under way",
+                    {
+                        "who": _a("string", "What makes the call, in words; empty where that is not known"),
+                        "pid": _a("integer|null", "The thread's id; null where no thread makes the call"),
+                        "comm": _a("string", "The thread's name"),
+                    },
+                ),
+                "The calls under way",
+            ),
+        },
+    ),
+    "probe": _object(
+        "A probe",
+        {
+            "number": _COUNTED["number"],
+            "kind": _a("string", "The kind of probe", enum=[kind.value for kind in Kind]),
+            **{name: _COUNTED[name] for name in ("location", "address", "symbol", "tier")},
+            "state": _a("string", "Where it is in its life", enum=list(_STATES)),
+            "tags": _list({"type": "string", "enum": list(_TAGS)}, "The tags that `list` shows: the kernel's"),
+            "enabled": _a("boolean", "False after `disable`"),
+            "needs_gdb": _a("boolean", "Whether the guest waits at a hit when no GDB is connected"),
+            "reason": _or_null(_ref("reason"), "Why it is in no better tier; null where there is none"),
+            "patch_size": _a("integer", "Bytes of the guest's code that are patched"),
+            "original_bytes": _a("string", "The bytes there without the probe", pattern=_BYTES),
+            "patched_bytes": _a("string", "The bytes there now", pattern=_BYTES),
+            "detour": _or_null(
+                _object(
+                    "The code of the probe",
+                    {
+                        "address": _a("string", "Where it begins", pattern=_ADDRESS),
+                        "size": _a("integer", "Its bytes"),
+                        "instructions": _a("integer", "Its instructions, with those of neighbours in the same detour"),
+                    },
+                ),
+                "The code that a hit runs; null where there is none",
+            ),
+            "condition": _a("string", "The expression behind `if`, as typed"),
+            "actions": _list({"type": "string"}, "The actions behind `do`, as typed"),
+            **_COUNTS,
+        },
+        {
+            **_ACCOUNT,
+            "entry": _a("string", "Of a return probe: what is done at the entry, as typed"),
+            "note": _a("string", "What is worth knowing of a probe that was just added"),
+        },
+    ),
+    "explanation": _object(
+        "What `add` would do at one address",
+        {
+            "address": _COUNTED["address"],
+            "symbol": _COUNTED["symbol"],
+            "tier": _a(
+                "string", "The tier that it would get; empty where it cannot be probed", enum=_COUNTED["tier"]["enum"]
+            ),
+            "reason": _or_null(_ref("reason"), "Why no better tier; null where there is none"),
+            "displaced": _list(_object("An instruction", _CODE_LINE), "The instructions that would move"),
+            "refused": _list(
+                _object(
+                    "A better tier that it would not get",
+                    {
+                        "tier": _a("string", "That tier"),
+                        "code": _a("string", "A code of the closed list, see refusals.md", pattern=_CODE),
+                        "text": _a("string", "The reason in words"),
+                    },
+                ),
+                "Why not better, one for each tier",
+            ),
+        },
+        {"note": _a("string", "Why the address is behind the one asked for, or why calls may bypass it")},
+    ),
+    "list": _list(_ref("probe"), "Of `add`, `break`, `dprintf` and `list`: the probes"),
+    "show": _object(
+        "Of `show`: the code of a probe. Of several probes, a list of these",
+        {
+            "probe": _ref("probe"),
+            "original": {**_NOTED, "description": "The instructions there without the probe"},
+            "patched": {**_NOTED, "description": "The instructions there now"},
+            "detour": {**_NOTED, "description": "The instructions of the detour"},
+        },
+    ),
+    "explain": {
+        "description": "Of `explain`: one explanation, or a list where there are several addresses",
+        "anyOf": [_ref("explanation"), _list(_ref("explanation"), "Of several addresses")],
+    },
+    "report_probe": _line("probe", "Of `report`, the first line of a probe", {**_COUNTED, **_COUNTS}, _ACCOUNT),
+    "report_map": _line(
+        "map",
+        "Of `report`: what one action has gathered",
+        {
+            **_OWNER,
+            "action": _a("string", "The action, as typed"),
+            "entries": _list(
+                _object(
+                    "A key and its value",
+                    {
+                        "key": _list(_WORDS, "The key's parts; empty where the action has none. Addresses are strings"),
+                        "value": _VALUE,
+                    },
+                ),
+                "One entry for each key",
+            ),
+            "lost": _a("integer", "Values that found no room in the table"),
+        },
+        {},
+    ),
+    "report_record": _line(
+        "record",
+        "Of `report`: what `record`, `print` or `stack` kept of one hit",
+        {
+            **_OWNER,
+            "cpu": _a("integer", "The CPU"),
+            "time": _a("integer|null", "The guest's clock, in ticks; null where the hit stopped the guest"),
+            "values": _list(_WORDS, "The values; addresses are strings"),
+            "text": _a("string", "What `print` makes of them"),
+        },
+        {
+            "stack": _list(
+                _object(
+                    "A frame",
+                    {
+                        "address": _a("string", "The address in the frame's function", pattern=_ADDRESS),
+                        "symbol": _a("string", "The same by its symbol; empty where none is known"),
+                    },
+                    {"sure": _a("boolean", "False: the frame may be left from an earlier call")},
+                ),
+                "Of `stack`: the frames, the innermost first",
+            ),
+            "cut": _a("boolean", "Whether there are callers beyond the last frame"),
+        },
+    ),
+    "report_cost": _line(
+        "cost",
+        "Of `report`, the last line of a probe: what a hit costs",
+        {
+            **_OWNER,
+            "instructions": _a("integer|null", "Instructions beyond the original code; null where hits stop the guest"),
+            "traps": _a("integer", "Traps in the guest"),
+            "stops": _a("integer", "Stops of the guest"),
+        },
+        {"least": _a("integer", "Instructions where every condition is false")},
+    ),
+    "report_collector": _line(
+        "collector",
+        "Of `report` without numbers, the last line: what the slot collector has done",
+        {
+            "number": _a("null", "It belongs to no probe"),
+            "runs": _object("How often it ran, by why", {}, {why.value: _a("integer", "Runs") for why in Trigger}),
+            "failed": _a("integer", "Runs in which not all stacks could be enumerated"),
+            "slots": _a("integer", "Slots that were freed"),
+            "bytes": _a("integer", "Bytes that were freed"),
+            "stacks": _a("integer", "Stacks that the last run looked through"),
+            "garbage_slots": _a("integer", "Slots that are released and not yet free"),
+            "garbage_bytes": _a("integer", "Bytes that are released and not yet free"),
+            "quarantined": _a("string", "Why released slots are never free; empty where they may be"),
+            "held_seconds": _object(
+                "For how long it held the guest, in seconds",
+                {"longest": _a("number", "The longest run"), "total": _a("number", "All runs")},
+            ),
+        },
+        {},
+    ),
+    "doctor": _object(
+        "Of `doctor`: one object",
+        {
+            "version": _a("string", "The version of optprobe"),
+            "gdb": _a("string", "The version of GDB"),
+            "python": _a("string", "The version of GDB's Python"),
+            "qemu": _a("string", "The version of QEMU; empty where it does not tell"),
+            "guest": _object(
+                "The guest",
+                {
+                    "architecture": _a("string", "As GDB names it"),
+                    "vcpus": _a("integer|null", "How many vCPUs it has; null where that is not known"),
+                    "banner": _a("string", "What the kernel calls itself"),
+                },
+            ),
+            "facilities": _list(
+                _object(
+                    "A facility",
+                    {
+                        "name": _a("string", f"Its name; of a guest {', '.join(f'`{name}`' for name in NAMES)}"),
+                        "state": _a("string", "Whether it works", enum=["works", "refused"]),
+                        "detail": _a("string", "The fact worth knowing where it works"),
+                        "code": _a("string", "Where it is refused, a code of the closed list, see refusals.md"),
+                        "reason": _a("string", "The reason in words"),
+                        "hint": _a("string", "The next step"),
+                    },
+                ),
+                "What works, and why the rest does not",
+            ),
+        },
+    ),
+}
+
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "list": ("list",),
+    "show": ("show",),
+    "explain": ("explain",),
+    "report": tuple(name for name in DEFINITIONS if name.startswith("report_")),
+    "doctor": ("doctor",),
+}
+"""By command, the definitions of which each line is one. `add`, `break` and `dprintf` write what `list` does."""
+
+
+def schema() -> Schema:
+    """Return the schema of any line that a command writes with `-json`."""
+    several = _list(_ref("show"), "Of `show` with several probes")
+    lines = [_ref(name) for names in COMMANDS.values() for name in names]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:optprobe:json:{VERSION}",
+        "title": f"What optprobe writes with -json, version {VERSION}",
+        "$comment": "Made by scripts/docs of gdb_optprobe/commands/json_schema.py",
+        "anyOf": [*lines, several],
+        "$defs": DEFINITIONS,
+    }

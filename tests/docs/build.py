@@ -1,0 +1,56 @@
+"""Write the generated parts of docs/, or tell which are not current: scripts/docs [--check]
+
+    <!-- generated: refusals: The address -->
+    what blocks.py makes
+    <!-- /generated -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.docs.blocks import BLOCKS, ROOT
+
+DOCS = ROOT / "docs"
+SCHEMA = DOCS / "reference" / "schema.json"
+_BLOCK = re.compile(r"(<!-- generated: ([^:>]+?)(?:: (.+?))? -->\n).*?(<!-- /generated -->)", re.DOTALL)
+
+
+def refreshed(text: str) -> str:
+    """Return a page with its generated parts made anew."""
+
+    def made(found: re.Match[str]) -> str:
+        name, argument = found[2], found[3]
+        return f"{found[1]}\n{BLOCKS[name](*([argument] if argument else []))}\n\n{found[4]}"
+
+    return _BLOCK.sub(made, text)
+
+
+def pages() -> Mapping[Path, str]:
+    """Return what each generated file is to hold."""
+    found = {path: refreshed(path.read_text()) for path in sorted(DOCS.rglob("*.md"))}
+
+    from gdb_optprobe.commands.json_schema import schema
+
+    return {**found, SCHEMA: json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/docs", description="Write the generated parts of docs/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; tell which pages are not current")
+    is_check = parser.parse_args().check
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
+    if is_check and stale:
+        sys.exit("\n".join(f"not current: {path.relative_to(ROOT)}; scripts/docs writes it" for path in stale))
+    for path in stale:
+        path.write_text(pages()[path])
+        print(f"written: {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
