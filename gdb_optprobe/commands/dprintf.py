@@ -10,7 +10,7 @@ class DprintfCommand(AddCommand):
     optprobe dprintf LOCATION,"format",EXPR...
 
     Examples:
-      optprobe dprintf vfs_read,"read of %d bytes",count
+      optprobe dprintf vfs_read,"read of %lu bytes",count
     """
 
     word = "dprintf"
