@@ -557,7 +557,7 @@ class FakeGuest(Guest):
         raise AssertionError(f"thread {number} does not come to {address:#x}")
 
     def _trap(self, number: int, state: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the registers with which a thread goes on after a trap, as x86-64's entry code has them."""
+        """Return the registers with which a thread continues after a trap, as x86-64's entry code has them."""
         assert self.traps is not None
         values = dict(zip(X86_64.registers, state, strict=True))
         (call,) = self.traps.calls
