@@ -21,6 +21,13 @@ RECOVER_OPTIONS: Mapping[str, str] = {"-remove": "", "-timeout": "SECONDS"}
 _LARGEST_RANGE = 1 << 16
 _LARGEST_NUMBER = (1 << 31) - 1  # of a probe
 _MOST_HITS = (1 << 64) - 1
+_UNITS = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    **dict.fromkeys(("s", "sec", "secs"), 1.0),
+    **dict.fromkeys(("m", "min"), 60.0),
+    "h": 3600.0,
+}
 _MOST_SECONDS = 366 * 24 * 3600
 _NUMBER = re.compile(r"\d+", re.ASCII)
 _RANGE = re.compile(r"(\d+)-(\d+)", re.ASCII)
@@ -228,10 +235,19 @@ def _seconds(option: Option | None) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise fault(f"'{option.value}' is not a number of seconds", option.argument)
+        raise fault(f"'{option.value}' is not a number of seconds", option.argument, _without_unit(option))
     if seconds > _MOST_SECONDS:
         raise fault("the time is too long", option.argument, f"at most {_MOST_SECONDS} seconds")
     return seconds
+
+
+def _without_unit(option: Option) -> str:
+    """Return `-for 0.5` for `-for 500ms`; an example where there is no unit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", option.value, re.ASCII)
+    seconds = _UNITS.get(found[2]) if found is not None and len(found[1]) < 16 else None
+    if found is None or seconds is None or not float(found[1]):
+        return f"{option.where.text} 2 is two seconds"
+    return f"{option.where.text} {float(found[1]) * seconds:.12g}"
 
 
 def _until_hits(option: Option) -> tuple[int | str, int]:

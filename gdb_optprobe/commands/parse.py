@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.commands.options import DASHES, Line, Option, option_at, take_option
+from gdb_optprobe.commands.peers import block_fault, check_location
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.clauses import check_action
@@ -199,6 +200,8 @@ def _place(line: Line, known: Mapping[str, str]) -> tuple[Place, int]:
             word = line.word(at)
             raise fault(f"'{word.text}' is neither an option nor part of the location", word, _ORDER)
     _check_options(options)
+    if "-user" not in options:
+        check_location(location)
     return Place(_locations(location, "-user" in options), options), at
 
 
@@ -268,6 +271,8 @@ def _clause(line: Line, at: int) -> tuple[Clause, int]:
         part, at = _until_clause(line, found)
         if not part.text:
             raise fault("an action is missing after 'do'", Fragment(line.text, *found.span()))
+        if (error := block_fault(part)) is not None:
+            raise error
         actions = split(part)
         for action in actions:
             if not action.text:

@@ -20,7 +20,9 @@ from gdb_optprobe.handlers.lexer import tokens
 from gdb_optprobe.handlers.source import Fragment
 
 _NAME = re.compile(r"([A-Za-z_.$][\w.$]*)(?:\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
+_NO_CODE = "a macro or a function that is always inlined has no code of its own: probe a caller"
 _OF_MODULE = re.compile(r"([A-Za-z_][\w-]*):([^:]+)")
+_LINE = re.compile(r"[\w./+-]+\.(?:[chsSC]|cc|cpp|rs):\d+")
 _GLOB = re.compile(r"[*?\[]")
 MASK = (1 << 64) - 1
 MOST_SUGGESTED = 1 << 15
@@ -135,8 +137,8 @@ class Locations:
         except (gdb.error, RuntimeError) as error:
             module = _OF_MODULE.fullmatch(text)
             if module is not None and self._modules is not None:
-                hint = f"optprobe add {text} -pending"
-                raise OptprobeError(f"no module called {module[1]} is loaded", hint) from None
+                message = f"no module called {module[1]} is loaded"
+                raise OptprobeError(message, self._elsewhere(module[1], module[2])) from None
             raise OptprobeError(_clean(str(error)) or f"no location '{text}'", self._similar(text)) from None
         if rest and rest.strip():
             # GDB parses one location and returns the rest.
@@ -146,14 +148,28 @@ class Locations:
             raise OptprobeError(f"no code at '{text}'")
         return addresses
 
+    def _elsewhere(self, module: str, text: str) -> str:
+        """Return a hint for MODULE:FUNCTION where the module is not loaded: the function may be another's."""
+        assert self._symbols is not None and self._modules is not None
+        name = text.partition("+")[0].strip()
+        if self._symbols.lookup(name):
+            return f"{name} is a function of the kernel: optprobe add {text}"
+        if any(called == name for called, _ in self._modules.names()):
+            return f"{name} is a function of another module: optprobe add {text}"
+        return f"if {module} is loaded later: optprobe add {module}:{text} -pending"
+
     def _similar(self, text: str) -> str:
+        """Return a hint for a location that GDB does not know."""
+        if _LINE.fullmatch(text):
+            return "a line needs debug information of its file: file VMLINUX (with DWARF), or FUNCTION+OFFSET"
         if self._symbols is None:
             return ""
         first, _, rest = text.partition(" ")
         if rest and self._symbols.lookup(first):
             return f"did you mean {first} if {rest}?"
         near = difflib.get_close_matches(text, self._symbols.completions(text[:3])[:MOST_SUGGESTED], 3)
-        return f"did you mean {', '.join(near)}?" if near else ""
+        meant = f"did you mean {', '.join(near)}? " if near else ""
+        return (meant + _NO_CODE if _NAME.fullmatch(text) else meant).strip()
 
 
 def _distance(text: str) -> int:

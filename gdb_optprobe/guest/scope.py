@@ -51,7 +51,20 @@ OURS = {
     "sp": "the stack pointer",
 }
 """The names behind `$` that are ours, and their meanings."""
-_OURS_IN_C = {**{name: f"${name}" for name in OURS}, "current": "$task"}
+_OF_PEERS = {
+    "uid": "$task->cred->uid.val",
+    "gid": "$task->cred->gid.val",
+    "tid": "$pid",
+    "ppid": "$task->real_parent->tgid",
+    "current": "$task",
+    "curtask": "$task",
+    "nsecs": "$time",
+    "execname": "$comm",
+    "ret": "$retval",
+    "return": "$retval",
+}
+"""What bpftrace, SystemTap and trace events call it, or what a user tries."""
+_OURS_IN_C = {**_OF_PEERS, **{name: f"${name}" for name in OURS}, "arg0": "$arg1"}
 MOST_ARGUMENTS = 32
 MOST_TOLD = 32
 """Names of parameters and variables that a message lists."""
@@ -210,7 +223,8 @@ class KernelScope:
         if value is not None:
             return Rvalue(fold.constant(value), LONG)
         close = difflib.get_close_matches(name, (*OURS, *self.abi.registers), 1)
-        hint = f"did you mean ${close[0]}?" if close else f"ours are {', '.join('$' + ours for ours in OURS)}"
+        meant = _OF_PEERS.get(name) or (f"${close[0]}" if close else "")
+        hint = f"did you mean {meant}?" if meant else f"ours are {', '.join('$' + ours for ours in OURS)}"
         return Missing(f"no register or variable named '${name}'", hint)
 
     def per_cpu_base(self) -> Expr | Missing:

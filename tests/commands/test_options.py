@@ -90,3 +90,16 @@ def test_nothing_takes_nothing() -> None:
 )
 def test_sides(expression: str, expected: tuple[str, str] | None) -> None:
     assert sides(expression) == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("5s", "-for 5"), ("500ms", "-for 0.5"), ("1.5m", "-for 90"), ("2h", "-for 7200"),
+        ("soon", "-for 2 is two seconds"), ("5parsecs", "-for 2 is two seconds"), ("0s", "-for 2 is two seconds"),
+    ],
+)  # fmt: skip
+def test_a_time_with_a_unit_is_answered_with_seconds(typed: str, hint: str) -> None:
+    with pytest.raises(OptprobeError) as caught:
+        parse_run(f"-for {typed}")
+    assert "is not a number of seconds" in caught.value.message and caught.value.hint == hint

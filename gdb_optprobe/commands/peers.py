@@ -1,0 +1,146 @@
+"""Recognise the syntax of bpftrace, tracefs, perf and SystemTap, and say how it is written here. No GDB here.
+
+    kprobe:vfs_read /comm == "dd"/ { @[pid] = count(); }     vfs_read if $comm == "dd" do count by $tgid
+    r:name vfs_read                                          vfs_read -return
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.clauses import ACTIONS
+from gdb_optprobe.handlers.source import Fragment, fault
+
+_OF_BPFTRACE: Mapping[str, str] = {
+    **dict.fromkeys(("kprobe", "k", "fentry", "kfunc", "f"), ""),
+    **dict.fromkeys(("kretprobe", "kr", "fexit", "kretfunc", "fr"), " -return"),
+    **dict.fromkeys(("uprobe", "u"), " -user"),
+    **dict.fromkeys(("uretprobe", "ur"), " -user -return"),
+}
+"""The options of `add` for each kind of bpftrace's probes."""
+_NOT_HERE: Mapping[str, str] = {
+    **dict.fromkeys(("tracepoint", "t", "rawtracepoint", "rt"), "probe the function that passes the tracepoint"),
+    **dict.fromkeys(("profile", "p", "interval", "i"), "optprobe run -for SECONDS, then optprobe report"),
+    **dict.fromkeys(("software", "s", "hardware", "h"), "probe a function that handles the event"),
+}
+_NAMES: Mapping[str, str] = {
+    "pid": "$tgid",
+    "tid": "$pid",
+    "uid": "$task->cred->uid.val",
+    "gid": "$task->cred->gid.val",
+    "comm": "$comm",
+    "cpu": "$cpu",
+    "nsecs": "$time",
+    "curtask": "$task",
+    "retval": "$retval",
+}
+"""bpftrace's names. Its pid is the kernel's tgid."""
+
+_NAME = r"(?!\d)[\w.$*?\[\]-]+"
+# The second word decides for the letters: `p:450` is a line of a file p.
+_KIND = re.compile(rf"({'|'.join({**_OF_BPFTRACE, **_NOT_HERE})}):(?!\d)([^\s{{]+)\s*")
+_OF_TRACEFS = re.compile(rf"(p|r\d*)(?::(?:\w+/)?([A-Za-z_]\w*))?(?:\s+((?:{_NAME}:)?{_NAME}(?:\+\w+)?))?(?:\s+\S.*)?")
+_OF_PERF = re.compile(rf"({_NAME})%return\b.*")
+_OF_STAP = re.compile(
+    r"(?:probe\s+)?(kernel|module\(\"([\w-]+)\"\))\.function\(\"([^\"@]+)[^\"]*\"\)(\.\w+)?.*", re.DOTALL
+)
+_FILTER = re.compile(r"\s/(.*?)/\s*(?=\{|$)", re.DOTALL)
+_STATEMENT = re.compile(
+    r"@\w*(?:\[(?P<keys>[^\[\]]*)\])?\s*(?:=\s*(?P<call>\w+)\((?P<of>.*)\)|(?P<more>\+\+))"
+    r"|printf\((?P<printed>.*)\)",
+    re.DOTALL,
+)
+_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\bargs(?:->|\.)(?=\w)|(?<![\w$.>])[A-Za-z_]\w*')
+
+
+def check_location(typed: Fragment) -> None:
+    """Raise OptprobeError, with the line as it is written here, where a location is in a peer's syntax."""
+    found = _translated(typed.text)
+    if found is None:
+        return
+    peer, where, clauses = found
+    if not where:
+        raise fault(f"this is the syntax of {peer}, and there is no such probe here", typed, clauses)
+    line = f"{typed.line[: typed.start]}{where}{typed.line[typed.end :]}".strip()
+    raise fault(f"this is the syntax of {peer}", typed, f"optprobe add {line}{clauses}")
+
+
+def block_fault(typed: Fragment) -> OptprobeError | None:
+    """Return the error for actions in bpftrace's syntax (`@[comm] = count()`); None where they are not."""
+    if not typed.text.startswith(("@", "{")):
+        return None
+    actions = _actions(typed.text)
+    before = typed.line[: typed.start]
+    hint = f"optprobe add {before}{actions}" if actions else f"the actions are {', '.join(ACTIONS)}"
+    return fault("this is the syntax of bpftrace", typed, hint)
+
+
+def _translated(text: str) -> tuple[str, str, str] | None:
+    """Return the peer, the location with its options, and the clauses after it."""
+    if found := _OF_STAP.fullmatch(text):
+        module = f"{found[2]}:" if found[2] else ""
+        return "SystemTap", f"{module}{found[3]}{' -return' if found[4] == '.return' else ''}", ""
+    if found := _OF_PERF.fullmatch(text):
+        return "perf", f"{found[1]} -return", ""
+    if found := _KIND.match(text):
+        text = re.sub(rf",\s*{found[1]}:", ",", text)  # bpftrace repeats the kind with each of several locations
+    program, block = re.match(r"([^{]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    clauses = _clauses(program, block)
+    if (found := _KIND.match(text)) and len(found[1]) > 1:
+        if found[1] in _NOT_HERE:
+            return "bpftrace", "", _NOT_HERE[found[1]]
+        return "bpftrace", f"{found[2]}{_OF_BPFTRACE[found[1]]}", clauses
+    if found := _OF_TRACEFS.fullmatch(text):
+        place = found[3] or found[2]
+        return ("tracefs", f"{place}{' -return' if found[1] != 'p' else ''}", "") if place else None
+    if found := _KIND.match(text):
+        if found[1] in _OF_BPFTRACE:
+            return "bpftrace", f"{found[2]}{_OF_BPFTRACE[found[1]]}", clauses
+        return "bpftrace", "", _NOT_HERE[found[1]]
+    return ("bpftrace", program.split()[0], clauses) if clauses and program.split() else None
+
+
+def _clauses(program: str, block: str) -> str:
+    """Return `if …` for a filter between slashes, and `do …` for a block."""
+    filtered = _FILTER.search(program)
+    condition = f" if {_expression(filtered[1].strip())}" if filtered and filtered[1].strip() else ""
+    actions = _actions(block)
+    return condition + (f" do {actions}" if actions else "")
+
+
+def _actions(block: str) -> str:
+    """Return the actions for bpftrace's statements; "" where one of them is not known."""
+    actions = []
+    for statement in filter(None, (part.strip() for part in block.strip().strip("{}").split(";"))):
+        found = _STATEMENT.fullmatch(statement)
+        if found is None:
+            return ""
+        actions.append(_action(found))
+    return ", ".join(actions) if all(actions) else ""
+
+
+def _action(found: re.Match[str]) -> str:
+    if found["printed"]:
+        return f"print({_expression(found['printed'])})"
+    call = "count" if found["more"] else found["call"]
+    if call not in ACTIONS:
+        return ""
+    of = f"({_expression(found['of'])})" if found["of"] else ""
+    keys = _expression(found["keys"] or "")
+    return call + of + (f" by ({keys})" if "," in keys else f" by {keys}" if keys else "")
+
+
+def _expression(text: str) -> str:
+    """Return an expression of bpftrace's with our names."""
+
+    def ours(found: re.Match[str]) -> str:
+        word = found[0]
+        if word.startswith("args"):
+            return ""
+        if number := re.fullmatch(r"s?arg(\d)", word):
+            return f"$arg{int(number[1]) + 1}"
+        return _NAMES.get(word, word)
+
+    return _WORD.sub(ours, text)

@@ -1,0 +1,41 @@
+"""Locations that are not found, in a real GDB without symbols: what is said of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.commands.in_gdb import shared_gdb
+
+NO_CODE = "a macro or a function that is always inlined has no code of its own: probe a caller"
+LINES = "a line needs debug information of its file: file VMLINUX (with DWARF), or FUNCTION+OFFSET"
+ANSWERS = [
+    ("nonsense:vfs_read", "no module called nonsense", "vfs_read is a function of the kernel: optprobe add vfs_read"),
+    ("nothing:sync_fs+4", "no module called", "sync_fs is a function of another module: optprobe add sync_fs+4"),
+    ("brd:brd_rw", "no module called brd", "if brd is loaded later: optprobe add brd:brd_rw -pending"),
+    ("fs/read_write.c:450", "", LINES),
+    ("vfs_raed", "", f"did you mean vfs_read? {NO_CODE}"),
+    ("fdget", "", NO_CODE),
+]
+SCRIPT = """python
+from types import SimpleNamespace
+from gdb_optprobe.debugger.locations import Locations
+from gdb_optprobe.errors import OptprobeError
+names = ("vfs_read", "kfree")
+symbols = SimpleNamespace(
+    lookup=lambda name: [1] if name in names else [],
+    completions=lambda prefix: [name for name in names if name.startswith(prefix)],
+)
+modules = SimpleNamespace(has=lambda name: name == "ext4", names=lambda name="": iter([("sync_fs", 5)]))
+try:
+    Locations(symbols, lambda address: address, modules).resolve("{location}")
+except OptprobeError as error:
+    print(error.message, "|", error.hint)
+"""
+
+
+@pytest.mark.parametrize(("location", "message", "hint"), ANSWERS)
+def test_a_hint_leads_somewhere(location: str, message: str, hint: str) -> None:
+    script = SCRIPT.removeprefix("python\n").replace("{location}", location)
+    ended = shared_gdb(f"python exec({script!r})")
+    said, _, hinted = ended.out.strip().partition(" | ")
+    assert message in said and hinted == hint, ended.err

@@ -1,0 +1,76 @@
+"""What is typed in a peer's syntax is answered with the line as it is written here, and that line parses."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.commands.parse import parse_add
+from gdb_optprobe.errors import OptprobeError
+
+ANSWERS = [
+    ("kprobe:vfs_read", "bpftrace", "vfs_read"),
+    ("kprobe:vfs_read if count > 4096", "bpftrace", "vfs_read if count > 4096"),
+    ("kprobe:vfs_read, kprobe:vfs_write", "bpftrace", "vfs_read,vfs_write"),
+    ("kprobe:vfs_read{ @ = count(); }", "bpftrace", "vfs_read do count"),
+    ("-name n kprobe:vfs_* -json", "bpftrace", "-name n vfs_* -json"),
+    ("kretprobe:vfs_read", "bpftrace", "vfs_read -return"),
+    ("fentry:ext4:ext4_sync_fs", "bpftrace", "ext4:ext4_sync_fs"),
+    ("fexit:vfs_read", "bpftrace", "vfs_read -return"),
+    ("k:vfs_read", "bpftrace", "vfs_read"),
+    ("uprobe:/bin/bash:readline", "bpftrace", "/bin/bash:readline -user"),
+    ("uretprobe:/bin/bash:readline", "bpftrace", "/bin/bash:readline -user -return"),
+    ("vfs_read /pid == 1/", "bpftrace", "vfs_read if $tgid == 1"),
+    ("kprobe:vfs_read /pid == 1/", "bpftrace", "vfs_read if $tgid == 1"),
+    (
+        'kprobe:vfs_read /comm == "pid"/ { @[tid, comm] = hist(arg2); @n++; }',
+        "bpftrace",
+        'vfs_read if $comm == "pid" do hist($arg3) by ($pid, $comm), count',
+    ),
+    ("kretprobe:vfs_read { @ = avg(retval) }", "bpftrace", "vfs_read -return do avg($retval)"),
+    ("fentry:vfs_read /args.count > 1/ { @x[cpu] = count(); }", "bpftrace", "vfs_read if count > 1 do count by $cpu"),
+    ('kprobe:f { printf("%d\\n", pid); }', "bpftrace", 'f do print("%d\\n", $tgid)'),
+    ("kprobe:f { exit(); }", "bpftrace", "f"),
+    ("f do @[comm] = count()", "bpftrace", "f do count by $comm"),
+    ("f if x do { @[comm] = count(); }", "bpftrace", "f if x do count by $comm"),
+    ("p:vfs_read", "tracefs", "vfs_read"),
+    ("r:vfs_read", "tracefs", "vfs_read -return"),
+    ("p:group/name vfs_read+4 count=%dx:u64", "tracefs", "vfs_read+4"),
+    ("r16:name ext4:ext4_sync_fs $retval", "tracefs", "ext4:ext4_sync_fs -return"),
+    ("p vfs_read", "tracefs", "vfs_read"),
+    ("vfs_read%return", "perf", "vfs_read -return"),
+    ('kernel.function("vfs_read@fs/read_write.c").return { next }', "SystemTap", "vfs_read -return"),
+    ('module("ext4").function("ext4_sync_fs").call', "SystemTap", "ext4:ext4_sync_fs"),
+]
+
+
+def refused(text: str) -> OptprobeError:
+    with pytest.raises(OptprobeError) as caught:
+        parse_add(text).specs()
+    return caught.value
+
+
+@pytest.mark.parametrize(("typed", "peer", "ours"), ANSWERS)
+def test_a_peers_line_is_answered_with_ours(typed: str, peer: str, ours: str) -> None:
+    error = refused(typed)
+    assert error.message.startswith(f"this is the syntax of {peer}\n")
+    assert error.hint == f"optprobe add {ours}"
+    parse_add(ours).specs()
+
+
+@pytest.mark.parametrize("typed", ["tracepoint:sched:sched_switch", "profile:hz:99 { @[kstack] = count(); }"])
+def test_what_is_not_here_is_said(typed: str) -> None:
+    error = refused(typed)
+    assert "the syntax of bpftrace, and there is no such probe here" in error.message and error.hint
+
+
+def test_an_unknown_statement_is_answered_with_our_actions() -> None:
+    assert refused("f do @start[tid] = nsecs").hint.startswith("the actions are count, sum,")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["ext4:sync", "r.c:450", "p:450", "fs/read_write.c:450", "a/b.c:7", "p", "r", "r+4", "p, r", "r -return",
+     "*(p / 2)", "*$rip / 2 / 3", "vfs_*", "-user kprobe:main", "'kprobe:f'"],
+)  # fmt: skip
+def test_our_own_locations_are_no_peers(typed: str) -> None:
+    parse_add(typed).specs()
