@@ -12,7 +12,8 @@ from gdb_optprobe.handlers.source import Fragment, fault, outside, whole_number
 
 DASHES = "--"
 LIST_OPTIONS: Mapping[str, str] = {"-json": ""}
-REPORT_OPTIONS: Mapping[str, str] = {"-clear": "", "-json": ""}
+REPORT_OPTIONS: Mapping[str, str] = {"-clear": "", "-json": "", "-sort": "FIELD", "-top": "N"}
+SORT_FIELDS = ("hits", "missed", "dropped", "faults", "stops", "number", "symbol")
 RUN_OPTIONS: Mapping[str, str] = {"-for": "SECONDS", "-until-hits": "N:COUNT", "-timeout": "SECONDS"}
 COMMIT_OPTIONS: Mapping[str, str] = {"-timeout": "SECONDS"}
 DOCTOR_OPTIONS: Mapping[str, str] = {"-json": ""}
@@ -52,11 +53,16 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which probes: numbers, and names ("-name", or "$variable") still to be looked up; nothing means all."""
+    """Which probes: numbers, and names ("-name", or "$variable") still to be looked up; nothing means all.
+
+    sort, top: of a report, the field of its order ("" for numbers) and how many probes it has at most.
+    """
 
     wanted: tuple[int | str, ...] = ()
     json: bool = False
     clear: bool = False
+    sort: str = ""
+    top: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,30 @@ def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
         word = line.word(at)
         wanted.update(dict.fromkeys(_numbers(word)))
         at = line.skip(word.end)
-    return Selection(tuple(wanted), json="-json" in options, clear="-clear" in options)
+    sort, top = options.get("-sort"), options.get("-top")
+    return Selection(
+        tuple(wanted),
+        json="-json" in options,
+        clear="-clear" in options,
+        # The first N of a report are those with the most hits.
+        sort=_sort_field(sort) if sort else "hits" if top else "",
+        top=_top(top) if top else None,
+    )
+
+
+def _sort_field(option: Option) -> str:
+    if option.value in SORT_FIELDS:
+        return option.value
+    close = difflib.get_close_matches(option.value, SORT_FIELDS, 1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    hint = f"{meant}the fields are {', '.join(SORT_FIELDS)}"
+    raise fault(f"a report has no field '{option.value}' to sort by", option.argument, hint)
+
+
+def _top(option: Option) -> int:
+    if not _NUMBER.fullmatch(option.value) or not option.value.strip("0"):
+        raise fault("-top takes a number from 1 on", option.argument)
+    return whole_number(option.typed, _LARGEST_NUMBER)
 
 
 def parse_run(text: str) -> Run:

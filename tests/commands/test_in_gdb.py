@@ -139,6 +139,13 @@ def test_a_count_is_kept_until_the_report_is_printed() -> None:
     assert (before["type"], before["hits"], after["hits"]) == ("probe", 1000, 0)
 
 
+def test_a_report_has_the_first_probes_of_its_order() -> None:
+    sorted_by = ("optprobe report -sort number -top 2 -json", "optprobe report -top 1 -json")
+    adds = ("optprobe add a", "optprobe add b", "optprobe add c", "optprobe report 1 -clear")
+    lines = [json.loads(line) for line in shared_gdb(*adds, *sorted_by).out.splitlines() if line.startswith("{")]
+    assert [line["number"] for line in lines if line["type"] == "probe"] == [1, 2, 2]
+
+
 def test_the_collector_is_told_behind_all_probes() -> None:
     commands = ("optprobe report", "optprobe add vfs_read", "optprobe report -json", "optprobe commit -timeout 3")
     ended = shared_gdb(*commands)
@@ -192,6 +199,7 @@ COMPLETIONS = [
     ("optprobe explain vfs_write, vfs_w", ["vfs_write"]),
     ("optprobe delete ", ["1", "reads"]),
     ("optprobe list -", ["-json"]),
+    ("optprobe report -sort s", ["stops", "symbol"]),
     ("optprobe run -un", ["-until-hits"]),
     ("set optprobe on-exit ", ["ask", "keep", "remove"]),
 ]

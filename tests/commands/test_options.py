@@ -103,3 +103,26 @@ def test_a_time_with_a_unit_is_answered_with_seconds(typed: str, hint: str) -> N
     with pytest.raises(OptprobeError) as caught:
         parse_run(f"-for {typed}")
     assert "is not a number of seconds" in caught.value.message and caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "sort", "top"),
+    [("", "", None), ("-top 3", "hits", 3), ("1-9 -sort missed -top 2", "missed", 2), ("-sort symbol", "symbol", None)],
+)
+def test_a_report_is_sorted_and_cut(text: str, sort: str, top: int | None) -> None:
+    found = parse_selection(text, REPORT_OPTIONS)
+    assert (found.sort, found.top) == (sort, top)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("-sort hit", "a report has no field 'hit' to sort by", "did you mean hits? the fields are hits, missed,"),
+        ("-top 0", "-top takes a number from 1 on", ""),
+        ("-top few", "-top takes a number from 1 on", ""),
+    ],
+)
+def test_no_such_order_or_number(text: str, message: str, hint: str) -> None:
+    with pytest.raises(OptprobeError) as caught:
+        parse_selection(text, REPORT_OPTIONS)
+    assert caught.value.message.startswith(message) and caught.value.hint.startswith(hint)
