@@ -106,7 +106,7 @@ class Subcommand(gdb.Command, Generic[_Args]):
     def _invoke(self, argument: str) -> None:
         args = self.parse(legible(argument))
         with beside(json=args.json):
-            self.run(args, Json(gdb.write) if args.json else Text(gdb.write, colour()))
+            self.run(args, Json(gdb.write) if args.json else Text(gdb.write, colour(), _width()))
 
     def complete(self, text: str, word: str | None) -> int | Sequence[str]:
         try:
@@ -204,6 +204,11 @@ def probe_words() -> list[str]:
 def symbol_words(prefix: str) -> Sequence[str]:
     session = attach.session_or_none()
     return session.matches(prefix) if session and prefix else ()
+
+
+def _width() -> int:
+    """Return the columns of a line, by GDB's `set width`, which is the terminal's at first; 0 for unlimited."""
+    return int(gdb.parameter("width") or 0)
 
 
 def _wants_colour() -> bool:

@@ -24,13 +24,17 @@ from gdb_optprobe.probes.views import (
 
 Colour = Callable[[str], str]
 _Row = tuple[Sequence[str], Sequence[str]]
+# Columns of a line where GDB's `width` is unlimited (in batch mode), and fewest ones where it is not.
 WIDTH = 100
+_NARROWEST = 40
 _INDENT = "        "
 # `add` of a glob prints a line for each probe up to this many, then counts them.
 _MANY = 10
 # How many threads of one name are listed by number.
 _MOST = 8
 _STOP = "stop"
+# Columns of a report that are left out on a narrow terminal where all is 0.
+_LOSSES = ("Missed", "Dropped", "Faults", "Stops")
 _NEWLINE = "\n"
 _NEEDS_GDB = "needs GDB: without one, the guest waits at the next hit"
 WAITS = "PENDING"
@@ -49,11 +53,12 @@ _NAME_WIDTH = 16
 
 
 class Text:
-    """Text as GDB prints it."""
+    """Text as GDB prints it. width: columns of a line; 0 where they are unlimited."""
 
-    def __init__(self, write: Write, colour: Colour = str) -> None:
+    def __init__(self, write: Write, colour: Colour = str, width: int = 0) -> None:
         self._write = write
         self._colour = colour
+        self._width = max(width, _NARROWEST) if width else WIDTH
 
     def lines(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -73,39 +78,42 @@ class Text:
         if not probes:
             self.lines(["No probes."])
             return
-        rows = [(_row(probe), _remarks(probe)) for probe in probes]
-        self.lines(table(("Num", "Tier", "Hits", "Address", "What"), rows, right=("Num", "Hits")))
+        rows = [(_row(probe), _remarks(probe, self._width)) for probe in probes]
+        self.lines(table(("Num", "Tier", "Hits", "Address", "What"), rows, self._width, right=("Num", "Hits")))
 
     def report(self, probes: Sequence[ProbeView]) -> None:
         if not probes:
             self.lines(["No probes."])
             return
-        columns = ("Num", "Hits", "Missed", "Dropped", "Faults", "Stops", "Cost of a hit", "Where")
-        rows = [(_report_row(probe), ()) for probe in probes]
-        self.lines(table(columns, rows, right=columns[:6]))
+        columns: Sequence[str] = ("Num", "Hits", "Missed", "Dropped", "Faults", "Stops", "Cost of a hit", "Where")
+        cells = [_report_row(probe) for probe in probes]
+        right = columns[:6]
+        if self._width < WIDTH:
+            columns, cells = _without_zeros(columns, cells, _LOSSES)
+        self.lines(table(columns, [(row, ()) for row in cells], self._width, right))
         for probe in probes:
             if probe.objects or probe.records or probe.calls is not None:
                 self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
 
     def collector(self, found: CollectorView) -> None:
-        self.lines(["", *_collector(found)])
+        self.lines(["", *_collector(found, self._width)])
 
     def quarantine(self, found: CollectorView) -> None:
         self.lines(_quarantine(found))
 
     def doctor(self, found: DoctorView) -> None:
-        self.lines(_doctor(found))
+        self.lines(_doctor(found, self._width))
 
     def show(self, views: Sequence[ShowView]) -> None:
         for view in views:
-            self.lines([_headline(view.probe), *_remarks(view.probe)])
+            self.lines([_headline(view.probe), *_remarks(view.probe, self._width)])
             self._section("original", view.original)
             self._section("patched", view.patched)
             self._section("detour", view.detour)
 
     def explanation(self, views: Sequence[ExplainView]) -> None:
         for view in views:
-            self.lines(_explanation(view))
+            self.lines(_explanation(view, self._width))
             if view.displaced:
                 self._section("the branch displaces" if view.tier == BEST else "the instruction", view.displaced)
 
@@ -233,7 +241,7 @@ def _asked(probe: ProbeView) -> str:
     return " ".join(parts)
 
 
-def _remarks(probe: ProbeView) -> tuple[str, ...]:
+def _remarks(probe: ProbeView, width: int) -> tuple[str, ...]:
     remarks = []
     if probe.reason and probe.tier != BEST:
         what = "not optimized" if probe.tier else probe.state
@@ -246,7 +254,7 @@ def _remarks(probe: ProbeView) -> tuple[str, ...]:
     counts = [f"{count} {what}" for what, count in lost.items() if count]
     if counts:
         remarks.append(", ".join(counts))
-    return tuple(line for remark in remarks for line in indented(remark))
+    return tuple(line for remark in remarks for line in indented(remark, width))
 
 
 def _report_row(probe: ProbeView) -> tuple[str, ...]:
@@ -257,6 +265,14 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
     elif probe.detour:
         cost = _instructions_briefly(probe) + _and_a_trap(probe)
     return str(probe.number), *(str(count) for count in counts), cost or "", _asked(probe)
+
+
+def _without_zeros(
+    titles: Sequence[str], rows: Sequence[tuple[str, ...]], optional: Collection[str]
+) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Return titles and rows of a table without those of the `optional` columns in which all is 0."""
+    kept = [at for at, title in enumerate(titles) if title not in optional or any(row[at] != "0" for row in rows)]
+    return [titles[at] for at in kept], [tuple(row[at] for at in kept) for row in rows]
 
 
 def _gathered(probe: ProbeView) -> list[str]:
@@ -317,7 +333,7 @@ def _thread_numbers(pids: Sequence[int]) -> str:
 # the slot collector ---------------------------------------------------------------------------------------------------
 
 
-def _collector(found: CollectorView) -> list[str]:
+def _collector(found: CollectorView, width: int) -> list[str]:
     """Return the text, for a report."""
     told = list(_quarantine(found))
     left = f"{_size(found.garbage_slots, found.garbage_bytes)} still to be collected"
@@ -329,11 +345,11 @@ def _collector(found: CollectorView) -> list[str]:
         told.append(f"Collector: {runs} ({each}); {_size(found.slots, found.bytes)} freed")
         held = f"{1000 * found.longest:.1f} ms at most, {1000 * found.total:.1f} ms in all"
         last = f"the last run looked through {counted(found.stacks, 'stack')}"
-        told += indented(f"the guest was held for {held}; {last}")
+        told += indented(f"the guest was held for {held}; {last}", width)
     if found.failed:
-        told += indented(f"{found.failed} of the runs freed nothing: not all stacks were known then")
+        told += indented(f"{found.failed} of the runs freed nothing: not all stacks were known then", width)
     if found.garbage_slots and not found.quarantined:
-        told += indented(left)
+        told += indented(left, width)
     return told
 
 
@@ -352,7 +368,7 @@ def _size(slots: int, size: int) -> str:
 # explain --------------------------------------------------------------------------------------------------------------
 
 
-def _explanation(view: ExplainView) -> list[str]:
+def _explanation(view: ExplainView, width: int) -> list[str]:
     """Return the text for one address."""
     where = place(view.address, view.symbol)
     cost = f"; a hit costs {counted(view.instructions, 'instruction')}" if view.instructions else ""
@@ -370,14 +386,14 @@ def _explanation(view: ExplainView) -> list[str]:
         verdict = f"{where}: cannot be probed"
     lines = [verdict]
     for tiers, reason in _refusals(view):
-        lines += indented(f"{tiers}{reason.text} ({reason.code})")
+        lines += indented(f"{tiers}{reason.text} ({reason.code})", width)
         if reason.hint:
-            lines += indented(f"HINT: {reason.hint}")
+            lines += indented(f"HINT: {reason.hint}", width)
     if view.nearest is not None:
         near = place(view.nearest, view.nearest_symbol)
-        lines += indented(f"the nearest address that would be optimized: {near}")
+        lines += indented(f"the nearest address that would be optimized: {near}", width)
     if view.note:
-        lines += indented(f"NOTE: {view.note}")
+        lines += indented(f"NOTE: {view.note}", width)
     return lines
 
 
@@ -394,18 +410,18 @@ def _refusals(view: ExplainView) -> list[tuple[str, ReasonView]]:
 # doctor ---------------------------------------------------------------------------------------------------------------
 
 
-def _doctor(found: DoctorView) -> list[str]:
+def _doctor(found: DoctorView, width: int) -> list[str]:
     """Return the text: versions and the guest in one line, then each facility. A reason is spelled out once."""
     told, first = [_versions_and_guest(found)], dict[ReasonView, str]()
     for facility in found.facilities:
         name = _NAMES.get(facility.name, facility.name)
         if facility.reason is None:
-            told += _wrapped(name, f"works: {facility.detail}")
+            told += _wrapped(name, f"works: {facility.detail}", width)
         elif facility.reason in first:
-            told += _wrapped(name, f"refused: as {first[facility.reason]} ({facility.reason.code})")
+            told += _wrapped(name, f"refused: as {first[facility.reason]} ({facility.reason.code})", width)
         else:
             first[facility.reason] = name
-            told += _refused(name, facility.reason)
+            told += _refused(name, facility.reason, width)
     return told
 
 
@@ -426,15 +442,15 @@ def _guest(guest: GuestView) -> str:
     return f"{guest.architecture}{vcpus}, {guest.banner or 'no Linux kernel that is known'}"
 
 
-def _refused(name: str, reason: ReasonView) -> list[str]:
-    told = _wrapped(name, f"refused: {reason.text} ({reason.code})")
-    return told + (_wrapped("", f"HINT: {reason.hint}") if reason.hint else [])
+def _refused(name: str, reason: ReasonView, width: int) -> list[str]:
+    told = _wrapped(name, f"refused: {reason.text} ({reason.code})", width)
+    return told + (_wrapped("", f"HINT: {reason.hint}", width) if reason.hint else [])
 
 
-def _wrapped(name: str, text: str) -> list[str]:
+def _wrapped(name: str, text: str, width: int) -> list[str]:
     return textwrap.wrap(
         text,
-        WIDTH,
+        width,
         initial_indent=f"{name:<{_NAME_WIDTH}}",
         subsequent_indent=" " * (_NAME_WIDTH + 2),
         break_long_words=False,
@@ -445,21 +461,21 @@ def _wrapped(name: str, text: str) -> list[str]:
 # tables and words -----------------------------------------------------------------------------------------------------
 
 
-def table(titles: Sequence[str], rows: Sequence[_Row], right: Collection[str] = ()) -> list[str]:
+def table(titles: Sequence[str], rows: Sequence[_Row], width: int, right: Collection[str] = ()) -> list[str]:
     """Return the lines of a table. rows: cells, and the remarks below them. right: titles of columns of numbers."""
     widths = [max(map(len, column)) for column in zip(titles, *(cells for cells, _ in rows), strict=True)]
-    lines = _table_row(titles, widths, titles, right)
+    lines = _table_row(titles, widths, titles, right, width)
     for cells, remarks in rows:
-        lines += _table_row(cells, widths, titles, right)
+        lines += _table_row(cells, widths, titles, right, width)
         lines += remarks
     return lines
 
 
-def indented(text: str) -> list[str]:
+def indented(text: str, width: int) -> list[str]:
     """Return a remark below a row, wrapped."""
     return textwrap.wrap(
         text,
-        WIDTH,
+        width,
         initial_indent=_INDENT,
         subsequent_indent=f"{_INDENT}  ",
         break_long_words=False,
@@ -467,14 +483,16 @@ def indented(text: str) -> list[str]:
     )
 
 
-def _table_row(cells: Sequence[str], widths: Sequence[int], titles: Sequence[str], right: Collection[str]) -> list[str]:
+def _table_row(
+    cells: Sequence[str], widths: Sequence[int], titles: Sequence[str], right: Collection[str], width: int
+) -> list[str]:
     """Return one row. The last column is wrapped."""
     fixed = [
-        f"{cell:>{width}}" if title in right else f"{cell:<{width}}"
-        for cell, width, title in zip(cells[:-1], widths, titles, strict=False)
+        f"{cell:>{most}}" if title in right else f"{cell:<{most}}"
+        for cell, most, title in zip(cells[:-1], widths, titles, strict=False)
     ]
     before = " ".join(fixed) + " "
-    room = max(WIDTH - len(before), 20)
+    room = max(width - len(before), 20)
     last = textwrap.wrap(cells[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
     return [(before + last[0]).rstrip(), *(" " * len(before) + line for line in last[1:])]
 

@@ -21,6 +21,11 @@ def test_add_and_list() -> None:
     assert last == "1"
 
 
+def test_a_table_has_the_width_that_gdb_has() -> None:
+    ended = gdb("set width 60", "optprobe add vfs_read", "optprobe report", "set width 0", "optprobe report 1")
+    assert "Dropped" not in ended.out.splitlines()[1] and ended.out.count("Dropped") == 1, ended.out
+
+
 def test_info_is_list() -> None:
     ended = shared_gdb("optprobe add vfs_read -name reads", "info optprobe reads -json")
     (listed,) = json.loads(ended.out.splitlines()[-1])

@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.commands.render_text import Text
 from gdb_optprobe.maps.aggregate import Count
@@ -180,6 +182,28 @@ def test_list_fits_100_columns() -> None:
     assert [row.split()[0] for row in rows if not row.startswith("     ")] == ["Num", "1", "12", "13"]
     assert any("not optimized: the instruction has 1 bytes" in row for row in rows)
     assert any(row.strip() == "3 missed" for row in rows)
+
+
+def at_width(width: int, method: str, *arguments: object) -> list[str]:
+    written: list[str] = []
+    getattr(Text(written.append, width=width), method)(*arguments)
+    return "".join(written).splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 132])
+def test_tables_have_the_terminals_width(width: int) -> None:
+    probes = [probe(), boosted(12, name="n", symbol="a_name+0x123", condition="c" * 9 + " > 4096 && " + "d " * 40)]
+    for method in ("probes", "report"):
+        rows = at_width(width, method, probes)
+        assert width - 20 < max(map(len, rows)) <= width, rows
+    assert max(map(len, at_width(width, "explanation", [EXPLAINED]))) <= 80 or width > 80
+
+
+def test_a_narrow_report_has_no_columns_of_zeros() -> None:
+    titles, row = at_width(80, "report", [probe(hits=7, faults=2)])
+    assert titles.split() == ["Num", "Hits", "Faults", "Cost", "of", "a", "hit", "Where"]
+    assert row.split() == ["1", "7", "2", "3", "instructions", "vfs_read"]
+    assert "Missed" in at_width(0, "report", [probe()])[0]
 
 
 def test_list_of_nothing() -> None:
