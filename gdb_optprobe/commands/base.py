@@ -21,7 +21,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import lines
 from gdb_optprobe.handlers.source import legible
 from gdb_optprobe.interrupts import held
-from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, ShowView
 
 
@@ -66,6 +66,8 @@ class Session(Protocol):
     def run(self, seconds: float | None, until_hits: tuple[int, int] | None, timeout: float | None) -> str: ...
 
     def matches(self, prefix: str) -> Sequence[str]: ...
+
+    def members(self, spec: Spec, expression: str) -> Sequence[str]: ...
 
 
 class Arguments(Protocol):
@@ -204,6 +206,13 @@ def probe_words() -> list[str]:
 def symbol_words(prefix: str) -> Sequence[str]:
     session = attach.session_or_none()
     return session.matches(prefix) if session and prefix else ()
+
+
+def member_words(location: str, returns: bool, expression: str) -> Sequence[str]:
+    """Return the members of the struct that an expression at a location is, or points to."""
+    session = attach.session_or_none()
+    kind = Kind.KRETPROBE if returns else Kind.KPROBE
+    return session.members(Spec(location, kind), expression) if session else ()
 
 
 def _width() -> int:

@@ -1,17 +1,29 @@
-"""Completion of locations."""
+"""Completion of locations, and of expressions and actions after them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import gdb
 
-from gdb_optprobe.commands.base import last_word, symbol_words
+from gdb_optprobe.commands.base import last_word, member_words, symbol_words
 from gdb_optprobe.commands.parse import TIERS
+from gdb_optprobe.guest.scope import OURS
+from gdb_optprobe.handlers.clauses import ACTIONS
+
+_CLAUSE = re.compile(r"(?<=\s)(if|do)(?=[\s(])")
+_SAVED = re.compile(r"\bsave\s+([A-Za-z_]\w*)\s*=(?!=)")
+_MEMBER = re.compile(r"([$A-Za-z_][\w$]*(?:(?:->|\.)\w+|\[\w*\])*)(?:->|\.)(\w*)$")
+_OF_LANGUAGE = ("str(", "sizeof(", "$percpu(")
+_OF_RETURNS = ("$elapsed", "$saved.")
+_ACTION_STARTS = re.compile(r"(?:\bdo|,)\s*\w*$")
 
 
 def location_candidates(text: str, options: Mapping[str, str]) -> int | Sequence[str]:
     """Return GDB's own completer for a single location; options, tiers and symbols elsewhere."""
+    if (clauses := [*_CLAUSE.finditer(text)]) and text[: clauses[0].start()].strip():
+        return _clause_candidates(text, clauses[0].start(), clauses[-1][0])
     *before, typed = text.split(" ")
     if typed.startswith("-"):
         return list(options)
@@ -28,3 +40,21 @@ def location_candidates(text: str, options: Mapping[str, str]) -> int | Sequence
     if all(word in options or word in TIERS or not word for word in before):
         return symbol_words(last_word(text))
     return ("if", "do", *options)
+
+
+def _clause_candidates(text: str, start: int, clause: str) -> Sequence[str]:
+    """Return what may come next in the clause at the end of `text`. start: where its first clause starts."""
+    typed = last_word(text)
+    if member := _MEMBER.search(text):
+        kept = typed[: len(typed) - len(member[2])]
+        if member[1] == "$saved":
+            return [kept + name for name in dict.fromkeys(_SAVED.findall(text))]
+        location, returns = text[:start].split()[0], "-return" in text[:start].split()
+        return [kept + name for name in member_words(location, returns, member[1])]
+    found = re.search(r"[\w$]*$", typed)
+    kept = typed[: found.start()] if found else typed
+    if clause == "do" and not text.endswith(("(", "=")) and _ACTION_STARTS.search(text):
+        return [kept + name for name in ACTIONS]
+    names = [*(f"${name}" for name in OURS), *_OF_LANGUAGE, *(_OF_RETURNS if "-return" in text[:start] else ())]
+    after = ("do",) if clause == "if" else ("by", "if")
+    return [*(kept + name for name in names), *(after if not kept else ())]

@@ -31,6 +31,7 @@ from gdb_optprobe.handlers.ctype import (
 )
 from gdb_optprobe.handlers.ctype import Member as StructMember
 from gdb_optprobe.handlers.ir import Constant, Expr, Load, Op
+from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue, Scope
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.strings import StringValue, characters, equals
@@ -278,6 +279,13 @@ class Typer:
             what = f"'{node.pointer.where.text}' is no pointer but '{describe(value.type)}'"
             raise fault(what, node.pointer.where, "str takes an address")
         return characters(meaning) or StringValue(value.expr, None, False)
+
+
+def member_names(part: Fragment, scope: Scope) -> Sequence[str]:
+    """Return the members of the struct that an expression is, or points to. Raises OptprobeError, pointing."""
+    found = Typer(scope).meaning(parse_expression(part, scope.is_type)).type
+    found = found.target if isinstance(found, Pointer) else found
+    return found.names() if isinstance(found, Struct) else ()
 
 
 def _first(place: Lvalue, array: Array) -> Rvalue:

@@ -16,6 +16,8 @@ from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.clauses import check_action
+from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.handlers.types import member_names
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.probes import deleted_views, memory_check, probe_views, save, site_views
@@ -237,6 +239,12 @@ class Session:
     def matches(self, prefix: str) -> Sequence[str]:
         """Names of functions that begin with `prefix`, for completion."""
         return self.target.guest.completions(prefix)
+
+    def members(self, spec: Spec, expression: str) -> Sequence[str]:
+        """Return the members of the struct that `expression` is, or points to, for completion. Raises OptprobeError."""
+        guest, (address, *_) = self.target.guest, self.target.debugger.resolve(spec.location, spec.glob)
+        found = guest.names_at_return(address) if spec.is_return else guest.names_at(address)
+        return member_names(Fragment.whole(expression), found.names) if found is not None else ()
 
     # looking -----------------------------------------------------------------------------------------------------
 

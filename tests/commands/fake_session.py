@@ -204,3 +204,7 @@ class FakeSession:
 
     def matches(self, prefix: str) -> tuple[str, ...]:
         return tuple(name for name in ("vfs_read", "vfs_readv", "vfs_write") if name.startswith(prefix))
+
+    def members(self, spec: Spec, expression: str) -> tuple[str, ...]:
+        known = {("vfs_read", "file"): ("f_path", "f_flags"), ("vfs_read", "file->f_path"): ("dentry", "mnt")}
+        return known.get((spec.location, expression), ())

@@ -210,6 +210,22 @@ COMPLETIONS = [
 ]
 
 
+CLAUSES = [
+    ("optprobe add vfs_read if $p", ["$pc", "$percpu(", "$pid"]),
+    ("optprobe add vfs_read do c", ["count"]),
+    ("optprobe add vfs_read if file->f_p", ["file->f_path"]),
+    ("optprobe add vfs_read if file->f_path.d", ["file->f_path.dentry"]),
+    ("optprobe add vfs_read -return entry do save n = count do hist($saved.", ["hist($saved.n"]),
+    ("optprobe explain vfs_read do hist(s", ["hist(sizeof(", "hist(str("]),
+]
+
+
+def test_completion_after_if_and_do() -> None:
+    ended = shared_gdb(*(f"complete {typed}" for typed, _ in CLAUSES))
+    expected = [f"{typed.rpartition(' ')[0]} {word}" for typed, words in CLAUSES for word in words]
+    assert ended.out.splitlines() == expected, ended.err
+
+
 def test_completion() -> None:
     ended = gdb("optprobe add vfs_read -name reads", *(f"complete {typed}" for typed, _ in COMPLETIONS))
     expected = []

@@ -22,7 +22,7 @@ from gdb_optprobe.handlers.ir import (
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.handlers.types import Typer
+from gdb_optprobe.handlers.types import Typer, member_names
 from tests.handlers.world import FILE, JIFFIES, NAME, PER_CPU, TASK, World, hit
 
 RDI, RDX = Register("rdi"), Register("rdx")
@@ -269,3 +269,12 @@ def test_the_world_is_what_it_says() -> None:
     known = hit()
     assert known.read(PER_CPU + 0x200, 8) == TASK.to_bytes(8, "little")
     assert known.read(FILE + 56, 8) == NAME.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("expression", ["file", "*file", "(struct file *)$arg1"])
+def test_members_of_a_struct_and_of_one_behind_a_pointer(expression: str) -> None:
+    assert "f_flags" in member_names(Fragment.whole(expression), World())
+
+
+def test_a_number_has_no_members() -> None:
+    assert member_names(Fragment.whole("count"), World()) == ()
