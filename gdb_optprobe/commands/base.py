@@ -21,7 +21,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import lines
 from gdb_optprobe.handlers.source import legible
 from gdb_optprobe.interrupts import held
-from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, ShowView
 
 
@@ -208,11 +208,10 @@ def symbol_words(prefix: str) -> Sequence[str]:
     return session.matches(prefix) if session and prefix else ()
 
 
-def member_words(location: str, returns: bool, expression: str) -> Sequence[str]:
-    """Return the members of the struct that an expression at a location is, or points to."""
+def member_words(spec: Spec, expression: str) -> Sequence[str]:
+    """Return the members of the struct that an expression of `spec` is, or points to; of none, parameters."""
     session = attach.session_or_none()
-    kind = Kind.KRETPROBE if returns else Kind.KPROBE
-    return session.members(Spec(location, kind), expression) if session else ()
+    return session.members(spec, expression) if session and not spec.in_program else ()
 
 
 def _width() -> int:

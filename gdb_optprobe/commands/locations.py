@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import gdb
 
 from gdb_optprobe.commands.base import last_word, member_words, symbol_words
-from gdb_optprobe.commands.parse import TIERS
+from gdb_optprobe.commands.parse import TIERS, parse_add
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.scope import OURS
 from gdb_optprobe.handlers.clauses import ACTIONS
 
@@ -45,16 +47,20 @@ def location_candidates(text: str, options: Mapping[str, str]) -> int | Sequence
 def _clause_candidates(text: str, start: int, clause: str) -> Sequence[str]:
     """Return what may come next in the clause at the end of `text`. start: where its first clause starts."""
     typed = last_word(text)
+    spec = parse_add(text[:start]).specs()[0]
     if member := _MEMBER.search(text):
         kept = typed[: len(typed) - len(member[2])]
         if member[1] == "$saved":
             return [kept + name for name in dict.fromkeys(_SAVED.findall(text))]
-        location, returns = text[:start].split()[0], "-return" in text[:start].split()
-        return [kept + name for name in member_words(location, returns, member[1])]
+        return [kept + name for name in member_words(spec, member[1])]
     found = re.search(r"[\w$]*$", typed)
     kept = typed[: found.start()] if found else typed
     if clause == "do" and not text.endswith(("(", "=")) and _ACTION_STARTS.search(text):
         return [kept + name for name in ACTIONS]
-    names = [*(f"${name}" for name in OURS), *_OF_LANGUAGE, *(_OF_RETURNS if "-return" in text[:start] else ())]
+    parameters: Sequence[str] = ()
+    with suppress(OptprobeError):  # a location that is not there has no parameters; the language has its words
+        parameters = member_words(spec, "")
+    of_returns = _OF_RETURNS if spec.is_return else ()
+    names = [*parameters, *(f"${name}" for name in OURS), *_OF_LANGUAGE, *of_returns]
     after = ("do",) if clause == "if" else ("by", "if")
     return [*(kept + name for name in names), *(after if not kept else ())]

@@ -81,6 +81,10 @@ class Guest(ABC):
     def names_at_return(self, address: int) -> NamesAt | None:
         """Return the meaning of names after the return of the function entered at `address`; None for no entry."""
 
+    def parameters(self, address: int) -> Sequence[str]:
+        """Return the names of the parameters of the function at `address`, for completion; none where not known."""
+        return ()
+
     # control flow ----------------------------------------------------------------------------------------------------
 
     @property

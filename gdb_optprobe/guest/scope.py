@@ -227,6 +227,10 @@ class KernelScope:
         hint = f"did you mean {meant}?" if meant else f"ours are {', '.join('$' + ours for ours in OURS)}"
         return Missing(f"no register or variable named '${name}'", hint)
 
+    def parameter_names(self) -> Sequence[str]:
+        """Return the names of the function's parameters and of the locals that debug information has there."""
+        return tuple(dict.fromkeys((*self._parameters, *(self.debug.names() if self.debug is not None else ()))))
+
     def per_cpu_base(self) -> Expr | Missing:
         return self.current.per_cpu
 

@@ -241,9 +241,16 @@ class Session:
         return self.target.guest.completions(prefix)
 
     def members(self, spec: Spec, expression: str) -> Sequence[str]:
-        """Return the members of the struct that `expression` is, or points to, for completion. Raises OptprobeError."""
+        """Return the members of the struct that `expression` is, or points to, for completion. Raises OptprobeError.
+
+        Of no expression, the function's parameters.
+        """
         guest, (address, *_) = self.target.guest, self.target.debugger.resolve(spec.location, spec.glob)
-        found = guest.names_at_return(address) if spec.is_return else guest.names_at(address)
+        if not expression:
+            return guest.parameters(address)
+        # A return probe saves its parameters at the entry.
+        at_return = spec.is_return and expression.startswith("$retval")
+        found = guest.names_at_return(address) if at_return else guest.names_at(address)
         return member_names(Fragment.whole(expression), found.names) if found is not None else ()
 
     # looking -----------------------------------------------------------------------------------------------------

@@ -207,4 +207,6 @@ class FakeSession:
 
     def members(self, spec: Spec, expression: str) -> tuple[str, ...]:
         known = {("vfs_read", "file"): ("f_path", "f_flags"), ("vfs_read", "file->f_path"): ("dentry", "mnt")}
+        if not expression:
+            return ("file", "buf", "count")
         return known.get((spec.location, expression), ())

@@ -213,9 +213,13 @@ COMPLETIONS = [
 CLAUSES = [
     ("optprobe add vfs_read if $p", ["$pc", "$percpu(", "$pid"]),
     ("optprobe add vfs_read do c", ["count"]),
+    ("optprobe add vfs_read if f", ["file"]),
+    ("optprobe add vfs_read do hist(co", ["hist(count"]),
     ("optprobe add vfs_read if file->f_p", ["file->f_path"]),
     ("optprobe add vfs_read if file->f_path.d", ["file->f_path.dentry"]),
     ("optprobe add vfs_read -return entry do save n = count do hist($saved.", ["hist($saved.n"]),
+    ("optprobe add -name n vfs_read -json if file->f_p", ["file->f_path"]),
+    ("optprobe add -user /bin/busybox:main if f", []),
     ("optprobe explain vfs_read do hist(s", ["hist(sizeof(", "hist(str("]),
 ]
 

@@ -343,3 +343,8 @@ def test_types_that_are_not_there(keyword: str, name: str, types: BtfTypes | Non
 
 def test_abis_by_name() -> None:
     assert X86_64.arguments[0] == "rdi" and PPC64LE.arguments[0] == "r3"
+
+
+def test_the_names_of_parameters() -> None:
+    assert scope().parameter_names()[:2] == ("file", "fd")
+    assert scope(types=None).parameter_names() == ()

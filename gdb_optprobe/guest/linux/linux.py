@@ -176,6 +176,10 @@ class LinuxGuest(Guest):
         of = abi.of(self.isa)
         return self._names(site, self.debugger.debug(address, of, lambda: self._frame(address, of)))
 
+    def parameters(self, address: int) -> Sequence[str]:
+        found = self.names_at(address).names
+        return found.parameter_names() if isinstance(found, scope.KernelScope) else ()
+
     def _frame(self, address: int, of: abi.Abi) -> Expr | None:
         return frame.base(self.own_unwinder, address, of) if self.own_unwinder is not None else None
 
