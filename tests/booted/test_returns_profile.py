@@ -1,4 +1,4 @@
-"""Per-call profiling, as the README shows it: what is kept of each call is that call's, by the guest's own tracing."""
+"""Per-call profiling, as the guide shows it: what is kept of each call is that call's, by the guest's own tracing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.booted.batch import Workload, batch, keep
 from tests.booted.conftest import FULL
 from tests.booted.test_exact import TRACING, quiet
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "returns.md"
 READS = 5000 if FULL else 300
 WAITS = 1000 if FULL else 60
 ENTRY, RETURN, TIMES = "kprobes/p0", "kprobes/r0", "synthetic/took"
@@ -36,8 +36,8 @@ Sums = dict[int, tuple[int, int]]
 
 
 def example() -> str:
-    """The command of the README's profile."""
-    section = README.read_text().split("### A profile of calls\n")[1]
+    """The command of the guide's profile."""
+    section = GUIDE.read_text().split("## A profile of calls\n")[1]
     return next(line for line in section.splitlines() if "optprobe add" in line).removeprefix("(gdb) ")
 
 
@@ -124,7 +124,7 @@ def profile(guest: Guest, command: str, third: str) -> None:
     assert sum(words[1] for words in took.values()) > sum(time for _, time in times.values()) / 2
 
 
-def test_the_profile_of_the_readme(traced: Guest) -> None:
+def test_the_profile_of_the_guide(traced: Guest) -> None:
     profile(traced, example(), "%dx")
 
 

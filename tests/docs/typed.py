@@ -1,6 +1,6 @@
 """Parse every command of optprobe in docs/ and in the help texts: python -m tests.docs.typed
 
-In docs/*.md a command is code that begins with `optprobe` or `set optprobe`, in README a line behind `(gdb)`.
+In docs/ a command is code that begins with `optprobe` or `set optprobe`, in README a line behind `(gdb)`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _parse(action: Fragment) -> None:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield each page that users read, and its text. README's spans are usage, not commands."""
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")]):
         yield path, path.read_text()
     readme = ROOT / "README.md"
     yield readme, "\n".join(_FENCED.findall(readme.read_text()))
