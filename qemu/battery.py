@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qemu import calls
-from qemu.channel import ChannelError
-from qemu.debugger import Debugger, DebuggerError
-from qemu.guest import Guest, GuestError
+from . import calls
+from .channel import ChannelError
+from .debugger import Debugger, DebuggerError
+from .guest import Guest, GuestError
 
 __all__ = ["FACILITIES", "Battery", "Broken", "Outcome", "Refused", "State"]
 

@@ -12,22 +12,22 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from qemu import calls, timediff
-from qemu.bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
-from qemu.cache import say
-from qemu.calls import Calls
-from qemu.channel import ChannelError
-from qemu.costs.estimate import Cost, cost
-from qemu.costs.measure import Reading
-from qemu.costs.table import as_json, table
-from qemu.debian import FetchError
-from qemu.debugger import Debugger, DebuggerError
-from qemu.guest import Guest, GuestError, Options
-from qemu.linux_event import FILTER, TRIGGER, linux_event
-from qemu.processes import ending_on_signals
-from qemu.reads import Reads
-from qemu.rsp_proxy import RspProxy
-from qemu.timediff import TimeDifference
+from . import calls, timediff
+from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
+from .cache import say
+from .calls import Calls
+from .channel import ChannelError
+from .costs.estimate import Cost, cost
+from .costs.measure import Reading
+from .costs.table import as_json, table
+from .debian import FetchError
+from .debugger import Debugger, DebuggerError
+from .guest import Guest, GuestError, Options
+from .linux_event import FILTER, TRIGGER, linux_event
+from .processes import ending_on_signals
+from .reads import Reads
+from .rsp_proxy import RspProxy
+from .timediff import TimeDifference
 
 NOTES = """\
 Each figure is that of one hit, above a run without a probe.

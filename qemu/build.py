@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from qemu import debian, packages
-from qemu.cache import cache_directory, locked, say
-from qemu.kernels import Kernel
+from . import debian, packages
+from .cache import cache_directory, locked, say
+from .kernels import Kernel
 
 __all__ = ["RECIPES", "BuildError", "Built", "Recipe", "build", "built_kernels", "recipe"]
 

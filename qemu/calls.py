@@ -17,13 +17,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from qemu.cache import say
-from qemu.costs.measure import Reading, middle
-from qemu.costs.table import aligned, number
-from qemu.debugger import Debugger, DebuggerError
-from qemu.guest import Guest, GuestError
-from qemu.reads import Reads
-from qemu.rsp_proxy import RspProxy
+from .cache import say
+from .costs.measure import Reading, middle
+from .costs.table import aligned, number
+from .debugger import Debugger, DebuggerError
+from .guest import Guest, GuestError
+from .reads import Reads
+from .rsp_proxy import RspProxy
 
 __all__ = ["BITS", "Calls", "Row", "as_json", "report"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from qemu.cache import cache_directory, locked, say
+from .cache import cache_directory, locked, say
 
 __all__ = ["FetchError", "depends", "fetch", "fetch_closure", "has", "package_files", "show", "unpack"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from qemu.processes import end_with_parent
+from .processes import end_with_parent
 
 __all__ = ["PATIENTLY", "Debugger", "DebuggerError", "gdb_program", "knows", "lines_to_start"]
 

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from qemu.bench_target import BENCH_TARGETS, FUNCTION
-from qemu.cache import guests_directory, say
-from qemu.channel import ChannelError
-from qemu.costs.table import aligned, number
-from qemu.debian import FetchError
-from qemu.debugger import Debugger, DebuggerError, gdb_program, lines_to_start
-from qemu.guest import Guest, GuestError, Options
-from qemu.processes import ending_on_signals
-from qemu.reads import Reads
-from qemu.rsp_proxy import RspProxy
+from .bench_target import BENCH_TARGETS, FUNCTION
+from .cache import guests_directory, say
+from .channel import ChannelError
+from .costs.table import aligned, number
+from .debian import FetchError
+from .debugger import Debugger, DebuggerError, gdb_program, lines_to_start
+from .guest import Guest, GuestError, Options
+from .processes import ending_on_signals
+from .reads import Reads
+from .rsp_proxy import RspProxy
 
 ENTRY, MIDDLE, RARE = FUNCTION, "vfs_write", "ksys_sync"
 MANY, FEW = 100_000, 60

@@ -30,14 +30,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 
-from qemu import health, micro
-from qemu.cache import cache_directory, guests_directory
-from qemu.channel import Command
-from qemu.initramfs import initramfs
-from qemu.kernels import busybox, stock_kernel, stock_modules
-from qemu.machines import MACHINES, Machine
-from qemu.qmp import Qmp, QmpError
-from qemu.snapshots import write_image
+from . import health, micro
+from .cache import cache_directory, guests_directory
+from .channel import Command
+from .initramfs import initramfs
+from .kernels import busybox, stock_kernel, stock_modules
+from .machines import MACHINES, Machine
+from .qmp import Qmp, QmpError
+from .snapshots import write_image
 
 __all__ = ["Guest", "GuestError", "Options"]
 

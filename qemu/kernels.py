@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qemu import debian
-from qemu.cache import cache_directory, locked
+from . import debian
+from .cache import cache_directory, locked
 
 __all__ = ["MODULES", "Kernel", "busybox", "image_package", "stock_kernel", "stock_modules"]
 

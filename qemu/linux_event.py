@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from qemu.guest import GuestError
+from .guest import GuestError
 
 __all__ = ["FILTER", "LIST", "TRIGGER", "linux_event"]
 

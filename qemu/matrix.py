@@ -17,20 +17,20 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from qemu import versions
-from qemu.battery import BROKEN, FACILITIES, REFUSED, UNTRIED, WORKS, Battery, Outcome
-from qemu.build import RECIPES, BuildError, build_all, built_kernels
-from qemu.cache import say
-from qemu.channel import ChannelError
-from qemu.costs.table import aligned
-from qemu.debian import FetchError
-from qemu.debugger import Debugger, DebuggerError, gdb_program
-from qemu.guest import Guest, GuestError, Options
-from qemu.kernels import MODULES
-from qemu.machines import MACHINES
-from qemu.processes import ending_on_signals
-from qemu.reads import Reads
-from qemu.rsp_proxy import RspProxy
+from . import versions
+from .battery import BROKEN, FACILITIES, REFUSED, UNTRIED, WORKS, Battery, Outcome
+from .build import RECIPES, BuildError, build_all, built_kernels
+from .cache import say
+from .channel import ChannelError
+from .costs.table import aligned
+from .debian import FetchError
+from .debugger import Debugger, DebuggerError, gdb_program
+from .guest import Guest, GuestError, Options
+from .kernels import MODULES
+from .machines import MACHINES
+from .processes import ending_on_signals
+from .reads import Reads
+from .rsp_proxy import RspProxy
 
 __all__ = ["ROWS", "Result", "Row", "markdown", "run", "table"]
 

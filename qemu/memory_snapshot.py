@@ -17,7 +17,8 @@ from pathlib import Path
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Vcpu
-from qemu.guest import Guest, GuestError
+
+from .guest import Guest, GuestError
 
 __all__ = ["MemorySnapshot", "take_snapshot"]
 

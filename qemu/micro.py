@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from qemu.cache import cache_directory, locked
-from qemu.machines import MACHINES
+from .cache import cache_directory, locked
+from .machines import MACHINES
 
 __all__ = ["BuildError", "build"]
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qemu.cache import say
+from .cache import say
 
 __all__ = ["NEEDS", "Need", "install", "install_line", "missing"]
 

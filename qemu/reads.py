@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from qemu.costs.measure import Reading, each, least
-from qemu.debugger import Debugger
-from qemu.guest import Guest
-from qemu.processes import cpu_seconds
-from qemu.rsp_proxy import RspProxy
+from .costs.measure import Reading, each, least
+from .debugger import Debugger
+from .guest import Guest
+from .processes import cpu_seconds
+from .rsp_proxy import RspProxy
 
 __all__ = ["Reads"]
 

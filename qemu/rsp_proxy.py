@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from qemu.cache import guests_directory
+from .cache import guests_directory
 
 __all__ = ["Count", "RspProxy", "Tally"]
 

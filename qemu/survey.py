@@ -42,17 +42,18 @@ from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.kretprobe import NEAR
-from qemu.cache import guests_directory, say
-from qemu.channel import ChannelError
-from qemu.debian import FetchError
-from qemu.guest import Guest, GuestError, Options
-from qemu.linux_rule import BLACKLIST, LinuxRule, ranges
-from qemu.linux_rule_ppc64le import PowerRule
-from qemu.machines import MACHINES
-from qemu.memory_snapshot import take_snapshot
-from qemu.processes import ending_on_signals
-from qemu.qmp import QmpError
-from qemu.text_sweep import sweep
+
+from .cache import guests_directory, say
+from .channel import ChannelError
+from .debian import FetchError
+from .guest import Guest, GuestError, Options
+from .linux_rule import BLACKLIST, LinuxRule, ranges
+from .linux_rule_ppc64le import PowerRule
+from .machines import MACHINES
+from .memory_snapshot import take_snapshot
+from .processes import ending_on_signals
+from .qmp import QmpError
+from .text_sweep import sweep
 
 __all__ = ["EVERY", "Subject", "Tally", "codes_of", "functions", "returns", "subject_of", "survey", "table"]
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from qemu.cache import say
-from qemu.costs.table import aligned, number
-from qemu.debugger import Debugger, DebuggerError
-from qemu.linux_event import LIST, linux_event
-from qemu.reads import Reads
+from .cache import say
+from .costs.table import aligned, number
+from .debugger import Debugger, DebuggerError
+from .linux_event import LIST, linux_event
+from .reads import Reads
 
 __all__ = ["FORKS", "FUNCTION", "LINEAR", "UNUSED", "Pair", "Report", "TimeDifference", "as_json", "branch", "report"]
 

@@ -19,9 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from qemu import debian
-from qemu.cache import cache_directory, locked
-from qemu.machines import MACHINES
+from . import debian
+from .cache import cache_directory, locked
+from .machines import MACHINES
 
 __all__ = ["Pinned", "gdb", "kernel", "names", "qemu"]
 

@@ -131,6 +131,12 @@ def test_the_package_itself_does_not_import_gdb() -> None:
     assert not [name for name in at_once if name == "gdb" or name.startswith("gdb_optprobe.")]
 
 
+def test_qemu_imports_its_own_files_relatively() -> None:
+    """Installed it has another name, `gdb_optprobe_qemu`: PyPI's `qemu.qmp` owns `qemu`."""
+    absolute = re.compile(r"^\s*(?:from|import) qemu\b", re.MULTILINE)
+    assert [named(path) for path in (ROOT / "qemu").rglob("*.py") if absolute.search(path.read_text())] == []
+
+
 NAMES_ISAS = re.compile(r"x86|amd64|i386|ppc64|powerpc|aarch64|arm64", re.IGNORECASE)
 SOURCE = re.compile(r"arch/\w+/[\w./-]+")
 """A file of Linux's, which a docstring may give as the source of a rule."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qemu.costs.measure import Reading, middle, spread
+from .measure import Reading, middle, spread
 
 # A difference of host times counts as measured if it is so many times the spread of repeated readings.
 CLEAR = 3.0

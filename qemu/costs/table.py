@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from qemu.costs.estimate import Cost
+from .estimate import Cost
 
 COLUMNS = ("", "instructions", "stops", "packets", "µs", "ratio")
 
