@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,11 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from .checkout import INSTALL_IT, IS_CHECKOUT, PLUGIN, ROOT
 from .processes import end_with_parent
 
-__all__ = ["PATIENTLY", "Debugger", "DebuggerError", "gdb_program", "knows", "lines_to_start"]
+__all__ = ["PATIENTLY", "Debugger", "DebuggerError", "gdb_program", "knows", "line_to_start", "lines_to_start"]
 
-ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 120.0
 AGAIN = 3.0
 T = TypeVar("T")
@@ -58,7 +59,7 @@ def gdb_program() -> str:
         found, why = shutil.which(wanted), f"$OPTPROBE_GDB is no program: {wanted}"
     else:
         found = shutil.which("gdb-multiarch") or shutil.which("gdb")
-        why = "gdb-multiarch is not installed; scripts/setup installs it"
+        why = f"gdb-multiarch is not installed; {INSTALL_IT}"
     if found is None:
         raise DebuggerError(why)
     return found
@@ -72,7 +73,13 @@ def knows(architecture: str) -> bool:
 
 def lines_to_start(socket: Path | str) -> tuple[str, ...]:
     """Return the first commands for GDB."""
-    return f"target remote {socket}", f"source {ROOT}/scripts/optprobe.py"
+    return f"target remote {socket}", f"source {PLUGIN}"
+
+
+def line_to_start(socket: Path | str) -> str:
+    """Return the shell's line that starts GDB so."""
+    program, lines = (["gdb-multiarch"], 2) if IS_CHECKOUT else (["optprobe", "gdb"], 1)
+    return shlex.join([*program, *(word for line in lines_to_start(socket)[:lines] for word in ("-ex", line))])
 
 
 class Debugger:

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from .bench_target import BENCH_TARGETS, FUNCTION
 from .cache import guests_directory, say
 from .channel import ChannelError
+from .checkout import program
 from .costs.table import aligned, number
 from .debian import FetchError
-from .debugger import Debugger, DebuggerError, gdb_program, lines_to_start
+from .debugger import Debugger, DebuggerError, gdb_program, line_to_start, lines_to_start
 from .guest import Guest, GuestError, Options
 from .processes import ending_on_signals
 from .reads import Reads
@@ -43,8 +44,9 @@ class Probing:
     reads: Reads | None
 
 
-def main() -> int:
-    arguments = parser().parse_args()
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the demo and return its exit status. words: None for those of the command line."""
+    arguments = parser().parse_args(words)
     ending_on_signals()
     try:
         with ExitStack() as stack:
@@ -55,7 +57,7 @@ def main() -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
+    top = argparse.ArgumentParser(prog=program("demo"), description=__doc__)
     option = top.add_argument
     option("-i", "--interactive", action="store_true", help="stay in GDB, with the guest up")
     option("--gdb", metavar="SOCKET", help="a guest of your own: what GDB's `target remote` takes")
@@ -188,9 +190,9 @@ def interactive(socket: str) -> int:
 
 def farewell(socket: str | None, arch: str) -> str:
     chosen = "" if arch == Options().arch else f" --arch {arch}"
-    start = "" if socket else f"scripts/guest start{chosen} && "
-    words = " ".join(f"-ex '{line}'" for line in lines_to_start(socket or guests_directory() / "default" / "gdb.sock"))
-    return f"\nFor a session of your own, type:\n    {start}gdb-multiarch {words}"
+    start = "" if socket else f"{program('guest')} start{chosen} && "
+    line = line_to_start(socket or guests_directory() / "default" / "gdb.sock")
+    return f"\nFor a session of your own, type:\n    {start}{line}"
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from types import TracebackType
 from . import health, micro
 from .cache import cache_directory, guests_directory
 from .channel import Command
+from .checkout import INSTALL_IT
 from .initramfs import initramfs
 from .kernels import busybox, stock_kernel, stock_modules
 from .machines import MACHINES, Machine
@@ -321,7 +322,7 @@ def _command(options: Options) -> list[str]:
     machine = options.machine
     qemu = options.qemu or machine.qemu
     if shutil.which(qemu) is None:
-        raise GuestError(f"{qemu} is not installed; scripts/setup installs it")
+        raise GuestError(f"{qemu} is not installed; {INSTALL_IT}")
     command = [qemu, "-nodefaults", "-display", "none", *machine.board]
     command += ["-cpu", options.cpu or machine.cpu, "-m", str(options.mem), "-smp", str(options.processors)]
     if options.icount:

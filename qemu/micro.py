@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from .cache import cache_directory, locked
+from .checkout import INSTALL_IT
 from .machines import MACHINES
 
 __all__ = ["BuildError", "build"]
@@ -57,7 +58,7 @@ def _tool(arch: str, name: str) -> str:
     """Return the assembler or linker for an architecture, which need not be the host's."""
     program = MACHINES[arch].binutils + name
     if shutil.which(program) is None:
-        raise BuildError(f"{program} (binutils) is not installed; scripts/setup installs it")
+        raise BuildError(f"{program} (binutils) is not installed; {INSTALL_IT}")
     return program
 
 

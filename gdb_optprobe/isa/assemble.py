@@ -17,7 +17,7 @@ def loaded() -> Any:
     except (ImportError, OSError) as error:
         raise OptprobeError(
             f"keystone cannot be loaded ({str(error).splitlines()[0] if str(error) else type(error).__name__})",
-            "run scripts/demo once, or pip install keystone-engine setuptools into GDB's Python",
+            "scripts/setup in a checkout, else pip install keystone-engine, beside gdb_optprobe",
         ) from error
     return keystone
 

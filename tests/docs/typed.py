@@ -16,6 +16,7 @@ from gdb_optprobe.handlers.clauses import parse_action
 from gdb_optprobe.handlers.ctype import TYPEDEFS
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.source import Fragment, legible
+from qemu.program import WORDS
 from tests.docs.blocks import ROOT, interactive
 
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -26,12 +27,12 @@ _USAGE = re.compile(r"LOCATION|EXPR|COMMAND|\bN\b|NAME|FILE|[…|\[]")
 
 
 def commands(page: str) -> Iterator[str]:
-    """Yield the commands of a Markdown page."""
+    """Yield the commands of a Markdown page, but for those of the installed program."""
     for fence in _FENCED.findall(page):
         yield from _PROMPTED.findall(fence)
     for span in _SPAN.findall(_FENCED.sub("", page)):
         typed = span.replace("\\|", "|")
-        if not _USAGE.search(typed):
+        if not _USAGE.search(typed) and typed.split()[1] not in WORDS:
             yield typed
 
 
