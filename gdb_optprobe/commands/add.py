@@ -18,7 +18,8 @@ class AddCommand(Subcommand[Add]):
     LOCATION is anything that `break` takes, *ADDRESS, symbol+offset, or a glob.
     It ends at the first option, or at a bare word if, do or entry.
     Commas make several: a probe at each, with counters and maps of its own,
-    or none at all where one of them is refused.
+    or none at all where one of them is refused. A glob leaves out, and lists,
+    functions that EXPR or an ACTION does not fit ($retval of one that returns nothing).
     The number of the probe is kept in $optprobe.
 
     EXPR is C, run in the guest: parameters by name at a function's entry,

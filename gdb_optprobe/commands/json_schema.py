@@ -154,6 +154,17 @@ DEFINITIONS: Mapping[str, Schema] = {
             **_ACCOUNT,
             "entry": _a("string", "Of a return probe: what is done at the entry, as typed"),
             "note": _a("string", "What is worth knowing of a probe that was just added"),
+            "left_out": _list(
+                _object(
+                    "A function among a glob's that has no probe",
+                    {
+                        "address": _COUNTED["address"],
+                        "symbol": _COUNTED["symbol"],
+                        "text": _a("string", "Why: what was typed does not fit it"),
+                    },
+                ),
+                "Of the first probe that was just added for a glob",
+            ),
         },
     ),
     "explanation": _object(

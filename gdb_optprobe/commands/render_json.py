@@ -21,6 +21,7 @@ from gdb_optprobe.probes.views import (
     ExplainView,
     FacilityView,
     FrameView,
+    LeftOutView,
     ObjectView,
     ProbeView,
     ReasonView,
@@ -107,7 +108,12 @@ def _probe(probe: ProbeView) -> dict[str, object]:
         **({"calls": _calls_value(probe.calls)} if probe.calls is not None else {}),
         **({"entry": probe.entry} if probe.kind in ("kretprobe", "uretprobe") else {}),
         **({"note": probe.note} if probe.note else {}),
+        **({"left_out": [_left_out(one) for one in probe.left_out]} if probe.left_out else {}),
     }
+
+
+def _left_out(one: LeftOutView) -> dict[str, object]:
+    return {"address": hex(one.address), "symbol": one.symbol, "text": one.text}
 
 
 def _calls_value(found: CallsView) -> dict[str, object]:

@@ -16,6 +16,7 @@ from gdb_optprobe.probes.views import (
     DoctorView,
     ExplainView,
     GuestView,
+    LeftOutView,
     ProbeView,
     ReasonView,
     RecordView,
@@ -30,7 +31,7 @@ _NARROWEST = 40
 _INDENT = "        "
 # `add` of a glob prints a line for each probe up to this many, then counts them.
 _MANY = 10
-# How many threads of one name are listed by number.
+# How many threads of one name are listed by number, and functions that a glob leaves out by name.
 _MOST = 8
 _STOP = "stop"
 # Columns of a report that are left out on a narrow terminal where all is 0.
@@ -68,6 +69,7 @@ class Text:
         many = len(probes) > _MANY
         if glob or many:
             self.lines([_summary(probes)])
+            self.lines([line for probe in probes for line in _left_out(probe.left_out)])
         told = [probe for probe in probes if not many or (probe.tier != BEST and probe.state != "optimizing")]
         for probe in told[:_MANY]:
             self.lines(_added(probe)[: 1 if many else None])
@@ -141,6 +143,20 @@ def _summary(probes: Sequence[ProbeView]) -> str:
     waiting = sum(probe.state == "optimizing" for probe in probes)
     until = f"; {waiting} of them wait to be optimized: optprobe commit" if waiting else ""
     return f"{_numbers(probes)}: {counted(len(probes), 'address', 'addresses')}, {counts}{until}"
+
+
+def _left_out(found: Sequence[LeftOutView]) -> list[str]:
+    """Return a line for each reason why functions of a glob have no probe."""
+    functions: dict[str, list[str]] = {}
+    for one in found:
+        # The error's first line; the others show the typed line.
+        functions.setdefault(one.text.partition(_NEWLINE)[0], []).append(one.symbol or f"{one.address:#x}")
+    return [f"NOTE: left out: {_listed(names)}: {why}" for why, names in functions.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    some = ", ".join(names[:_MOST])
+    return some if len(names) <= _MOST else f"{some} and {len(names) - _MOST} more"
 
 
 def _headline(probe: ProbeView) -> str:
@@ -325,9 +341,7 @@ def _threads(out: Sequence[ActiveCallView]) -> str:
 
 def _thread_numbers(pids: Sequence[int]) -> str:
     """Return numbers of threads as text. A thread that is in several calls is listed once."""
-    once = sorted(set(pids))
-    listed = ", ".join(map(str, once[:_MOST]))
-    return listed if len(once) <= _MOST else f"{listed} and {len(once) - _MOST} more"
+    return _listed([str(pid) for pid in sorted(set(pids))])
 
 
 # the slot collector ---------------------------------------------------------------------------------------------------

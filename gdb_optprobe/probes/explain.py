@@ -14,10 +14,11 @@ from gdb_optprobe.detours.detour import Detour, build_count, build_detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import NO_MEMORY, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.probes import kernel_rethooks, site_views
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.kprobes import Kprobes
+from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
@@ -47,15 +48,22 @@ class Explainer:
             elif not addresses:
                 why = Refusal.PENDING.because(location=spec.location, why="")
                 yield site_views.unprobeable_view(0, why, self.guest)
-            for address in addresses:
-                yield self._explain_at(address, spec)
+            errors: list[OptprobeError] = []
+            views = [self._explain_at(address, spec, errors) for address in addresses]
+            if errors and not any(view.tier for view in views):
+                raise errors[0]
+            yield from views
 
-    def _explain_at(self, address: int, spec: Spec) -> ExplainView:
+    def _explain_at(self, address: int, spec: Spec, errors: list[OptprobeError]) -> ExplainView:
+        """Return what a probe at `address` would be. errors: gets why a glob leaves it out."""
         try:
             plan = self.kprobes.plan_at(address, replace(spec, glob=False))
             assert plan is not None, "no glob leaves anything out"
             settings = self.settings()
-            handler = self.kprobes.compile(spec, plan, settings)
+            handler = self.kprobes.compile_or_leave_out(spec, plan, settings)
+            if isinstance(handler, LeftOut):
+                errors.append(handler.error)
+                return site_views.left_out_view(handler.address, handler.error, self.guest)
             probe = Probe(0, spec, plan.address, handler, sizes_of(settings))
             self.kprobes.lower(probe, plan)
             plan = replace(self._plan_with_memory(plan, probe), moved=plan.moved)

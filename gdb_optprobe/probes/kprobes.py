@@ -16,6 +16,7 @@ from gdb_optprobe.detours.refusal import NO_MEMORY, Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD
@@ -32,6 +33,14 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A function among a glob's for which the handler does not compile."""
+
+    address: int
+    error: OptprobeError
+
+
 @dataclass
 class Kprobes:
     """What a session does to probes on its guest's kernel."""
@@ -41,20 +50,25 @@ class Kprobes:
     optimizer: Optimizer
     settings: Callable[[], Settings]
 
-    def plan(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
+    def plan(self, spec: Spec, addresses: Sequence[int]) -> tuple[list[Probe], list[LeftOut]]:
         """Plan and compile a probe at each of `addresses`; return them, registered. The guest is as it was.
 
-        Of a glob's addresses, those that cannot be probed are left out. Raises OptprobeError with none registered.
+        Of a glob's addresses, those that cannot be probed are left out; those are returned for which the handler does
+        not compile. Raises OptprobeError with none registered.
         """
         found = [self.plan_at(address, spec) for address in addresses]
         plans, settings = [plan for plan in found if plan is not None], self.settings()
-        handlers = [self.compile(spec, plan, settings) for plan in plans]
+        handlers = [(plan, self.compile_or_leave_out(spec, plan, settings)) for plan in plans]
         probes: list[Probe] = []
-        for plan, handler in zip(plans, handlers, strict=True):
+        left_out: list[LeftOut] = []
+        for plan, handler in handlers:
+            if isinstance(handler, LeftOut):
+                left_out.append(handler)
+                continue
             probe = Probe(self.registry.next_number(), spec, plan.address, handler, sizes_of(settings))
             self.registry.add(probe, self.registry.site(plan.address) or Site(plan.address, plan))
             probes.append(probe)
-        return probes
+        return probes, left_out
 
     def plan_at(self, address: int, spec: Spec) -> Plan | None:
         """Return the plan for a probe of `address`; None where it is one of a glob's that cannot be probed.
@@ -83,6 +97,25 @@ class Kprobes:
         if why is not None:
             text = f"{self.guest.text.spell(plan.address)} cannot be {spec.tier}: {why.text}"
             raise Refused(Reason(why.code, text, why.hint))
+
+    def takes(self, spec: Spec, address: int) -> bool:
+        """Return whether `add` of a glob has a probe at `address`."""
+        plan = self.plan_at(address, spec)
+        return plan is not None and isinstance(self.compile_or_leave_out(spec, plan, self.settings()), Handler)
+
+    def compile_or_leave_out(self, spec: Spec, plan: Plan, settings: Settings) -> Handler | LeftOut:
+        """Return what a hit at `plan` does, or why a glob leaves this function out: it lacks what the handler names.
+
+        Raises OptprobeError as `compile` does where it is no glob.
+        """
+        try:
+            return self.compile(spec, plan, settings)
+        except (Unreadable, Unreachable):
+            raise
+        except OptprobeError as error:
+            if not spec.glob:
+                raise
+            return LeftOut(plan.address, error)
 
     def compile(self, spec: Spec, plan: Plan, settings: Settings) -> Handler:
         """Return what a hit at `plan` does. Raises OptprobeError that points at what was typed."""

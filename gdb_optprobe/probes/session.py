@@ -22,7 +22,7 @@ from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.probes import deleted_views, memory_check, probe_views, save, site_views
 from gdb_optprobe.probes.explain import Explainer
-from gdb_optprobe.probes.kprobes import Kprobes
+from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
 from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.module_tracker import ModuleTracker, can_be_pending
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -36,7 +36,7 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import uprobe_views
 from gdb_optprobe.probes.user.uprobes import Uprobes
-from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, ShowView
+from gdb_optprobe.probes.views import CollectorView, ExplainView, LeftOutView, ProbeView, SavedProbes, ShowView
 
 # Addresses of one location that are worked on together: the code around them is decoded once.
 AT_ONCE = 256
@@ -75,6 +75,7 @@ class Session:
         if self._borrow_memory(places):
             places = self._resolve(specs)  # the guest has run
         added: list[Probe] = []
+        left_out_views: dict[int, tuple[LeftOutView, ...]] = {}
         had_arena = self.optimizer.arena is not None
         try:
             for spec, addresses in places:
@@ -82,19 +83,24 @@ class Session:
                 if not (addresses or spec.in_program):
                     added.append(self._add_pending(spec))
                     continue
-                kind = self._kind(spec)
+                kind, left_out = self._kind(spec), list[LeftOut]()
                 for first in range(0, len(addresses) or 1, AT_ONCE):
                     checkpoint()
-                    new = kind.plan(spec, addresses[first : first + AT_ONCE])
+                    new, without = kind.plan(spec, addresses[first : first + AT_ONCE])
                     added += new
+                    left_out += without
                     self.module_tracker.track(new)
                     for probe in new:
                         kind.reserve(probe)
-                    if left_out := kind.install(new):
-                        self._remove(left_out)
+                    if lacking := kind.install(new):
+                        self._remove(lacking)
                         added = [probe for probe in added if self.registry.has(probe)]
                     self.optimizer.write_records(probe for probe in new if self.registry.has(probe))
-                if addresses and not any(probe.spec is spec for probe in added):
+                mine = [probe for probe in added if probe.spec is spec]
+                if left_out and not mine:
+                    raise left_out[0].error
+                left_out_views |= {probe.number: self._left_out(left_out) for probe in mine[:1]}
+                if addresses and not mine:
                     can_be = spec.tier or "probed"
                     raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
             self.module_tracker.update_load_hook()
@@ -106,9 +112,17 @@ class Session:
             raise
         self.last_number = added[-1].number
         return tuple(
-            replace(view, note=self.target.guest.why_bypassed(probe.address) if probe.is_in_kernel else "")
+            replace(
+                view,
+                note=self.target.guest.why_bypassed(probe.address) if probe.is_in_kernel else "",
+                left_out=left_out_views.get(probe.number, ()),
+            )
             for view, probe in zip(self._views(added), added, strict=True)
         )
+
+    def _left_out(self, found: Sequence[LeftOut]) -> tuple[LeftOutView, ...]:
+        guest = self.target.guest
+        return tuple(LeftOutView(one.address, guest.symbol(one.address), one.error.message) for one in found)
 
     def _kind(self, spec: Spec) -> Kprobes | Uprobes:
         """Return what carries out the verbs for probes of this kind."""
@@ -321,11 +335,7 @@ class Session:
     def saved(self) -> SavedProbes:
         """Return the probes as commands that make them again in another boot."""
         self.check_alive()
-
-        def takes(spec: Spec, address: int) -> bool:
-            return self.kprobes.plan_at(address, spec) is not None
-
-        return save.commands(self.registry.probes(), self.settings(), self.target, takes)
+        return save.commands(self.registry.probes(), self.settings(), self.target, self.kprobes.takes)
 
     def check(self) -> tuple[str, ...]:
         """Return where the guest's memory does not hold what we wrote, in words."""

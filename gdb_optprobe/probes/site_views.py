@@ -10,6 +10,7 @@ from gdb_optprobe.detours.obstacles import somewhere
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.maps.call_table import CallTable
@@ -202,6 +203,12 @@ def unprobeable_view(address: int, why: Reason, guest: Guest) -> ExplainView:
         displaced=(),
         refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier in reversed(Tier)),
     )
+
+
+def left_out_view(address: int, error: OptprobeError, guest: Guest) -> ExplainView:
+    """Return the view of a function among a glob's for which the handler does not compile."""
+    why = error.message.partition("\n")[0]  # the other lines show what was typed
+    return ExplainView(address, guest.symbol(address), "", None, (), (), note=f"a glob leaves it out: {why}")
 
 
 def count_cost(plan: Plan, guest: Guest) -> int:

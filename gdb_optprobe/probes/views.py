@@ -122,6 +122,15 @@ class RecordView:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOutView:
+    """A function among a glob's that has no probe. text: why the handler does not compile for it, as an error's."""
+
+    address: int
+    symbol: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeView:
     """One row of `optprobe list`.
 
@@ -133,6 +142,7 @@ class ProbeView:
     stops:   how often this probe stopped the guest.
     entry:   of a return probe, what it does where the function is entered, as it is typed.
     note:    of one that was just added, as ExplainView has it.
+    left_out: of the first one that was just added for a glob.
     """
 
     number: int
@@ -164,6 +174,7 @@ class ProbeView:
     calls: CallsView | None = None
     entry: str = ""
     note: str = ""
+    left_out: tuple[LeftOutView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

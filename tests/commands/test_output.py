@@ -16,6 +16,7 @@ from gdb_optprobe.probes.views import (
     DoctorView,
     FacilityView,
     GuestView,
+    LeftOutView,
     ObjectView,
     ProbeView,
     ReasonView,
@@ -382,3 +383,16 @@ def test_the_doctor_of_what_has_no_monitor_and_no_kernel() -> None:
     assert text("doctor", alone) == [
         "optprobe 0.1, GDB 13.1 with Python 3.11.2, a target without a QEMU version; no guest"
     ]
+
+
+def test_what_a_glob_leaves_out_is_told_once_for_each_reason() -> None:
+    names = [f"vfs_{number}" for number in range(10)]
+    left_out = tuple(LeftOutView(16 + at, name, "no 'count' here\n  if count\n") for at, name in enumerate(names))
+    first = replace(probe(), left_out=(LeftOutView(9, "", "another"), *left_out))
+    told = text("added", [first, replace(probe(), number=2)], True)
+    assert told[1:3] == [
+        "NOTE: left out: 0x9: another",
+        f"NOTE: left out: {', '.join(names[:8])} and 2 more: no 'count' here",
+    ]
+    (value,) = values("added", [first], True)
+    assert value[0]["left_out"][0] == {"address": "0x9", "symbol": "", "text": "another"}

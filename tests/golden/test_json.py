@@ -16,6 +16,7 @@ from gdb_optprobe.probes.views import (
     FacilityView,
     FrameView,
     GuestView,
+    LeftOutView,
     ObjectView,
     ProbeView,
     ReasonView,
@@ -61,7 +62,9 @@ KRETPROBE = probe(3, kind="kretprobe", calls=CALLS, entry="entry if fd > 2 do sa
 UPROBE = probe(4, kind="uprobe", tier="trapped", address=0x401136, symbol="main", tags=(), note="called once")
 URETPROBE = probe(5, kind="uretprobe", calls=replace(CALLS, out=()), state="disabled", enabled=False, tags=())
 NOWHERE = probe(6, tier="", state="gone", tags=("GONE",), reason=GONE, detour=None, original_bytes=b"")
-ALL = (KPROBE, boosted(), KRETPROBE, UPROBE, URETPROBE, NOWHERE)
+LEFT_OUT = LeftOutView(VFS_READ + 256, "vfs_poll", "$retval of type 'void' is not supported")
+OF_GLOB = probe(7, location="vfs_*", left_out=(LEFT_OUT,))
+ALL = (KPROBE, boosted(), KRETPROBE, UPROBE, URETPROBE, NOWHERE, OF_GLOB)
 GATHERED = replace(
     KPROBE, objects=(*(ObjectView("a", of, (RowView((), words),)) for of, words in AGGREGATES), KEYED), records=RECORDS
 )

@@ -34,6 +34,7 @@ from gdb_optprobe.maps.user_call_table import COUNTERS_SIZE
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.journal_records import ProbeRecord, restored_probe, write_probe
+from gdb_optprobe.probes.kprobes import LeftOut
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_read import install_probe_read
@@ -146,15 +147,15 @@ class Uprobes:
         self.optimizer.find_arena()
         return user
 
-    def plan(self, spec: Spec, addresses: Sequence[int] = ()) -> list[Probe]:
+    def plan(self, spec: Spec, addresses: Sequence[int] = ()) -> tuple[list[Probe], list[LeftOut]]:
         """Plan and compile a probe on an instruction of a program; return it, registered. The guest is as it was.
 
-        Raises OptprobeError with none registered.
+        Nothing is left out: a program's location is no glob. Raises OptprobeError with none registered.
         """
         _, site, handler = self._plan(spec)
         probe = Probe(self.registry.next_number(), spec, site.insn.address, handler, sizes_of(self.settings()))
         self.registry.add(probe, site)
-        return [probe]
+        return [probe], []
 
     def reserve(self, probe: Probe) -> None:
         """Reserve memory for what `probe` gathers and for what all traps come to, and lower its program.
