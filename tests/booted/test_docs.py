@@ -1,0 +1,233 @@
+"""Every command of the pages is typed as a reader would type it, and prints what the page shows.
+
+OPTPROBE_UPDATE=1 writes what was printed into the page where it differs, but for ppc64le.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qemu.channel import Command
+from qemu.debugger import PATIENTLY
+from qemu.guest import Guest
+from qemu.kernels import MODULES
+from tests.booted import answer, calls
+from tests.booted.conftest import running, skip_unknown
+from tests.booted.gdb import COLUMNS, ROOT, Console
+from tests.booted.progress import WAITS
+from tests.docs.sessions import ANY, COLLECTOR, PAGES, Step, blocks, difference
+
+UPDATE = bool(os.environ.get("OPTPROBE_UPDATE"))
+ONE_SESSION = "tutorial.md"
+"""The blocks of the other pages are each on their own: their probes are removed."""
+ACCELERATOR = ("--extra=-accel", "--extra=tcg,thread=single")
+"""See conftest.py."""
+ON_PPC64LE = (
+    (re.compile(r"\bcount(?= [<>=]|\))|(?<== )count\b"), "$arg3"),
+    (re.compile(r"do_syscall_64"), "system_call_exception"),
+    (re.compile(r"entry_SYSCALL_64_after_hwframe\+\w+"), "…"),
+    (re.compile(r"entry_SYSCALL_64_after_hwframe"), "system_call_vectored_common"),
+)
+"""What the pages have for x86-64, and what is there on ppc64le, whose kernel has no types."""
+LOCAL_ENTRY = "+0x8"
+PROGRAM, CALLS = "/tmp/calls", 500
+"""A program with symbols, which the guest has none of."""
+SHOWN = "/tmp/optprobe-1000"
+"""What a page has for the folder of the guest's sockets."""
+PATIENCE = 60.0
+_QUIET = ("set confirm off", "set pagination off", "set style enabled off", PATIENTLY)
+_WRAPPED = re.compile(rf"(?m)^(.{{{COLUMNS}}})\n")
+_LEFT_OUT = re.compile(rf"(?m)^(?:Continuing\.|\[Switching to .*\]|(?:{'|'.join(WAITS)}).*)\n")
+_SOCKET = re.compile(r"(?<=target remote )[^\s']+")
+
+
+class Reader:
+    """What types the blocks: one guest, and a GDB from the first command of GDB's."""
+
+    def __init__(self, arch: str, folder: Path) -> None:
+        self.arch = arch
+        self._environment = {**os.environ, "TMPDIR": str(folder)}
+        self._place = folder / f"optprobe-{os.getuid()}" / "default"
+        self._started = ""
+        self._guest: Guest | None = None
+        self._gdb: Console | None = None
+        self._work: Command | None = None
+
+    def type(self, step: Step) -> str:
+        """Type a command, and what is typed while it runs. Return what was printed, without what a page leaves out."""
+        printed = _LEFT_OUT.sub("", _WRAPPED.sub(r"\1", self._type(step)))
+        if self.arch == "ppc64le":
+            printed = printed.replace(LOCAL_ENTRY, "")
+        if not step.shown and step.interrupted:
+            return ""
+        return printed if COLLECTOR in "\n".join(step.shown) else printed.partition(f"\n{COLLECTOR}")[0]
+
+    def _type(self, step: Step) -> str:
+        if step.machine == "host":
+            return self._host(step.command)
+        typed = step.command
+        if typed.startswith("target remote "):
+            self.close()
+            self._gdb = self._connect()
+        gdb = self.gdb
+        if typed.startswith("quit"):
+            gdb.send(typed)
+            printed = gdb.rest()
+            self.close()
+            return printed.removeprefix(typed).lstrip("\n")
+        if not (step.during or step.interrupted):
+            return self._spelled(typed, gdb(_SOCKET.sub(str(self.guest.gdb_socket), typed), PATIENCE))
+        gdb.send(typed)
+        printed = gdb.until(r"Continuing\.\n").removeprefix(typed).lstrip("\n")
+        for command in step.during:
+            self._work = self.guest.spawn(command)
+            if step.interrupted or command != step.during[-1]:
+                printed += self._finish()
+        if step.interrupted:
+            printed += self._finish()
+            return printed + gdb.interrupt()
+        return printed + gdb.until(r"\(gdb\) $", PATIENCE).removesuffix("(gdb) ")
+
+    @property
+    def guest(self) -> Guest:
+        if self._guest is None:
+            self._host("scripts/guest start")
+        assert self._guest is not None
+        return self._guest
+
+    @property
+    def gdb(self) -> Console:
+        if self._gdb is None:
+            self._gdb = self._connect()
+            for line in self._gdb.lines():
+                self._gdb(line)
+        return self._gdb
+
+    def _connect(self, *options: str) -> Console:
+        quiet = (word for line in _QUIET for word in ("-iex", line))
+        return Console(self.guest, *quiet, *options, bare=True)
+
+    def clean(self) -> None:
+        """Remove probes and breakpoints, and let the guest's command end."""
+        if self._gdb is not None:
+            self._gdb("optprobe delete")
+            self._gdb("delete")
+            if self._work is not None:
+                self._gdb.send("continue")
+                self._finish()
+                self._gdb.interrupt()
+
+    def close(self) -> None:
+        """End GDB."""
+        if self._gdb is not None:
+            with self._gdb:
+                self._gdb = None
+
+    def stop(self) -> None:
+        self.close()
+        if self._guest is not None:
+            self._guest.stop()
+            running.remove(self._guest)
+
+    def _finish(self) -> str:
+        """Wait for the guest's command, and return what it printed."""
+        if self._work is None:
+            return ""
+        _, printed = self._work.wait(PATIENCE)
+        self._work = None
+        return printed
+
+    def _host(self, typed: str) -> str:
+        """Run a command of the host's. The guest is started once, and stopped by `stop`."""
+        words = shlex.split(typed)
+        if words[0].startswith("gdb"):
+            self.close()
+            found = [_SOCKET.sub(str(self.guest.gdb_socket), word) for word in words[1:]]
+            self._gdb = self._connect(*found)
+            return self._spelled(typed, self._gdb.transcript.removesuffix("(gdb) "))
+        assert words[0] == "scripts/guest", f"nothing runs this: {typed}"
+        if words[1] == "stop":
+            self.close()
+            return ""
+        if words[1] == "start" and self._guest is None:
+            options = (*ACCELERATOR, "--arch", self.arch, "--modules", *MODULES)
+            started = self._run([*words, *options])
+            self._started = started.replace(str(self._place.parent), SHOWN).replace(str(ROOT), ANY)
+            self._guest = Guest.find(self._place)
+            running.append(self._guest)
+            with tempfile.TemporaryDirectory() as build:
+                answer.put(self._guest, calls.build(Path(build), CALLS, self.arch), PROGRAM)
+        return self._started if words[1] == "start" else self._run(words)
+
+    def _run(self, words: list[str]) -> str:
+        done = subprocess.run(words, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _spelled(self, typed: str, printed: str) -> str:
+        """Return what was printed with the socket as the page has it."""
+        socket = _SOCKET.search(typed)
+        return printed.replace(str(self.guest.gdb_socket), socket[0]) if socket else printed
+
+
+@pytest.fixture(scope="module", params=["x86_64", "ppc64le"])
+def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
+    skip_unknown(request.param)
+    with tempfile.TemporaryDirectory() as folder:
+        found = Reader(request.param, Path(folder))
+        try:
+            yield found
+            assert found.guest.problems() == []
+        finally:
+            found.stop()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_the_page_shows_is_what_is_printed(reader: Reader, page: Path) -> None:
+    wrong: list[tuple[Step, str]] = []
+    told: list[str] = []
+    for block in blocks(page):
+        if block.left_out or (block.x86_only and reader.arch != "x86_64"):
+            print(f"not run: {block.where}: {block.left_out or 'x86-64 only'}")
+            continue
+        for step in block.steps:
+            step = step if reader.arch == "x86_64" else on_ppc64le(step)
+            printed = reader.type(step)
+            if differs := difference(step.shown, printed.splitlines()):
+                wrong.append((step, printed))
+                told.append(f"{page.name}:{step.place.start}: {step.command}\n{differs}\nIt printed:\n{printed}")
+        if page.name != ONE_SESSION:
+            reader.clean()
+    reader.clean()
+    reader.close()
+    if UPDATE and reader.arch == "x86_64":
+        rewrite(page, wrong)
+    assert not told, "\n\n".join(told)
+
+
+def on_ppc64le(step: Step) -> Step:
+    def there(text: str) -> str:
+        for pattern, other in ON_PPC64LE:
+            text = pattern.sub(other, text)
+        return text
+
+    return replace(step, command=there(step.command), shown=tuple(map(there, step.shown)))
+
+
+def rewrite(page: Path, wrong: Sequence[tuple[Step, str]]) -> None:
+    """Put what was printed in the place of what the page shows."""
+    lines = page.read_text().splitlines()
+    for step, printed in reversed(wrong):
+        typed = [f"guest# {command}" for command in step.during] + ["^C"] * step.interrupted
+        apart = [""] * bool(step.during)
+        lines[step.place.start : step.place.stop] = [*typed, *apart, *printed.strip("\n").splitlines()]
+    page.write_text("\n".join(lines) + "\n")

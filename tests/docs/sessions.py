@@ -1,0 +1,147 @@
+"""The sessions of a page: its fenced blocks of commands, and whether what they print is what the page shows.
+
+    ```gdb                                      ```console
+    (gdb) optprobe add vfs_read                 $ scripts/guest start
+    Probe 1 at 0xffffffff8134cc50 …             guest default is up. To debug it:
+    (gdb) continue                              …
+    guest# dd if=/dev/zero of=/dev/null …       ```
+    ^C
+    ```
+
+`guest#` is a command in the guest while it runs; `^C` stops it once that has ended. `…` is any lines, or in a line any
+text. Words are compared, however lines are wrapped; numbers, addresses and times by whether they are 0, bars of
+histograms by whether they are there, rows of a table in any order.
+
+A block below `*Not run by the suite: REASON*` is left out; one below `*x86-64 only*` is left out on other machines.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.build import DOCS
+
+PAGES = (DOCS / "tutorial.md",)
+"""The pages that are run."""
+ANY = "…"
+COLLECTOR = "Collector: "
+"""What begins what a report says of the slot collector. It is left out where the page does not show it."""
+BAR, ROW = "|@|", "row"
+PROMPTS = {"(gdb)": "gdb", "$": "host", "guest#": "guest"}
+LANGUAGES = ("gdb", "console")
+_FENCE = re.compile(r"```(\w*)")
+_LEFT_OUT = re.compile(r"\*Not run by the suite: (.+)\*")
+_X86_ONLY = "*x86-64 only*"
+_PROMPT = re.compile(r"(\(gdb\)|\$|guest#) (.*)")
+_BAR = re.compile(r".*\|@*\s*\|")
+_ZERO = re.compile(r"(0x)?[0.,]+\D*")
+_INDEX = re.compile(r"\[\d+\]")
+_ROW = re.compile(r" +\[.+\]: ")
+_NUMBER = re.compile(r"(?<![\w$])0x[0-9a-f]+\b|(?<![\w$])\d[\d,]*(?:\.\d+)?[KMGTPE]?(?:ns|us|ms|s)?(?![\w])")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and what the page shows of its output.
+
+    machine:     "gdb", "host", or "guest" where GDB lets the guest run already.
+    during:      commands in the guest while GDB lets it run for this one.
+    interrupted: whether Ctrl-C follows.
+    place:       the lines of the page that have the output, from 0.
+    """
+
+    machine: str
+    command: str
+    during: tuple[str, ...]
+    interrupted: bool
+    shown: tuple[str, ...]
+    place: range
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. left_out: why it is not run, or "". x86_only: whether it is for that machine alone."""
+
+    page: Path
+    line: int
+    left_out: str
+    x86_only: bool
+    steps: tuple[Step, ...]
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the blocks of commands. Raises AssertionError for one whose language does not say that it is one."""
+    lines = page.read_text().splitlines()
+    begin: int | None = None
+    language = ""
+    for number, line in enumerate(lines):
+        if (found := _FENCE.match(line)) is None:
+            continue
+        if begin is None:
+            begin, language = number, found[1]
+            continue
+        inside = lines[begin + 1 : number]
+        is_session = any(map(_PROMPT.match, inside))
+        assert is_session == (language in LANGUAGES), f"{page.name}:{begin + 1}: a block of commands is gdb or console"
+        if is_session:
+            before = next((each for each in reversed(lines[:begin]) if each), "")
+            left_out = _LEFT_OUT.fullmatch(before)
+            steps = tuple(_steps(inside, begin + 1))
+            yield Block(page, begin + 1, left_out[1] if left_out else "", before == _X86_ONLY, steps)
+        begin = None
+
+
+def _steps(lines: Sequence[str], first: int) -> Iterator[Step]:
+    """Yield the steps of a block whose first line is line `first` of the page."""
+    starts = [at for at, line in enumerate(lines) if (found := _PROMPT.match(line)) and found[1] != "guest#"]
+    assert starts[:1] == [0], f"line {first + 1}: output before the first prompt"
+    for at, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        prompt = _PROMPT.match(lines[at])
+        assert prompt is not None
+        during, shown, interrupted = [], [], False
+        for line in lines[at + 1 : end]:
+            if inner := _PROMPT.match(line):
+                during.append(inner[2])
+            elif line == "^C":
+                interrupted = True
+            else:
+                shown.append(line)
+        place = range(first + at + 1, first + end)
+        yield Step(PROMPTS[prompt[1]], prompt[2], tuple(during), interrupted, tuple(shown), place)
+
+
+def difference(shown: Sequence[str], printed: Sequence[str]) -> str:
+    """Return how what a page shows differs from what was printed; "" where it does not."""
+    expected, found = _canonical(shown), _canonical(printed)
+    # Lines are wrapped by what is in them, so words are compared.
+    pattern = ".*".join(re.escape(part.strip()) for part in " ".join(expected).split(ANY))
+    if re.fullmatch(pattern, " ".join(found)):
+        return ""
+    return "\n".join(difflib.unified_diff(expected, found, "the page", "the guest", lineterm="", n=20))
+
+
+def _canonical(lines: Sequence[str]) -> list[str]:
+    """Return lines without what differs from run to run. Bars below each other are one, rows are sorted."""
+    made: list[str] = []
+    for kind, several in itertools.groupby(filter(str.strip, lines), _kind):
+        same = [*map(_line, several)]
+        made += [kind] if kind == BAR else sorted(same) if kind == ROW else same
+    return made
+
+
+def _kind(line: str) -> str:
+    return BAR if _BAR.fullmatch(line.strip()) else ROW if _ROW.match(line) else ""
+
+
+def _line(line: str) -> str:
+    line = _NUMBER.sub(lambda number: "0" if _ZERO.fullmatch(number[0]) else "N", _INDEX.sub("[N]", line))
+    return " ".join(line.split())

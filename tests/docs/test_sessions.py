@@ -1,0 +1,101 @@
+"""What the pages show is compared with what is printed: in words exactly, in numbers by whether they are 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.sessions import PAGES, Block, Step, blocks, difference
+
+PAGE = """
+```gdb
+(gdb) optprobe add vfs_read
+Probe 1
+(gdb) continue
+guest# dd bs=1
+^C
+```
+
+*Not run by the suite: it needs two machines.*
+
+```console
+$ scripts/guest start
+up
+```
+
+*x86-64 only*
+
+```gdb
+(gdb) bt
+```
+"""
+
+
+def parsed(tmp_path: Path, text: str) -> list[Block]:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    return list(blocks(page))
+
+
+def test_blocks_of_a_page(tmp_path: Path) -> None:
+    first, second, third = parsed(tmp_path, PAGE)
+    assert first.steps == (
+        Step("gdb", "optprobe add vfs_read", (), False, ("Probe 1",), range(3, 4)),
+        Step("gdb", "continue", ("dd bs=1",), True, (), range(5, 7)),
+    )
+    assert (first.where, first.left_out, first.x86_only) == ("page.md:2", "", False)
+    assert (second.steps[0].machine, second.left_out) == ("host", "it needs two machines.")
+    assert third.x86_only
+
+
+def test_a_block_of_commands_has_its_language(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"page.md:1: a block"):
+        parsed(tmp_path, "```\n(gdb) bt\n```\n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_pages_can_be_read(page: Path) -> None:
+    assert list(blocks(page))
+
+
+def test_blocks_that_are_not_run_are_these() -> None:
+    left_out = [(page.name, block.left_out) for page in PAGES for block in blocks(page) if block.left_out]
+    assert left_out == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("at 0xffffffff8134cc50 <vfs_read+0x13>: 5 bytes", "at 0xc000000000000008 <vfs_read+0x8>: 1,234.5 bytes"),
+        ("…\nlast", "first\nsecond\nlast"),
+        ("Probe 1 at …: optimized", "Probe 1 at 0x1 <f>: optimized"),
+        ("[1K, 2K)  7 |@@@@ |\nend", "[4, 8) 1 |@ |\n[8, 16) 1000 |@@@|\nend"),
+        ("a   b\n\nc", "a b\nc"),
+        ("  [dd]: 1\n  [init]: 2", "  [init]: 9\n  [dd]: 9"),
+        ("[dd]: 754 ns", "[dd]: 3 ns"),
+        ("0 missed", "0 missed"),
+    ],
+)
+def test_the_same(shown: str, printed: str) -> None:
+    assert difference(shown.split("\n"), printed.split("\n")) == ""
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("optimized", "trapped"),
+        ("1 missed", "0 missed"),
+        ("0 hits", "12 hits"),
+        ("0x0", "0xc0"),
+        ("one\ntwo", "one"),
+        ("…\nlast", "last\nand more"),
+        ("vfs_read", "vfs_write"),
+        ("do_sys_openat2", "do_sys_openat"),
+        ("hits 5 |@@@|", "hits 5"),
+        ("  [dd]: 1\n  [dd]: 2", "  [init]: 9\n  [dd]: 9"),
+        ("", "optprobe: no such probe"),
+    ],
+)
+def test_another_thing(shown: str, printed: str) -> None:
+    assert difference(shown.split("\n"), printed.split("\n"))
