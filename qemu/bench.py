@@ -11,12 +11,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from . import calls, timediff
 from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
 from .cache import say
 from .calls import Calls
 from .channel import ChannelError
+from .costs.chart import chart
 from .costs.estimate import Cost, cost
 from .costs.measure import Reading
 from .costs.table import as_json, table
@@ -42,6 +44,10 @@ def main() -> int:
     arguments = top.parse_args()
     if arguments.time_difference and arguments.arch != "ppc64le":
         top.error("the timebase is one of --arch ppc64le")
+    if arguments.chart and (arguments.time_difference or arguments.programs):
+        top.error("--chart is of the table that neither --programs nor --time-difference prints")
+    if arguments.chart and not arguments.chart.parent.is_dir():
+        top.error(f"--chart: no folder {arguments.chart.parent}; make it first")
     ending_on_signals()
     try:
         return bench(arguments)
@@ -54,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     top.add_argument("--quick", action="store_true", help="fewer hits: less exact, a third of the time")
     top.add_argument("--json", action="store_true", help="JSON lines")
+    top.add_argument("--chart", metavar="FILE", type=Path, help="also write the table as a picture, SVG")
     top.add_argument("--arch", default="x86_64", choices=tuple(BENCH_TARGETS), help="architecture (default: x86_64)")
     top.add_argument(
         "--time-difference",
@@ -107,6 +114,8 @@ def costs(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> li
     target = BENCH_TARGETS[arguments.arch]
     table_of = Bench(reads, debugger, target, arguments.quick)
     rows = table_of.all()
+    if arguments.chart:
+        arguments.chart.write_text(chart(rows, arguments.arch))
     if arguments.json:
         return [json.dumps(line) for line in as_json(rows, table_of.optimized)]
     notes = NOTES.format(append=arguments.append, read=table_of.read * 1e6)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .estimate import Cost
 
 COLUMNS = ("", "instructions", "stops", "packets", "µs", "ratio")
+_LINE = re.compile(r"(\S.*?)  +(-|[-\d,.]+) +([\d,.]+) +([-\d,.]+) +(~?)([-\d,.]+) +\S+")
 
 
 def table(costs: Sequence[Cost], unit: Cost) -> list[str]:
     """Return a line for each cost, with a hit's cost in each column; `ratio`: its host time to that of `unit`."""
     rows = [COLUMNS, *(_row(cost, unit) for cost in costs)]
     return aligned(rows)
+
+
+def read(lines: Iterable[str]) -> list[Cost]:
+    """Return the costs of a printed table's lines, as exact as they are printed; lines of other text are skipped."""
+    return [_cost(found) for line in lines if (found := _LINE.fullmatch(line))]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -59,6 +66,12 @@ def _row(cost: Cost, unit: Cost) -> tuple[str, ...]:
         ("~" if cost.estimated else "") + number(cost.seconds * 1e6),
         "-" if ratio is None else number(ratio),
     )
+
+
+def _cost(found: re.Match[str]) -> Cost:
+    instructions, stops, packets, time = (cell.replace(",", "") for cell in found.group(2, 3, 4, 6))
+    each = None if instructions == "-" else float(instructions)
+    return Cost(found[1], each, float(stops), float(packets), float(time) / 1e6, bool(found[5]))
 
 
 def _tenths(value: float) -> str:

@@ -14,9 +14,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from qemu.costs.chart import chart
+from qemu.costs.table import read
 from tests.docs.blocks import BLOCKS, ROOT
 
 DOCS = ROOT / "docs"
+FIGURES, CHART = DOCS / "internals" / "figures.md", DOCS / "images" / "costs.svg"
 SCHEMA = DOCS / "reference" / "schema.json"
 _BLOCK = re.compile(r"(<!-- generated: ([^:>]+?)(?:: (.+?))? -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
@@ -37,7 +40,15 @@ def pages() -> Mapping[Path, str]:
 
     from gdb_optprobe.commands.json_schema import schema
 
-    return {**found, SCHEMA: json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"}
+    # The page's first table is of x86-64.
+    _, table, _ = FIGURES.read_text().split("```\n", 2)
+    written = {SCHEMA: json.dumps(schema(), indent=2, ensure_ascii=False) + "\n", CHART: picture(table)}
+    return {**found, **written}
+
+
+def picture(table: str) -> str:
+    """Return the chart of a bench's table, as printed."""
+    return chart(read(table.splitlines()), "x86_64")
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qemu.costs.estimate import Cost
-from qemu.costs.table import as_json, number, table
+from qemu.costs.table import as_json, number, read, table
 
 OPTIMIZED = Cost("optimized", 2.04, 0.0, -0.00002, 7e-9, estimated=True)
 BREAKPOINT = Cost("breakpoint", None, 2.0, 12.0, 0.007)
@@ -17,6 +17,11 @@ def test_table() -> None:
         "breakpoint             -    2.0     12.0   7,000  1,000,000",
         "optimized            2.0    0.0      0.0  ~0.007       1.00",
     ]
+
+
+def test_a_printed_table_is_read() -> None:
+    printed = table([NOTHING, BREAKPOINT, OPTIMIZED], OPTIMIZED)
+    assert table(read(["no table", *printed]), OPTIMIZED) == printed
 
 
 def test_json() -> None:
