@@ -28,22 +28,6 @@ def test_every_refusal_is_in_a_group_of_the_page() -> None:
     assert sorted(found) == sorted(refusal.code for refusal in Refusal)
 
 
-def test_links_lead_to_files_and_headings() -> None:
-    wrong = []
-    for page in (ROOT / "docs").rglob("*.md"):
-        for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
-            target = (page.parent / file).resolve() if file else page
-            if not target.exists() or (anchor and anchor not in headings(target.read_text())):
-                wrong.append(f"{page.relative_to(ROOT)}: {file}#{anchor}")
-    assert not wrong
-
-
-def headings(text: str) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub and MkDocs make them."""
-    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in found}
-
-
 @pytest.mark.parametrize(("cell", "shown"), [("a", "a"), ("`a|b`", "`a\\|b`")])
 def test_a_bar_in_a_cell_ends_none(cell: str, shown: str) -> None:
     assert table(("x",), [(cell,)]).splitlines()[-1] == f"| {shown} |"
