@@ -14,6 +14,7 @@ import gdb
 from gdb_optprobe.debugger.attach import attachments
 from gdb_optprobe.maps import journal_format as form
 from gdb_optprobe.probes.linux_arena import LinuxArena
+from tests.booted import bulk
 
 
 def arena() -> LinuxArena:
@@ -61,7 +62,7 @@ class GuestDigest(gdb.Command):
         assert earlier is not None
         text = linux.kernel.range("_stext", "_etext")
         pieces = [text, *earlier.room.code, earlier.room.data]
-        print(hashlib.sha256(b"".join(linux.memory.read(start, end - start) for start, end in pieces)).hexdigest())
+        print(hashlib.sha256(b"".join(bulk.read(start, end - start) for start, end in pieces)).hexdigest())
 
 
 GuestJournal()

@@ -28,6 +28,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.text import Fact, Function, Text
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.probes.session import Session
+from tests.booted import bulk
 
 IDLE_SLICE, IDLE_TRIES = 0.05, 200
 VECTORS = ("HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU")
@@ -197,8 +198,7 @@ def softirqs() -> dict[str, int]:
 def whole_text() -> tuple[int, bytes]:
     session()
     start, end = kernel().range("_stext", "_etext")
-    assert attachments.current is not None
-    return start, attachments.current.machine.read(start, end - start)
+    return start, bulk.read(start, end - start)
 
 
 class KeepText(gdb.Command):

@@ -102,12 +102,13 @@ PROGRAM = "/tmp/snapshot"
 PROBES = [f"optprobe add -user {PROGRAM}:test", f"optprobe add -user {PROGRAM}:inner -return", "optprobe add vfs_read"]
 TEXT = """python
 from gdb_optprobe.debugger.attach import attachments
+from tests.booted import bulk
 def text():
     if attachments.current is None:
         gdb.execute("optprobe list", to_string=True)
     kernel = attachments.current.linux.kernel
     start, end = kernel.range("_stext", "__kprobes_text_end")
-    return start, bytes(gdb.selected_inferior().read_memory(start, end - start))
+    return start, bulk.read(start, end - start)
 def differs(name):
     import json
     start, now = text()
