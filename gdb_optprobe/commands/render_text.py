@@ -70,6 +70,7 @@ class Text:
         if glob or many:
             self.lines([_summary(probes)])
             self.lines([line for probe in probes for line in _left_out(probe.left_out)])
+            self.lines([f"NOTE: {probes[0].note}"] if many and probes[0].note else [])
         told = [probe for probe in probes if not many or (probe.tier != BEST and probe.state != "optimizing")]
         for probe in told[:_MANY]:
             self.lines(_added(probe)[: 1 if many else None])

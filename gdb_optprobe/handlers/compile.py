@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import of_literal
@@ -224,7 +224,8 @@ class _Compiler:
                 found.append((operand, Column(argument.where.text, Form.TEXT, _rounded(operand.size))))
             else:
                 value = self._typer.value(argument)
-                found.append((value.expr, _column(argument.where.text, value)))
+                column = replace(_column(argument.where.text, value), points_to_text=characters(value) is not None)
+                found.append((value.expr, column))
         return tuple(operand for operand, _ in found), tuple(column for _, column in found)
 
     def _check_record(self, columns: Sequence[Column], where: Fragment) -> None:

@@ -33,7 +33,7 @@ All that an action needs is evaluated before any of it is carried out. What may 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from gdb_optprobe.maps.aggregate import Aggregate
@@ -204,11 +204,15 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A part of a key or of a record. label: as typed; size: its bytes, a multiple of 8."""
+    """A part of a key or of a record. label: as typed; size: its bytes, a multiple of 8.
+
+    points_to_text: whether it is a pointer to characters, which `str` would read.
+    """
 
     label: str
     form: Form
     size: int = WORD
+    points_to_text: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,8 @@ class Explainer:
             plan = replace(self._plan_with_memory(plan, probe), moved=plan.moved)
         except Refused as refused:
             return site_views.unprobeable_view(address, refused.reason, self.guest)
-        return site_views.explain_view(plan, self.guest, spec.is_plain_count and not spec.is_return)
+        view = site_views.explain_view(plan, self.guest, spec.is_plain_count and not spec.is_return)
+        return replace(view, note="; ".join(filter(None, (view.note, handler.note))))
 
     def _plan_with_memory(self, plan: Plan, probe: Probe) -> Plan:
         """Return `plan` as it is possible beside the probes that are there and in free memory. Raises Refused."""

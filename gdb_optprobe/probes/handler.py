@@ -125,6 +125,13 @@ class Handler:
         """What the program fills, then what is filled at a function's entry."""
         return (*self.program.objects, *self.entry.objects)
 
+    @property
+    def note(self) -> str:
+        """Return what `str` would read of keys and records; "" where they hold no pointer to characters."""
+        kept = (target.columns for target in self.objects if not isinstance(target, Cell))
+        labels = dict.fromkeys(column.label for columns in kept for column in columns if column.points_to_text)
+        return "; ".join(f"{label} is an address, and str({label}) the text there" for label in labels)
+
     def only_if(self, by: Expr) -> Handler:
         """Return the same where `by` holds."""
         test = And(by, self.program.condition) if self.program.condition is not None else by

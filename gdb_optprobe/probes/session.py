@@ -114,11 +114,16 @@ class Session:
         return tuple(
             replace(
                 view,
-                note=self.target.guest.why_bypassed(probe.address) if probe.is_in_kernel else "",
+                note=self._note(probe, is_first=probe.number in left_out_views),
                 left_out=left_out_views.get(probe.number, ()),
             )
             for view, probe in zip(self._views(added), added, strict=True)
         )
+
+    def _note(self, probe: Probe, is_first: bool) -> str:
+        """Return what is worth knowing of a new probe. is_first: of its spec; the others have the same handler."""
+        bypassed = self.target.guest.why_bypassed(probe.address) if probe.is_in_kernel else ""
+        return "; ".join(filter(None, (bypassed, probe.handler.note if is_first else "")))
 
     def _left_out(self, found: Sequence[LeftOut]) -> tuple[LeftOutView, ...]:
         guest = self.target.guest

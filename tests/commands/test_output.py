@@ -396,3 +396,8 @@ def test_what_a_glob_leaves_out_is_told_once_for_each_reason() -> None:
     ]
     (value,) = values("added", [first], True)
     assert value[0]["left_out"][0] == {"address": "0x9", "symbol": "", "text": "another"}
+
+
+def test_a_note_of_many_probes_is_told_once() -> None:
+    probes = [replace(probe(), number=1, note="see"), *(replace(probe(), number=number) for number in range(2, 20))]
+    assert text("added", probes, True)[1:] == ["NOTE: see"]

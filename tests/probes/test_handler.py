@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.compile import compile_handler
 from gdb_optprobe.handlers.ir import Cell, Column, Constant, Expr, Form, HashMap, Load, Program, Register, Update
 from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.return_scope import EntryProgram
@@ -15,6 +17,7 @@ from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.maps.aggregate import Count, Sum
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.spec import Kind, Spec
+from tests.handlers.world import World
 
 KEYED = Update(HashMap("count by 1", (Column("1", Form.UNSIGNED),), Count()), None, (Constant(1),))
 SUM = Update(Cell("sum(1)", Sum(False)), Constant(1))
@@ -51,3 +54,19 @@ def test_what_cannot_be_lowered_is_pointed_at() -> None:
 
 def _sum(value: Expr) -> Update:
     return Update(Cell("sum", Sum(False)), value)
+
+
+@pytest.mark.parametrize(
+    ("actions", "labels"),
+    [
+        (("count by buf", "count by (buf, fd)"), ("buf",)),
+        (("record(fd, buf)",), ("buf",)),
+        (("count by str(buf)", 'print("%p %s", buf, buf)', "count by $comm", "count by pos", "sum(count)"), ()),
+    ],
+)
+def test_a_pointer_to_characters_is_told_where_an_address_is_kept(
+    actions: Sequence[str], labels: Sequence[str]
+) -> None:
+    program = compile_handler(None, [Fragment.whole(action) for action in actions], World())
+    note = "; ".join(f"{label} is an address, and str({label}) the text there" for label in labels)
+    assert Handler.of(program, None, None).note == note
