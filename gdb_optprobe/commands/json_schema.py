@@ -260,7 +260,11 @@ DEFINITIONS: Mapping[str, Schema] = {
             "traps": _a("integer", "Traps in the guest"),
             "stops": _a("integer", "Stops of the guest"),
         },
-        {"least": _a("integer", "Instructions where every condition is false")},
+        {
+            "least": _a("integer", "Instructions where every condition is false"),
+            "own": _a("integer", "The same as instructions, without programs of other probes at the address"),
+            "own_least": _a("integer", "The same as least, without programs of other probes at the address"),
+        },
     ),
     "report_collector": _line(
         "collector",

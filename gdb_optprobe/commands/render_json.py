@@ -135,7 +135,8 @@ def _hit_cost(probe: ProbeView) -> dict[str, object]:
     """Return the line of a hit's cost. instructions: null where a hit stops the guest; least: see DetourView."""
     stops, code = {"twice": 2, "once": 1}.get(STOPS.get(probe.tier, ""), 0), probe.detour
     runs = {"instructions": code.added, "least": code.least} if code and not stops else {"instructions": None}
-    return {"type": "cost", "number": probe.number, **runs, "traps": traps(probe), "stops": stops}
+    own = {"own": code.own, "own_least": code.own_least} if code and not stops else {}
+    return {"type": "cost", "number": probe.number, **runs, "traps": traps(probe), "stops": stops, **own}
 
 
 def _map(number: int, found: ObjectView) -> dict[str, object]:

@@ -190,7 +190,7 @@ def _until_stopped(probe: ProbeView) -> str:
     if not probe.condition:
         return "a stop of the guest"
     assert probe.detour is not None
-    least = f"{counted(probe.detour.least, 'instruction')}{_and_a_trap(probe)}"
+    least = f"{counted(probe.detour.own_least, 'instruction')}{_and_a_trap(probe)}"
     return f"{least} where the condition is false, and stops the guest otherwise"
 
 
@@ -201,23 +201,36 @@ def _and_a_trap(probe: ProbeView) -> str:
 def _instructions(probe: ProbeView) -> str:
     """Return how many instructions a hit adds; where the handler branches, the shortest path and the sum of all."""
     assert probe.detour is not None
-    least, most = probe.detour.least, probe.detour.added
+    least, most = probe.detour.own_least, probe.detour.own
+    others = f"; with the other probes there {_at_most(probe)}" if _shares(probe) else ""
     if least == most:
-        return counted(most, "instruction")
+        return f"{counted(most, 'instruction')}{others}"
     if not probe.condition:
-        return f"about {counted(most, 'instruction')}"
-    return f"{counted(least, 'instruction')} where the condition is false, about {most} otherwise"
+        return f"about {counted(most, 'instruction')}{others}"
+    return f"{counted(least, 'instruction')} where the condition is false, about {most} otherwise{others}"
+
+
+def _shares(probe: ProbeView) -> bool:
+    """Return whether a hit runs programs of other probes at the address too."""
+    return probe.detour is not None and probe.detour.own != probe.detour.added
+
+
+def _at_most(probe: ProbeView) -> str:
+    """Return how many instructions a hit adds for all probes at the address."""
+    assert probe.detour is not None
+    return f"{'' if probe.detour.least == probe.detour.added else '~'}{probe.detour.added}"
 
 
 def _instructions_briefly(probe: ProbeView) -> str:
     """Return the same for a column of a table."""
     assert probe.detour is not None
-    least, most = probe.detour.least, probe.detour.added
+    least, most = probe.detour.own_least, probe.detour.own
+    site = f" (site: {_at_most(probe)})" if _shares(probe) else ""
     if _STOP in probe.actions:
-        return f"{counted(least, 'instruction')} or a stop" if probe.condition else "a stop"
+        return f"{counted(least, 'instruction')} or a stop{site}" if probe.condition else "a stop"
     if least == most:
-        return counted(most, "instruction")
-    return f"{least} or ~{most} instructions" if probe.condition else f"~{most} instructions"
+        return f"{counted(most, 'instruction')}{site}"
+    return f"{least} or ~{most} instructions{site}" if probe.condition else f"~{most} instructions{site}"
 
 
 def _next_steps(probe: ProbeView) -> list[str]:

@@ -32,9 +32,25 @@ class PreservedRegisters:
         return PreservedRegisters(self.read | other.read, self.by_others | other.by_others)
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramPart:
+    """The program of one probe at `address`; that of a call's entry is of the last return probe there.
+
+    start, end: where it is in the detour.
+    """
+
+    address: int
+    number: int
+    start: int
+    end: int
+
+
 @dataclass(frozen=True)
 class Branch:
-    """addresses: of its sites, ascending. plan: of any of them. probe_numbers: of the probes it counts for."""
+    """addresses: of its sites, ascending. plan: of any of them. probe_numbers: of the probes it counts for.
+
+    parts: of the detour's programs; empty in one that an earlier session made.
+    """
 
     plan: Plan
     addresses: tuple[int, ...]
@@ -42,6 +58,7 @@ class Branch:
     patch: Patch
     installed: InstalledDetour
     preserved: PreservedRegisters = PreservedRegisters()
+    parts: tuple[ProgramPart, ...] = ()
 
     @property
     def detour(self) -> Detour:

@@ -6,7 +6,7 @@ to it, and the branch is one write.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gdb_optprobe.detours import patch
@@ -22,7 +22,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code, Dead, OutOfReach, joined
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.probes.branch import Branch, PreservedRegisters
+from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
 from gdb_optprobe.probes.installed_detour import InstalledDetour, install_pad
 from gdb_optprobe.probes.journal_records import write_probe
 from gdb_optprobe.probes.kernel_traps import KernelTraps
@@ -60,7 +60,8 @@ def install(
     placed = InstalledDetour.install(plan.head, lambda at: build_detour(plan, isa, at, programs), target.guest, arena)
     ways: list[Patch] = []
     try:
-        ways += _link_pads(codes, placed.detour, target.guest)
+        parts = tuple(_parts(codes, placed.detour))
+        ways += _link_pads(parts, {probe.number: probe for site in sites for probe in site.enabled}, target.guest)
         if plan.tier is Tier.TRAPPED:
             change = Patch(plan.head, plan.original, traps.trap)
             traps.set_detour(plan.head, placed.detour.address, arena)
@@ -84,7 +85,7 @@ def install(
     for probe in (probe for site in sites for probe in site.enabled):
         if probe.pad is not None:
             probe.pad.data = held[probe.pad.address]
-    branch = Branch(plan, tuple(site.address for site in sites), probe_numbers(sites), change, placed, keeps)
+    branch = Branch(plan, tuple(site.address for site in sites), probe_numbers(sites), change, placed, keeps, parts)
     for site in sites:
         site.attach_branch(branch, target)
     return branch
@@ -175,18 +176,24 @@ def program_of(probe: Probe, memory: int, plan: Plan, guest: Guest, keeps: Prese
     return probe.handler.code(guest.isa, plan, dead, memory, probe.readers, probe.pad, passed)
 
 
-def _link_pads(codes: Codes, detour: Detour, guest: Guest) -> list[Patch]:
-    """Have every pad lead behind its probe's program in `detour`. Raises TextChanged, Refused."""
-    ways: list[Patch] = []
+def _parts(codes: Codes, detour: Detour) -> Iterator[ProgramPart]:
+    """Yield the programs in `detour`, in the order in which they run."""
     for start, _, address in detour.programs:
-        behind = start
         for probe, code in codes[address]:
-            behind += len(code(behind))
-            if (pad := probe.pad) is not None:
-                try:
-                    ways.append(Patch(pad.address, pad.data, pad.code(behind, address, guest.isa)))
-                except OutOfReach as stuck:
-                    raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=guest.text.spell(address))) from stuck
+            end = start + len(code(start))
+            yield ProgramPart(address, probe.number, start, end)
+            start = end
+
+
+def _link_pads(parts: Iterable[ProgramPart], probes: Mapping[int, Probe], guest: Guest) -> list[Patch]:
+    """Have every pad lead behind its probe's program. Raises TextChanged, Refused."""
+    ways: list[Patch] = []
+    for part in parts:
+        if (pad := probes[part.number].pad) is not None:
+            try:
+                ways.append(Patch(pad.address, pad.data, pad.code(part.end, part.address, guest.isa)))
+            except OutOfReach as stuck:
+                raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=guest.text.spell(part.address))) from stuck
     patch.apply(ways, guest.machine)
     return ways
 

@@ -13,6 +13,7 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.call_table import CallTable
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.probe import Presence, Probe
@@ -57,7 +58,7 @@ def site_view(probe: Probe, site: Site, target: Target, out: Callable[[Site], Se
         reason=_reason_view(site, state),
         original_bytes=change.old if change is not None else site.plan.insn.data,
         patched_bytes=change.new if change is not None else b"",
-        detour=_detour_view(site, target.guest),
+        detour=_detour_view(probe, site, target.guest),
         stops=site.stops,
         calls=calls_view(calls, len(calls.active), callers) if calls is not None else None,
         frames=partial(_frames, probe.address, target),
@@ -101,7 +102,7 @@ def _reason_view(site: Site, state: str) -> ReasonView | None:
     return reason_view(site.plan.reason)
 
 
-def _detour_view(site: Site, guest: Guest) -> DetourView | None:
+def _detour_view(probe: Probe, site: Site, guest: Guest) -> DetourView | None:
     detour = site.detour
     if detour is None:
         return None
@@ -109,10 +110,29 @@ def _detour_view(site: Site, guest: Guest) -> DetourView | None:
     plan = site.installed_plan or site.plan
     most = added_instructions(plan, detour, guest)
     least = most - skippable(program for original, program in _programs(detour, guest) if original == plan.address)
+    own, own_least = most, least
     if site.rethook is not None and site.return_probes:
         costs = site.rethook.costs
         most, least = most - costs.rare + costs.trampoline, least + costs.least
-    return DetourView(detour.address, detour.size, count, most, least, detour.head)
+        if probe.is_return:
+            own, own_least = most, least
+    for other in _other_programs(probe, site, guest):
+        own -= sum(map(cost_of, other))
+        own_least -= shortest(other, cost_of)
+    return DetourView(detour.address, detour.size, count, most, least, detour.head, own, own_least)
+
+
+def _other_programs(probe: Probe, site: Site, guest: Guest) -> Iterator[Sequence[Insn]]:
+    """Yield the programs at the address that run for other probes; all return probes there have one entry."""
+    here = [part for part in site.branch.parts if part.address == site.address] if site.branch is not None else []
+    mine = {one.number for one in site.return_probes} if probe.is_return else {probe.number}
+    if not any(part.number in mine for part in here):
+        return
+    assert site.detour is not None
+    for part in here:
+        if part.number not in mine:
+            first, last = part.start - site.detour.address, part.end - site.detour.address
+            yield guest.isa.decode(site.detour.data[first:last], part.start)
 
 
 def added_instructions(plan: Plan, detour: Detour, guest: Guest) -> int:

@@ -28,6 +28,7 @@ class DetourView:
     added:        what a hit runs beyond the original code: this probe's site's programs, the branch and the way back.
     least:        the same where conditions are false and every jump takes the shortest path.
     head:         the address of the branch that leads there: the probe's address or before it.
+    own, own_least: the same two without the programs of other probes at the address.
     """
 
     address: int
@@ -36,6 +37,8 @@ class DetourView:
     added: int
     least: int
     head: int
+    own: int
+    own_least: int
 
 
 class Address(int):

@@ -73,7 +73,7 @@ def test_add_says_what_a_hit_costs() -> None:
 def test_a_condition_has_two_costs_and_a_loop_about_one() -> None:
     plain = probe()
     assert plain.detour is not None
-    jumps = replace(plain, detour=replace(plain.detour, least=3, added=51))
+    jumps = replace(plain, detour=replace(plain.detour, least=3, added=51, own_least=3, own=51))
     assert text("added", [replace(jumps, condition="x")])[0].endswith(
         "a hit costs 3 instructions where the condition is false, about 51 otherwise"
     )
@@ -401,3 +401,11 @@ def test_what_a_glob_leaves_out_is_told_once_for_each_reason() -> None:
 def test_a_note_of_many_probes_is_told_once() -> None:
     probes = [replace(probe(), number=1, note="see"), *(replace(probe(), number=number) for number in range(2, 20))]
     assert text("added", probes, True)[1:] == ["NOTE: see"]
+
+
+def test_a_hit_at_an_address_of_several_probes_has_a_cost_of_its_own_and_one_of_all() -> None:
+    shared = replace(probe(), detour=replace(probe().detour, added=51, least=9))
+    assert "3 instructions (site: ~51)" in text("report", [shared])[1]
+    assert text("added", [shared])[0].endswith("a hit costs 3 instructions; with the other probes there ~51")
+    (cost,) = (line for line in values("report", [shared]) if line["type"] == "cost")
+    assert (cost["instructions"], cost["least"], cost["own"], cost["own_least"]) == (51, 9, 3, 3)

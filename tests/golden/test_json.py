@@ -98,7 +98,7 @@ def test_list() -> None:
 
 
 def test_report() -> None:
-    costly: ProbeView = replace(UPROBE, detour=DetourView(0x1000, 64, 20, 17, 5, 0x401136))
+    costly: ProbeView = replace(UPROBE, detour=DetourView(0x1000, 64, 20, 17, 5, 0x401136, 9, 4))
     probes = (GATHERED, boosted(stops=7), KRETPROBE, costly)
     found = written(lambda json: json.report(probes)) + written(lambda json: json.collector(COLLECTOR))
     assert found == golden("report.json")

@@ -43,11 +43,15 @@ class XolTrap:
 
 @dataclass(frozen=True, slots=True)
 class CodePart:
-    """Code of a trap's. note: what it is for. program: whether it is a probe's."""
+    """Code of a trap's. note: what it is for. program: whether it is a probe's. number: of the probe it runs for.
+
+    The entry of a call runs for all return probes there, and has the number of the last.
+    """
 
     note: str
     code: Code
     program: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 
 from gdb_optprobe.detours.tier import Tier
@@ -12,6 +12,7 @@ from gdb_optprobe.guest.linux.user import executable
 from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source
 from gdb_optprobe.handlers.ir import Records
 from gdb_optprobe.handlers.return_scope import PROBED
+from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.probes import probe_views
 from gdb_optprobe.probes.active_calls import Caller
@@ -44,33 +45,46 @@ def site_view(probe: Probe, users: Uprobes, target: Target) -> SiteView:
         tier=Tier.TRAPPED.value,
         original_bytes=point.insn.data,
         patched_bytes=point.trap if point.installed is not None else b"",
-        detour=_detour_view(point, function, target.guest),
+        detour=_detour_view(probe, point, function, target.guest),
         stops=users.stops.counts[probe.number],
         calls=uretprobe_calls(function, users) if function is not None else None,
         frames=_frames(point, target.guest),
     )
 
 
-def _detour_view(point: UprobeSite, function: UserRethook | None, guest: Guest) -> DetourView | None:
+def _detour_view(probe: Probe, point: UprobeSite, function: UserRethook | None, guest: Guest) -> DetourView | None:
     if point.installed is None:
         return None
     detour = point.installed.detour
     code = guest.isa.decode(detour.data, detour.address)
-    own = [each for each in point.parts if each.part.program]
-    programs = ([insn for insn in code if each.start <= insn.address < each.end] for each in own)
-    most = sum(map(probe_views.cost_of, code))
-    least, most = most - probe_views.skippable(programs), most + _stack_cost(point, guest)
+    mine = [one for one in point.enabled if one is probe or (one.is_return and probe.is_return)]
+    most, least = _cost(point, point.enabled, function, code, guest)
+    own, own_least = _cost(point, mine or point.enabled, function, code, guest)
+    return DetourView(detour.address, detour.size, len(code), most, least, detour.head, own, own_least)
+
+
+def _cost(
+    point: UprobeSite, probes: Sequence[Probe], function: UserRethook | None, code: Sequence[Insn], guest: Guest
+) -> tuple[int, int]:
+    """Return the instructions of a hit that runs for `probes`, and how many they are on the shortest way."""
+    numbers, most, least = {0, *(probe.number for probe in probes)}, _stack_cost(point, probes, guest), 0
+    for each in point.parts:
+        if each.part.number in numbers:
+            insns = [insn for insn in code if each.start <= insn.address < each.end]
+            whole = sum(map(probe_views.cost_of, insns))
+            most += whole
+            least += shortest(insns, probe_views.cost_of) if each.part.program else whole
     if function is not None and function.installed is not None:
         back = function.installed.detour
         *returns, last = guest.isa.decode(back.data, back.address)
         least += shortest(returns, probe_views.cost_of) + probe_views.cost_of(last)
         most += sum(map(probe_views.cost_of, (*returns, last)))
-    return DetourView(detour.address, detour.size, len(code), most, least, detour.head)
+    return most, least
 
 
-def _stack_cost(point: UprobeSite, guest: Guest) -> int:
+def _stack_cost(point: UprobeSite, probes: Sequence[Probe], guest: Guest) -> int:
     """Return the instructions that the code does not show: it copies a stack word by word."""
-    objects = [each for probe in point.enabled for each in probe.handler.objects]
+    objects = [each for probe in probes for each in probe.handler.objects]
     words = sum(each.stack - 1 for each in objects if isinstance(each, Records) and each.tried)
     return words * guest.user_kernel.isa.frames[point.program.bits].cost if words else 0
 

@@ -551,13 +551,14 @@ class Uprobes:
         # A thread that is shown at the stop has been counted by all others.
         for probe in sorted(here, key=lambda each: each.handler.stops):
             code = self.stops.code(probe, probe.handler, dead_at_trap(user.kernel.isa), user, arena)
-            parts.append(CodePart(f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}", code, True))
+            what = f"the program of probe {probe.number}: {', '.join(probe.spec.actions)}"
+            parts.append(CodePart(what, code, True, probe.number))
         if returns := [probe for probe in point.enabled if probe.is_return]:
             program, address = point.program, point.insn.address
             entry = self.optimizer.with_memory(
                 lambda: self.rethooks.install_entry(program, address, returns, user, arena), arena
             )
-            parts.append(CodePart("the entry of a call with a probed return", entry))
+            parts.append(CodePart("the entry of a call with a probed return", entry, number=returns[-1].number))
         return [*parts, *self._instruction_code(point, copy, emulates, self.traps.writable, user)]
 
     def _instruction_code(

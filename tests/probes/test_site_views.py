@@ -1,0 +1,48 @@
+"""What a hit costs at an address of several probes: for one of them, and for all."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.views import DetourView
+from tests.fake_guest import PLAIN, program
+
+COUNT = Spec(f"*{PLAIN:#x}")
+SUM = Spec(f"*{PLAIN:#x}", actions=("sum($rax)",))
+ONLY_IF = Spec(f"*{PLAIN:#x}", condition="$rcx == 1")
+RETURNS = Spec(f"*{PLAIN:#x}", Kind.KRETPROBE)
+
+
+def costs(session: Session) -> list[DetourView]:
+    found = [view.detour for view in session.views()]
+    return [detour for detour in found if detour is not None]
+
+
+@pytest.mark.parametrize("specs", [(COUNT, SUM), (ONLY_IF, ONLY_IF), (COUNT, SUM, ONLY_IF), (COUNT, RETURNS)])
+def test_the_cost_of_its_own_is_that_of_a_probe_alone(specs: tuple[Spec, ...]) -> None:
+    alone = []
+    for spec in specs:
+        session = program().session()
+        session.add(spec)
+        (cost,) = costs(session)
+        assert (cost.own, cost.own_least) == (cost.added, cost.least)
+        alone.append(cost)
+    session = program().session()
+    for spec in specs:
+        session.add(spec)
+    together = costs(session)
+    assert len({(cost.added, cost.least) for cost in together}) == 1
+    for cost, before in zip(together, alone, strict=True):
+        assert (cost.own, cost.own_least) == (before.added, before.least)
+        assert cost.own < cost.added and cost.own_least < cost.least
+    session.disable([1])
+    assert {cost.own for cost in costs(session)[1:]} == {before.added for before in alone[1:]}
+
+
+def test_two_return_probes_share_the_entry_of_a_call() -> None:
+    session = program().session()
+    session.add(RETURNS)
+    session.add(RETURNS)
+    assert all((cost.own, cost.own_least) == (cost.added, cost.least) for cost in costs(session))
