@@ -10,7 +10,6 @@ from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe_views import calls_view, deleted_view
 from gdb_optprobe.probes.spec import Kind
-from gdb_optprobe.probes.user.uprobe_views import uretprobe_calls
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import ProbeView
 
@@ -22,7 +21,7 @@ def deleted_views(optimizer: Optimizer, users: Uprobes) -> Iterator[ProbeView]:
         return
     users.tidy()
     for function in users.rethooks.retired:
-        if (calls := uretprobe_calls(function, users)).active:
+        if (calls := users.calls(function)).active:
             place = function.program.spell(function.address)
             yield deleted_view(Kind.URETPROBE, function.address, place, place, calls, optimizer.target.guest)
 

@@ -8,29 +8,37 @@ what they were made for changes (Optimizer.plan, Handler.code), so that `install
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import Detour, build_count, build_detour
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import NO_MEMORY, Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
-from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
-from gdb_optprobe.probes import kretprobe, site_views
+from gdb_optprobe.probes import kernel_rethooks, kretprobe, site_views
 from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.probe_views import SiteCode, SiteView, explain_view
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.views import ExplainView
+
+_FUNCTION = re.compile(r"([A-Za-z_][\w-]*:)?[A-Za-z_.$][\w.$]*(\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +53,22 @@ class LeftOut:
 class Kprobes:
     """What a session does to probes on its guest's kernel."""
 
-    guest: Guest
+    target: Target
     registry: Registry
     optimizer: Optimizer
     settings: Callable[[], Settings]
+
+    def addresses(self, spec: Spec) -> tuple[int, ...]:
+        """Return where a spec's location is now; nowhere where its probe is to wait. Raises OptprobeError."""
+        if spec.tier and spec.tier not in {tier.value for tier in Tier}:
+            tiers = ", ".join(tier.value for tier in Tier)
+            raise OptprobeError(f"no tier is called '{spec.tier}'", f"there are: {tiers}")
+        try:
+            return self.target.debugger.resolve(spec.location, spec.glob)
+        except OptprobeError:
+            if not spec.pending or spec.glob or not can_be_pending(spec.location):
+                raise
+            return ()
 
     def plan(self, spec: Spec, addresses: Sequence[int]) -> tuple[list[Probe], list[LeftOut]]:
         """Plan and compile a probe at each of `addresses`; return them, registered. The guest is as it was.
@@ -80,7 +100,7 @@ class Kprobes:
             plan = self.optimizer.plan(address, [spec])
             self.check_tier(plan, spec)
             if spec.is_return:
-                kretprobe.check_function(plan.address, self.guest)
+                kretprobe.check_function(plan.address, self.target.guest)
         except Refused:
             if spec.glob:
                 return None
@@ -95,7 +115,7 @@ class Kprobes:
         """Raise Refused where `-tier` asks for a tier that this address cannot have."""
         why = plan.why_not(Tier(spec.tier)) if spec.tier else None
         if why is not None:
-            text = f"{self.guest.text.spell(plan.address)} cannot be {spec.tier}: {why.text}"
+            text = f"{self.target.guest.text.spell(plan.address)} cannot be {spec.tier}: {why.text}"
             raise Refused(Reason(why.code, text, why.hint))
 
     def takes(self, spec: Spec, address: int) -> bool:
@@ -123,9 +143,9 @@ class Kprobes:
             return Handler()
         limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
         if spec.is_return:
-            program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.guest, limits)
+            program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.target.guest, limits)
         else:
-            scope, entry = self.guest.names_at(plan.address), EntryProgram()
+            scope, entry = self.target.guest.names_at(plan.address), EntryProgram()
             program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         return replace(Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits), entry=entry)
@@ -152,11 +172,11 @@ class Kprobes:
             return
         with probe.handler.errors_at_source(probe.spec):
             if probe.is_return:
-                kretprobe.check_code(probe.handler, plan, self.guest)
+                kretprobe.check_code(probe.handler, plan, self.target.guest)
                 return
             at, handler = plan.address, probe.handler
             readers = None if isinstance(handler.unmapped, Missing) else ProbeReadRoutines(at, at)
-            handler.code(self.guest.isa, plan, plan.dead, at, readers, StopPad(Slot(at, 0), b"", at))
+            handler.code(self.target.guest.isa, plan, plan.dead, at, readers, StopPad(Slot(at, 0), b"", at))
 
     def install(self, probes: Sequence[Probe]) -> list[Probe]:
         """Bring the sites of `probes` to their tiers; return those of globs that lack memory for the tier asked for.
@@ -184,7 +204,7 @@ class Kprobes:
 
     def missed(self, probe: Probe) -> int:
         """Return how many calls of its function found no room, of a return probe."""
-        found = [site_views.read_calls(site, probe, self.guest) for site in self.registry.sites([probe])]
+        found = [site_views.read_calls(site, probe, self.target.guest) for site in self.registry.sites([probe])]
         return sum(calls.missed for calls in found if calls is not None)
 
     def needs_memory(self, spec: Spec, addresses: Sequence[int]) -> bool:
@@ -196,3 +216,107 @@ class Kprobes:
             return spec.is_return or self.optimizer.plan(address, [spec]).tier not in (Tier.BREAKPOINT, Tier.EMULATED)
         except Refused:
             return False
+
+    # looking ---------------------------------------------------------------------------------------------------------
+
+    def site_view(self, probe: Probe) -> SiteView:
+        """Return what a row shows of the place that `probe` is on."""
+        if probe.absence is not None:
+            return site_views.absent_site_view(probe, self.target)
+        site = self.registry.site_of(probe)
+        return site_views.site_view(probe, site, self.target, self.optimizer.active_calls)
+
+    def site_code(self, probe: Probe) -> SiteCode:
+        """Return what `show` lists of it. Raises OptprobeError where its text is not there."""
+        if (why := probe.absence) is not None:
+            raise OptprobeError(f"probe {probe.number} has no code to show: {why.text}", why.hint)
+        return site_views.site_code(self.registry.site_of(probe), self.target.guest)
+
+    def explain(self, spec: Spec, addresses: Sequence[int]) -> Iterator[ExplainView]:
+        """Yield what a probe at each of `addresses` would be, asking what `add` asks; the guest is as it was.
+
+        A Refused is the answer. Raises any other OptprobeError as `add` does.
+        """
+        if not addresses:
+            why = Refusal.PENDING.because(location=spec.location, why="")
+            yield site_views.unprobeable_view(0, why, self.target.guest)
+        errors: list[OptprobeError] = []
+        views = [self._explain_at(address, spec, errors) for address in addresses]
+        if errors and not any(view.tier for view in views):
+            raise errors[0]
+        yield from views
+
+    def _explain_at(self, address: int, spec: Spec, errors: list[OptprobeError]) -> ExplainView:
+        """Return what a probe at `address` would be. errors: gets why a glob leaves it out."""
+        try:
+            plan = self.plan_at(address, replace(spec, glob=False))
+            assert plan is not None, "no glob leaves anything out"
+            settings = self.settings()
+            handler = self.compile_or_leave_out(spec, plan, settings)
+            if isinstance(handler, LeftOut):
+                errors.append(handler.error)
+                return site_views.left_out_view(handler.address, handler.error, self.target.guest)
+            probe = Probe(0, spec, plan.address, handler, sizes_of(settings))
+            self.lower(probe, plan)
+            plan = replace(self._plan_with_memory(plan, probe), moved=plan.moved)
+        except Refused as refused:
+            return site_views.unprobeable_view(address, refused.reason, self.target.guest)
+        # Of a count the cost is known beforehand.
+        counts = spec.is_plain_count and not spec.is_return and not plan.tier.stops
+        cost = site_views.count_cost(plan, self.target.guest) if counts else 0
+        notes = (site_views.plan_note(plan, self.target.guest), handler.note)
+        return explain_view(plan, self.target.guest.symbol, cost, "; ".join(filter(None, notes)))
+
+    def _plan_with_memory(self, plan: Plan, probe: Probe) -> Plan:
+        """Return `plan` as it is possible beside the probes that are there and in free memory. Raises Refused."""
+        site, spec = self.registry.site(plan.address), probe.spec
+        specs = [*site.specs, spec] if site is not None else [spec]
+        if len(specs) > 1:
+            plan = self.optimizer.plan(plan.address, specs)
+        if self.optimizer.needs_memory(probe, plan):
+            with self.optimizer.suggesting_sizes(probe):
+                self._check_data(probe)
+        try:
+            self._check_code(plan)
+        except Refused as refused:
+            plan = self.optimizer.plan_without_detour(plan.address, specs, refused.reason)
+        if spec.tier:
+            why = plan.why_not(Tier(spec.tier))
+            if why is not None and why.code in NO_MEMORY:
+                self.check_tier(plan, spec)
+        return plan
+
+    def _check_data(self, probe: Probe) -> None:
+        """Raises Refused where there is no memory for what `probe` gathers."""
+        arena, reach = self.optimizer.find_arena(), self.target.guest.isa.data_reach
+        _unless_full(arena, lambda: arena.check_data(probe.handler.size, probe.address, reach))
+        if probe.is_return and self.registry.site(probe.address) is None:
+            kernel_rethooks.check_memory(probe, self.target.guest, arena)
+
+    def _check_code(self, plan: Plan) -> None:
+        """Raises Refused where there is no memory for a detour of `plan`."""
+        if plan.tier in (Tier.BREAKPOINT, Tier.EMULATED):
+            return
+        arena, isa = self.optimizer.find_arena(), self.target.guest.isa
+
+        def lay_out(at: int) -> Detour:
+            if plan.tier is Tier.BOOSTED:
+                return build_detour(plan, isa, at)
+            return build_count(plan, isa, at, at + site_views.COUNTER_DISTANCE)
+
+        _unless_full(arena, lambda: InstalledDetour.check_memory(plan.head, lay_out, self.target.guest, arena))
+
+
+
+def can_be_pending(location: str) -> bool:
+    """Return whether a location is a function's name, which may be a module's."""
+    return _FUNCTION.fullmatch(location.strip()) is not None
+
+
+def _unless_full(arena: Arena, check: Callable[[], object]) -> None:
+    """Raise Refused as `check` does; but not where the arena is full of garbage that can be collected."""
+    try:
+        check()
+    except Refused as refused:
+        if refused.reason.code != Refusal.ARENA_FULL.code or not (arena.dirty() or arena.data.dirty):
+            raise

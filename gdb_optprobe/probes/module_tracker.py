@@ -12,7 +12,6 @@ one is in the module's function, so the module was not unloaded under it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,13 +29,6 @@ from gdb_optprobe.probes.settings import Settings, with_sizes
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.stops import StopPoint
 from gdb_optprobe.probes.target import Target
-
-_FUNCTION = re.compile(r"([A-Za-z_][\w-]*:)?[A-Za-z_.$][\w.$]*(\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
-
-
-def can_be_pending(location: str) -> bool:
-    """Return whether a location is a function's name, which may be a module's."""
-    return _FUNCTION.fullmatch(location.strip()) is not None
 
 
 @dataclass

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.guest import Guest
@@ -26,12 +28,15 @@ from gdb_optprobe.probes.views import (
     CallsView,
     CodeLine,
     DetourView,
+    ExplainView,
     FrameView,
     ObjectView,
     ProbeView,
     ReasonView,
     RecordView,
+    RefusedView,
     RowView,
+    ShowView,
 )
 
 Frames = Callable[[Mapping[str, int], bytes], Iterable[FrameView]]
@@ -69,6 +74,16 @@ class SiteView:
     frames: Frames = lambda registers, stack: ()
 
 
+@dataclass(frozen=True, slots=True)
+class SiteCode:
+    """What `show` lists of a site, as each kind of site gives it. notes: on the detour's code, by address."""
+
+    original: tuple[CodeLine, ...]
+    patched: tuple[CodeLine, ...]
+    detour: Detour | None
+    notes: Mapping[int, str]
+
+
 def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> ProbeView:
     """Return one row of the listing, or of the report where tables were read too; of a probe of any kind."""
     is_live = site.state in ("armed", "optimizing")
@@ -102,6 +117,36 @@ def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> Pr
         objects=tuple(_object_views(probe.handler, found, guest)),
         records=tuple(_record_view(probe.handler, row, guest, site.frames) for row in found.records),
     )
+
+
+def show_view(view: ProbeView, code: SiteCode, guest: Guest) -> ShowView:
+    """Return the probed place as it was, as it is in the guest now, and the detour it leads to; of any kind."""
+    insns: Sequence[Insn] = ()
+    if (detour := code.detour) is not None:
+        insns = guest.isa.decode(guest.machine.read(detour.address, detour.size), detour.address)
+    return ShowView(view, code.original, code.patched, code_lines(insns, code.notes))
+
+
+def explain_view(plan: Plan, symbol: Callable[[int], str], instructions: int, note: str = "") -> ExplainView:
+    """Return what a plan for a probe of any kind would do. symbol: names an address. instructions: see ExplainView."""
+    return ExplainView(
+        address=plan.address,
+        symbol=symbol(plan.address),
+        tier=plan.tier.value,
+        reason=reason_view(plan.reason),
+        displaced=code_lines(plan.displaced, {}),
+        refused=refused_views(plan.refused),
+        patch_size=plan.patch_size,
+        waits=plan.needs_quiescence,
+        instructions=instructions,
+        nearest=plan.near,
+        nearest_symbol=symbol(plan.near) if plan.near is not None else "",
+        note=note,
+    )
+
+
+def refused_views(refused: Iterable[tuple[Tier, Reason]]) -> tuple[RefusedView, ...]:
+    return tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier, why in refused)
 
 
 def deleted_view(kind: Kind, address: int, location: str, symbol: str, calls: CallsView, guest: Guest) -> ProbeView:

@@ -13,28 +13,24 @@ from dataclasses import replace
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.refusal import Refused
-from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import deleted_views, memory_check, probe_views, save, site_views
-from gdb_optprobe.probes.explain import Explainer
+from gdb_optprobe.probes import deleted_views, memory_check, probe_views, save
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
 from gdb_optprobe.probes.leftovers import clear_leftovers
-from gdb_optprobe.probes.module_tracker import ModuleTracker, can_be_pending
+from gdb_optprobe.probes.module_tracker import ModuleTracker
 from gdb_optprobe.probes.optimizer import Optimizer
-from gdb_optprobe.probes.probe import Presence, Probe
-from gdb_optprobe.probes.probe_views import SiteView
+from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_waits
 from gdb_optprobe.probes.read_results import clear_results, read_results
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user import uprobe_views
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import CollectorView, ExplainView, LeftOutView, ProbeView, SavedProbes, ShowView
 
@@ -55,13 +51,10 @@ class Session:
         self.settings = settings
         self.registry = registry if registry is not None else Registry()
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
-        self.kprobes = Kprobes(target.guest, self.registry, self.optimizer, settings)
+        self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
-        )
-        self._explainer = Explainer(
-            target.guest, self.registry, self.optimizer, self.kprobes, self.uprobes, settings
         )
         self.last_number: int | None = None
 
@@ -80,7 +73,7 @@ class Session:
         try:
             for spec, addresses in places:
                 self.target.debugger.guard()
-                if not (addresses or spec.in_program):
+                if spec.pending and not addresses:
                     added.append(self._add_pending(spec))
                     continue
                 kind, left_out = self._kind(spec), list[LeftOut]()
@@ -150,10 +143,7 @@ class Session:
         for spec in specs:
             for action in spec.action_parts:
                 check_action(action)
-            if spec.tier and not spec.in_program and spec.tier not in {tier.value for tier in Tier}:
-                tiers = ", ".join(tier.value for tier in Tier)
-                raise OptprobeError(f"no tier is called '{spec.tier}'", f"there are: {tiers}")
-            addresses = () if spec.in_program else self._addresses(spec)
+            addresses = self._kind(spec).addresses(spec)
             new = tuple(address for address in addresses if address not in seen)
             seen |= {*new}
             if new or not addresses:
@@ -164,15 +154,6 @@ class Session:
                 "set optprobe max-probes N, or name fewer",
             )
         return found
-
-    def _addresses(self, spec: Spec) -> tuple[int, ...]:
-        """Return where a spec's location is now; nowhere where its probe is to wait. Raises OptprobeError."""
-        try:
-            return self.target.debugger.resolve(spec.location, spec.glob)
-        except OptprobeError:
-            if not spec.pending or spec.glob or not can_be_pending(spec.location):
-                raise
-            return ()
 
     def _borrow_memory(self, places: Iterable[tuple[Spec, Sequence[int]]]) -> bool:
         """Have the guest's kernel lend memory where there is no other and a probe needs some.
@@ -289,30 +270,20 @@ class Session:
         found = read_results(probes, self.target.guest, whole)
         guest = self.target.guest
         return tuple(
-            probe_views.probe_view(probe, self._site_view(probe), found[probe.number], guest) for probe in probes
+            probe_views.probe_view(probe, self._kind(probe.spec).site_view(probe), found[probe.number], guest)
+            for probe in probes
         )
-
-    def _site_view(self, probe: Probe) -> SiteView:
-        if probe.presence is not Presence.HERE:
-            return site_views.absent_site_view(probe, self.target)
-        if probe.spec.in_program:
-            return uprobe_views.site_view(probe, self.uprobes, self.target)
-        site = self.registry.site_of(probe)
-        return site_views.site_view(probe, site, self.target, self.optimizer.active_calls)
 
     def show(self, number: int) -> ShowView:
         (probe,) = self.registry.probes([number])
         (view,) = self._views([probe])
-        if probe.spec.in_program:
-            return uprobe_views.show_view(view, self.registry.uprobe_site_of(probe), self.target.guest)
-        if probe.absence is not None:
-            raise OptprobeError(f"probe {number} has no code to show: {probe.absence.text}", probe.absence.hint)
-        return site_views.show_view(view, self.registry.site_of(probe), self.target.guest)
+        return probe_views.show_view(view, self._kind(probe.spec).site_code(probe), self.target.guest)
 
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
         self.check_alive()
-        return tuple(self._explainer.explain(self._resolve(specs)))
+        places = self._resolve(specs)
+        return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
 
     def hits(self, number: int) -> int:
         self.check_alive()

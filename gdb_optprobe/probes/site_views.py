@@ -17,19 +17,19 @@ from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.call_table import CallTable
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.probe import Presence, Probe
-from gdb_optprobe.probes.probe_views import SiteView, calls_view, code_lines, cost_of, reason_view, skippable
+from gdb_optprobe.probes.probe_views import (
+    SiteCode,
+    SiteView,
+    calls_view,
+    code_lines,
+    cost_of,
+    reason_view,
+    refused_views,
+    skippable,
+)
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.views import (
-    CodeLine,
-    DetourView,
-    ExplainView,
-    FrameView,
-    ProbeView,
-    ReasonView,
-    RefusedView,
-    ShowView,
-)
+from gdb_optprobe.probes.views import DetourView, ExplainView, FrameView, ReasonView
 
 # Where a counter may be, to tell what a count would cost: anywhere near.
 COUNTER_DISTANCE = 0x10000
@@ -150,25 +150,22 @@ def _programs(detour: Detour, guest: Guest) -> Iterator[tuple[int, Sequence[Insn
         yield original, guest.isa.decode(detour.data[start - detour.address : end - detour.address], start)
 
 
-def show_view(view: ProbeView, site: Site, guest: Guest) -> ShowView:
-    """Return the probed place as it was, as it is in the guest now, and the detour it leads to."""
+def site_code(site: Site, guest: Guest) -> SiteCode:
+    """Return what `show` lists of a site in the kernel."""
     plan = site.installed_plan or site.plan
     end = max(plan.patch_end, plan.displaced[-1].end)
     now = guest.machine.read(site.address, end - site.address)
-    notes = {site.address: "the branch to the detour" if site.patch is not None else "unchanged"}
-    return ShowView(
-        probe=view,
-        original=code_lines(plan.displaced, {site.address: "displaced" if site.detour is not None else "probed"}),
-        patched=code_lines(guest.isa.decode(now, site.address), notes),
-        detour=_detour_lines(site, guest),
+    what = "displaced" if site.detour is not None else "probed"
+    change = "the branch to the detour" if site.patch is not None else "unchanged"
+    return SiteCode(
+        original=code_lines(plan.displaced, {site.address: what}),
+        patched=code_lines(guest.isa.decode(now, site.address), {site.address: change}),
+        detour=site.detour,
+        notes=_detour_notes(site, site.detour, guest) if site.detour is not None else {},
     )
 
 
-def _detour_lines(site: Site, guest: Guest) -> tuple[CodeLine, ...]:
-    detour = site.detour
-    if detour is None:
-        return ()
-    code = guest.machine.read(detour.address, detour.size)
+def _detour_notes(site: Site, detour: Detour, guest: Guest) -> Mapping[int, str]:
     spell = guest.text.spell
     displaced = {insn.address for insn in (site.installed_plan or site.plan).displaced}
     notes = {
@@ -178,7 +175,7 @@ def _detour_lines(site: Site, guest: Guest) -> tuple[CodeLine, ...]:
     for start, end, original in detour.programs:
         what = f": {_describe_programs(site)}" if original == site.address else ""
         notes |= {start: f"the program of {spell(original)}{what}", end: notes[start]}
-    return code_lines(guest.isa.decode(code, detour.address), notes)
+    return notes
 
 
 def _describe_programs(site: Site) -> str:
@@ -189,25 +186,7 @@ def _describe_programs(site: Site) -> str:
     return "; ".join(done)
 
 
-def explain_view(plan: Plan, guest: Guest, counts: bool = True) -> ExplainView:
-    """Return what a plan would do, in words and numbers. counts: of a count the cost is known beforehand."""
-    return ExplainView(
-        address=plan.address,
-        symbol=guest.symbol(plan.address),
-        tier=plan.tier.value,
-        reason=reason_view(plan.reason),
-        displaced=code_lines(plan.displaced, {}),
-        refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier, why in plan.refused),
-        patch_size=plan.patch_size,
-        waits=plan.needs_quiescence,
-        instructions=count_cost(plan, guest) if counts and not plan.tier.stops else 0,
-        nearest=plan.near,
-        nearest_symbol=guest.symbol(plan.near) if plan.near is not None else "",
-        note=_note(plan, guest),
-    )
-
-
-def _note(plan: Plan, guest: Guest) -> str:
+def plan_note(plan: Plan, guest: Guest) -> str:
     """Return why the probe is behind the requested address, and why calls may bypass it."""
     moved = f"the probe is behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
     return "; ".join(filter(None, (moved, guest.why_bypassed(plan.address))))
@@ -221,7 +200,7 @@ def unprobeable_view(address: int, why: Reason, guest: Guest) -> ExplainView:
         tier="",
         reason=reason_view(why),
         displaced=(),
-        refused=tuple(RefusedView(tier.value, why.code, why.text, why.hint) for tier in reversed(Tier)),
+        refused=refused_views((tier, why) for tier in reversed(Tier)),
     )
 
 

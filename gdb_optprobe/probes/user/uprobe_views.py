@@ -2,53 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.backtrace import Copy
 from gdb_optprobe.guest.linux.user import executable
+from gdb_optprobe.guest.linux.user.mm import AddressSpace
+from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.unwinder import Loaded, Process, Source
 from gdb_optprobe.handlers.ir import Records
 from gdb_optprobe.handlers.return_scope import PROBED
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import shortest
-from gdb_optprobe.probes import probe_views
 from gdb_optprobe.probes.active_calls import Caller
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.probe_views import SiteView
-from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.probe_views import SiteCode, SiteView, calls_view, code_lines, cost_of
 from gdb_optprobe.probes.user.uprobe_site import UprobeSite
-from gdb_optprobe.probes.user.uprobes import Uprobes
-from gdb_optprobe.probes.user.user_rethooks import UserRethook
-from gdb_optprobe.probes.views import (
-    CallsView,
-    CodeLine,
-    DetourView,
-    ExplainView,
-    FrameView,
-    ProbeView,
-    ShowView,
-)
+from gdb_optprobe.probes.user.user_rethooks import UserRethook, UserRethooks
+from gdb_optprobe.probes.views import CallsView, DetourView, FrameView
 
 
-def site_view(probe: Probe, users: Uprobes, target: Target) -> SiteView:
-    """Return what a row shows of an instruction of a program. Its address is the one the program was linked for."""
-    point = users.registry.uprobe_site_of(probe)
-    function = users.rethooks.functions.get((point.program.inode, probe.address)) if probe.is_return else None
+def site_view(
+    probe: Probe, site: UprobeSite, function: UserRethook | None, calls: CallsView | None, stops: int, guest: Guest
+) -> SiteView:
+    """Return what a row shows of an instruction of a program. Its address is the one the program was linked for.
+
+    function, calls: of a return probe.
+    """
     return SiteView(
         address=probe.address,
-        symbol=point.program.spell(probe.address),
+        symbol=site.program.spell(probe.address),
         state="armed" if probe.enabled else "disabled",
         tier=Tier.TRAPPED.value,
-        original_bytes=point.insn.data,
-        patched_bytes=point.trap if point.installed is not None else b"",
-        detour=_detour_view(probe, point, function, target.guest),
-        stops=users.stops.counts[probe.number],
-        calls=uretprobe_calls(function, users) if function is not None else None,
-        frames=_frames(point, target.guest),
+        original_bytes=site.insn.data,
+        patched_bytes=site.trap if site.installed is not None else b"",
+        detour=_detour_view(probe, site, function, guest),
+        stops=stops,
+        calls=calls,
+        frames=_frames(site, guest),
     )
 
 
@@ -71,14 +64,14 @@ def _cost(
     for each in point.parts:
         if each.part.number in numbers:
             insns = [insn for insn in code if each.start <= insn.address < each.end]
-            whole = sum(map(probe_views.cost_of, insns))
+            whole = sum(map(cost_of, insns))
             most += whole
-            least += shortest(insns, probe_views.cost_of) if each.part.program else whole
+            least += shortest(insns, cost_of) if each.part.program else whole
     if function is not None and function.installed is not None:
         back = function.installed.detour
         *returns, last = guest.isa.decode(back.data, back.address)
-        least += shortest(returns, probe_views.cost_of) + probe_views.cost_of(last)
-        most += sum(map(probe_views.cost_of, (*returns, last)))
+        least += shortest(returns, cost_of) + cost_of(last)
+        most += sum(map(cost_of, (*returns, last)))
     return most, least
 
 
@@ -118,44 +111,26 @@ def _frames(point: UprobeSite, guest: Guest) -> Callable[[Mapping[str, int], byt
     return unwound
 
 
-def show_view(view: ProbeView, point: UprobeSite, guest: Guest) -> ShowView:
-    """Return the instruction in the program's file, what processes have there, and the code that traps come to."""
-    insn, isa = point.insn, guest.user_kernel.isa
-    code: tuple[CodeLine, ...] = ()
-    if point.installed is not None:
-        detour = point.installed.detour
-        data = guest.machine.read(detour.address, detour.size)
-        notes = {each.start: each.part.note for each in point.parts}
-        code = probe_views.code_lines(guest.isa.decode(data, detour.address), notes)
-    trap = isa.decode(point.trap + insn.data[len(point.trap) :], insn.address, point.program.bits)[:1]
-    patched = probe_views.code_lines(
-        trap, {insn.address: "in a private copy of the page of each process"}
-    ) if code else ()
-    return ShowView(view, probe_views.code_lines([insn], {insn.address: "in the file"}), patched, code)
+def site_code(site: UprobeSite, guest: Guest) -> SiteCode:
+    """Return what `show` lists: the instruction in the program's file, what processes have there, the traps' code."""
+    insn = site.insn
+    original = code_lines([insn], {insn.address: "in the file"})
+    if site.installed is None:
+        return SiteCode(original, (), None, {})
+    data = site.trap + insn.data[len(site.trap) :]
+    trap = guest.user_kernel.isa.decode(data, insn.address, site.program.bits)[:1]
+    patched = code_lines(trap, {insn.address: "in a private copy of the page of each process"})
+    return SiteCode(original, patched, site.installed.detour, {each.start: each.part.note for each in site.parts})
 
 
-def explain_view(spec: Spec, users: Uprobes, guest: Guest) -> ExplainView:
-    """Return what a probe on a program would be. Raises OptprobeError where it would be none."""
-    point, code = users.trial(spec)
-    insn, added = point.insn, guest.isa.decode(code, 0)
-    return ExplainView(
-        address=insn.address,
-        symbol=point.program.spell(insn.address),
-        tier=Tier.TRAPPED.value,
-        reason=None,
-        displaced=probe_views.code_lines([insn], {}),
-        refused=(),
-        patch_size=len(point.trap),
-        instructions=sum(map(probe_views.cost_of, added)),
-    )
-
-
-def uretprobe_calls(function: UserRethook, users: Uprobes) -> CallsView:
-    """Return the calls of a function, and the processes that are in them."""
-    counts = users.rethooks.read_counts(function)
-    out = users.rethooks.active_calls() if counts.active else ()  # a large table, of all functions
+def uretprobe_calls(
+    function: UserRethook, rethooks: UserRethooks, spaces: Callable[[Program], Iterable[AddressSpace]]
+) -> CallsView:
+    """Return the calls of a function, and the processes that are in them. spaces: those that run a program."""
+    counts = rethooks.read_counts(function)
+    out = rethooks.active_calls() if counts.active else ()  # a large table, of all functions
     own = [call for call in out if call.counters == function.counters.address]
-    spaces = {space.mm: space.processes for space in users.spaces(function.program)} if own else {}
-    who = [process for call in own for process in spaces.get(call.mm, ())[:1]]
+    processes = {space.mm: space.processes for space in spaces(function.program)} if own else {}
+    who = [process for call in own for process in processes.get(call.mm, ())[:1]]
     callers = (Caller(str(each), each.pid, each.name) for each in who)
-    return probe_views.calls_view(counts, counts.active, callers)
+    return calls_view(counts, counts.active, callers)

@@ -17,8 +17,10 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Reads
 from gdb_optprobe.guest.linux.user import writer
@@ -38,11 +40,12 @@ from gdb_optprobe.probes.kprobes import LeftOut
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_read import install_probe_read
+from gdb_optprobe.probes.probe_views import SiteCode, SiteView, cost_of, explain_view
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of, with_sizes
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.user import trap_records
+from gdb_optprobe.probes.user import trap_records, uprobe_views
 from gdb_optprobe.probes.user.mapped_text import TextChange
 from gdb_optprobe.probes.user.mmap_hook import MmapPatcher
 from gdb_optprobe.probes.user.program_text import ProgramText
@@ -55,9 +58,10 @@ from gdb_optprobe.probes.user.uprobe_site import LONGEST, CodePart, UprobeSite, 
 from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
 from gdb_optprobe.probes.user.uretprobe import compile_uretprobe
-from gdb_optprobe.probes.user.user_rethooks import UserRethooks
+from gdb_optprobe.probes.user.user_rethooks import UserRethook, UserRethooks
 from gdb_optprobe.probes.user.xol import XolSlots, encode_copy, first_slot
 from gdb_optprobe.probes.user.xol_step import XolSteps
+from gdb_optprobe.probes.views import CallsView, ExplainView
 
 INT_SIZE = 4
 
@@ -147,6 +151,11 @@ class Uprobes:
         self.optimizer.find_arena()
         return user
 
+    def addresses(self, spec: Spec) -> tuple[int, ...]:
+        """Return none: where a place in a program is depends on the process. Raises OptprobeError as `plan` does."""
+        _check(spec)
+        return ()
+
     def plan(self, spec: Spec, addresses: Sequence[int] = ()) -> tuple[list[Probe], list[LeftOut]]:
         """Plan and compile a probe on an instruction of a program; return it, registered. The guest is as it was.
 
@@ -199,7 +208,7 @@ class Uprobes:
 
     def _plan(self, spec: Spec) -> tuple[UserTarget, UprobeSite, Handler]:
         """Return what a probe would be, all asked that `add` asks. Raises OptprobeError; nothing is changed."""
-        self._check(spec)
+        _check(spec)
         user = self.check_guest()
         point = self._resolve(spec, user)
         handler = self._handler(spec, point, user, self.settings())
@@ -421,15 +430,6 @@ class Uprobes:
 
     # a probe ---------------------------------------------------------------------------------------------------------
 
-    def _check(self, spec: Spec) -> None:
-        for what, asked in (("-pending", spec.pending), ("a glob", spec.glob)):
-            if asked:
-                raise OptprobeError(f"{what} is not built yet for programs")
-        if spec.tier not in ("", "trapped"):
-            raise OptprobeError(f"code of a program cannot be {spec.tier}: it is probed by traps", "-tier trapped")
-        if spec.has_python_handler:
-            raise OptprobeError("a Python handler cannot run where a program is probed", "use an action in its place")
-
     def _find_or_create(self, program: Program, insn: Insn, user: UserTarget) -> UprobeSite:
         for point in self.registry.uprobe_sites():
             if (point.program.inode, point.insn.address) == (program.inode, insn.address):
@@ -573,20 +573,48 @@ class Uprobes:
             moved = isa.moved(copy - insn.address - isa.behind)
             yield CodePart(f"on in a copy of {insn.text}, at {copy:#x} in the program", moved)
 
-    def trial(self, spec: Spec) -> tuple[UprobeSite, bytes]:
-        """Return the instruction that a probe would be on, and code as long as what a hit of a count would run.
+    # looking ---------------------------------------------------------------------------------------------------------
 
-        Raises OptprobeError.
-        """
+    def site_view(self, probe: Probe) -> SiteView:
+        """Return what a row shows of the place that `probe` is on."""
+        site = self.registry.uprobe_site_of(probe)
+        function = self.rethooks.functions.get((site.program.inode, probe.address)) if probe.is_return else None
+        calls = self.calls(function) if function is not None else None
+        stops = self.stops.counts[probe.number]
+        return uprobe_views.site_view(probe, site, function, calls, stops, self.target.guest)
+
+    def calls(self, function: UserRethook) -> CallsView:
+        """Return the calls of a function with uretprobes."""
+        return uprobe_views.uretprobe_calls(function, self.rethooks, self.spaces)
+
+    def site_code(self, probe: Probe) -> SiteCode:
+        """Return what `show` lists of the place that `probe` is on."""
+        return uprobe_views.site_code(self.registry.uprobe_site_of(probe), self.target.guest)
+
+    def explain(self, spec: Spec, addresses: Sequence[int]) -> Iterator[ExplainView]:
+        """Yield what a probe would be, asking what `add` asks. Raises OptprobeError where it would be none."""
         user, point, handler = self._plan(spec)
+        insn, near, guest = point.insn, user.kernel.calls.handler, self.target.guest
         if not spec.is_return:
-            trial = Probe(0, spec, point.insn.address, handler)
-            lower_uprobe(trial, user.kernel.calls.handler, user)
-        near = user.kernel.calls.handler
-        count = Handler().code(self.target.guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, None)
-        copy = None if not point.needs_copy else point.insn.address
+            lower_uprobe(Probe(0, spec, insn.address, handler), near, user)
+        # The cost is that of a count, in code as long as what a hit would run.
+        count = Handler().code(guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, None)
+        copy = insn.address if point.needs_copy else None
         done = [part.code for part in self._instruction_code(point, copy, True, near, user)]
-        return point, joined([count, *done])(near)
+        cost = sum(map(cost_of, guest.isa.decode(joined([count, *done])(near), 0)))
+        plan = Plan(insn.address, Tier.TRAPPED, (insn,), insn.data[: len(point.trap)])
+        yield explain_view(plan, point.program.spell, cost)
+
+
+def _check(spec: Spec) -> None:
+    """Raises OptprobeError where `spec` asks for what probes on programs cannot do."""
+    for what, asked in (("-pending", spec.pending), ("a glob", spec.glob)):
+        if asked:
+            raise OptprobeError(f"{what} is not built yet for programs")
+    if spec.tier not in ("", "trapped"):
+        raise OptprobeError(f"code of a program cannot be {spec.tier}: it is probed by traps", "-tier trapped")
+    if spec.has_python_handler:
+        raise OptprobeError("a Python handler cannot run where a program is probed", "use an action in its place")
 
 
 def _check_probe_read(user: UserTarget) -> Reads:
