@@ -1,8 +1,7 @@
 """Breakpoints that stop the guest for a `stop` action, at the probed address, like a breakpoint of the user.
 
-A detour decides whether its hit stops. If so it rings the doorbell (a write to memory) and runs onto a stop pad.
+A detour decides whether its hit stops. If so it runs onto a stop pad.
 
-    doorbell: rung ──► the pads get breakpoints
     pad: stop() ──► PC := the branch to the probed address; False: GDB steps off the pad, this vCPU alone
     gate: at the probed address, enabled meanwhile ──► True: a stop like any other; it ends a `finish` or `next`
 
@@ -25,17 +24,12 @@ from gdb_optprobe.interrupts import held, unbroken
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.stops import ProbeStop, ProgramStop, ReturnStop, StoppedProgram, StoppedReturn
 
-# Names of ISAs. Where GDB reports a watchpoint before the access, it makes a step then, and stops of two vCPUs at once
-# can get lost. Elsewhere the doorbell would save a slowdown of 2 %; it is not proven on several vCPUs.
-_WITH_BELL: tuple[str, ...] = ()
-
 
 class PadBreakpoint(gdb.Breakpoint):
     """The breakpoint at a stop pad: what all kinds of stops share. A StopPoint of probes/stops.py."""
 
     def __init__(self, pad: StopPad, breakpoints: PadBreakpoints, silent: bool = True) -> None:
         super().__init__(f"*{pad.address:#x}", internal=True)
-        self.enabled = False
         self.silent = silent
         self.stepped = 0
         self.moved = 0
@@ -64,53 +58,32 @@ class PadBreakpoint(gdb.Breakpoint):
         """Return whether the selected thread is on its way to a gate at `address`."""
         return False
 
-    def has_stopped_thread(self) -> bool:
-        """Return whether a thread is stopped at the pad for the user. GDB must step it off the breakpoint then."""
-        return False
-
 
 class PadBreakpoints:
-    """The breakpoints at the stop pads of one connection, and their doorbell."""
+    """The breakpoints at the stop pads of one connection."""
 
     def __init__(self, machine: GdbMachine, isa: Isa) -> None:
         self.machine = machine
         self.pc, self.sp = isa.pc, isa.sp
-        self._with_bell = isa.name in _WITH_BELL
         self._pads: list[PadBreakpoint] = []
         self._returned: tuple[int, int] | None = None
         self._dropped: list[gdb.Breakpoint] = []
-        self._bell: Doorbell | None = None
-        self._ring_count = self._arrived = 0
 
     def add(self, breakpoint: PadBreakpoint) -> PadBreakpoint:
         """Stop the vCPUs that come to the pad. Return the breakpoint."""
-        if self._bell is None and self._with_bell:
-            self._ring_count = breakpoint.pad.ring_count
-            self._bell = Doorbell(breakpoint.pad.doorbell, self.update)
-        if not self._pads:
-            self._arrived = self._count() if self._bell is not None else 0
         self._pads.append(breakpoint)
-        self.update()
         return breakpoint
 
     def drop(self, pad: PadBreakpoint, others: Sequence[gdb.Breakpoint]) -> None:
         """Remove a pad and its other breakpoints."""
         self._pads.remove(pad)
         self.discard([*others, pad])
-        if not self._pads and self._bell is not None:
-            self._bell.enabled = False
-            self._dropped.append(self._bell)
-            self._bell = None
 
     def discard(self, breakpoints: Sequence[gdb.Breakpoint]) -> None:
         """Disable breakpoints now; `delete_dropped` deletes them."""
         for each in breakpoints:
             each.enabled = False
         self._dropped += breakpoints
-
-    def count_arrival(self) -> None:
-        """Count a vCPU that has come to a pad."""
-        self._arrived += 1
 
     def is_coming(self, address: int) -> bool:
         """Return whether the selected thread is on its way from a pad to `address`."""
@@ -129,15 +102,6 @@ class PadBreakpoints:
         """Forget the last return: the guest is about to run."""
         self._returned = None
 
-    def update(self) -> None:
-        """Enable the pads while a vCPU has rung the doorbell and has not come to its pad yet; else disable them."""
-        if not self._pads:
-            return
-        wanted = self._bell is None or not self._bell.is_watched or self._count() > self._arrived
-        for pad in self._pads:
-            if pad.enabled != (wanted or pad.has_stopped_thread()):
-                pad.enabled = not pad.enabled
-
     def delete_dropped(self) -> None:
         """Delete the breakpoints that were dropped."""
         # Not at once: GDB crashes when a breakpoint is deleted while it reports that another one was deleted.
@@ -145,28 +109,6 @@ class PadBreakpoints:
         for each in dropped:
             if each.is_valid():
                 each.delete()
-
-    def _count(self) -> int:
-        return int.from_bytes(self.machine.read(self._ring_count, 8), "little")
-
-
-class Doorbell(gdb.Breakpoint):
-    """The watchpoint on the doorbell. It is silent and never stops the guest for the user."""
-
-    def __init__(self, address: int, rings: Callable[[], None]) -> None:
-        what = f"*(unsigned char *) {address:#x}"
-        super().__init__(what, type=gdb.BP_WATCHPOINT, wp_class=gdb.WP_ACCESS, internal=True)
-        self.silent = True
-        self._rings = rings
-
-    @property
-    def is_watched(self) -> bool:
-        """Return whether the stub watches it. Else GDB would single-step to notice a write."""
-        return self.type == gdb.BP_ACCESS_WATCHPOINT
-
-    def stop(self) -> bool:
-        unbroken(held()(self._rings))()
-        return False
 
 
 class ProbePadBreakpoint(PadBreakpoint):
@@ -187,7 +129,6 @@ class ProbePadBreakpoint(PadBreakpoint):
         number = _thread().num
         if number in self._expected:
             return False
-        self._breakpoints.count_arrival()
         if self._stop.on_pad():
             self._expected.add(number)
             self.gate.enabled = self.via.enabled = True
@@ -235,7 +176,6 @@ class ReturnPadBreakpoint(PadBreakpoint):
         # QEMU may report the stop twice, before the step is made. GDB has removed the breakpoint in the stub by then.
         if again and not self._breakpoints.machine.stops_at(self.pad.address):
             return False
-        self._breakpoints.count_arrival()
         stopped = self._stop.on_pad()
         if stopped is not None:
             if stopped.address not in self._gates:
@@ -287,16 +227,12 @@ class ProgramPadBreakpoint(PadBreakpoint):
         if self._seen.get(number) == ticket:
             return False
         self._seen[number] = ticket
-        self._breakpoints.count_arrival()
         stopped = self._stop.on_pad()
         if stopped is None:
             return False
         self.moved += 1
         self._arrived(stopped)
         return True
-
-    def has_stopped_thread(self) -> bool:
-        return self._breakpoints.machine.stopped_programs.is_any()
 
 
 class ReturnGate(gdb.Breakpoint):

@@ -199,7 +199,6 @@ class GdbStops:
         return self._shown.get(self.machine.selected()) == address or self._pads.is_coming(address)
 
     def _run(self, breakpoint: _Breakpoint) -> bool:
-        self._pads.update()
         vcpu = self.machine.selected().number
         state = self._state(vcpu)
         again = self._reported_again(breakpoint, state)
@@ -363,7 +362,6 @@ class GdbStops:
         again, self._again = self._again, None
         if again is not None and again == (self.machine.selected(), _pc()):
             self._shown[again[0]] = again[1]
-        self._pads.update()
         self.announced = ""
         if self._stopped_by:
             self._announce(event)

@@ -3,14 +3,10 @@
     pad     │ branch behind the program │ branch to the probed address │
              ▲                           ▲
              GDB's breakpoint            where GDB sends a vCPU that stopped there
-    doorbell│ a word that GDB watches │ … │ rings │ tickets │ …  nothing else of optprobe in this page of data
+    doorbell│ a word that is written │ … │ rings │ tickets │ …  nothing else of optprobe in this page of data
 rings and tickets count how often the doorbell was rung, and the hits that stop in user programs.
 
 A guest without GDB runs the first branch: the hit continues as one that does not stop.
-
-QEMU's TCG looks through its breakpoints at each jump that it does not know beforehand, and runs what shares a page with
-one by single instructions: one that is never hit costs a sixth of the time of a million reads. A watchpoint
-costs only accesses to its page. So the breakpoints at pads exist only between a ring and the stop at the pad.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     │   use beyond that       │           │
     │ action ─────────────────┼─► fault   │   faults + 1, then the next action
     │ …                       │           │
-    │ stop: ring the doorbell │           │   GDB watches it, and sets a breakpoint at the pad
+    │ stop: ring the doorbell │           │   counted, see detours/stop_pad.py
     │ restore                 │           │
     │ stop: restore, ─────────┼─► the pad │   where GDB has a breakpoint; then behind the program
     │ fault of the condition  │           │   faults + 1
@@ -57,7 +57,7 @@ from gdb_optprobe.isa.codegen import (
 from gdb_optprobe.maps.ring import RingLayout
 
 RING_COUNT = 64
-"""Distance from the doorbell to its count: GDB watches the doorbell alone."""
+"""Distance from the doorbell to its count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def _emit(
 
 
 def ring_doorbell(emit: Emitter, doorbell: int) -> None:
-    """Count a stop, and have the debugger set breakpoints at the pads."""
+    """Count a stop."""
     emit.atomic_add(Address(offset=doorbell + RING_COUNT, near=True), 1)
     emit.store(Address(offset=doorbell, near=True), 1)
 

@@ -2,7 +2,7 @@
 
     trap's code   program ── does not stop ───────────────────────────────┐
                      └─ actions, doorbell ─► ticket, number, a call ──────┴► the next program … the instruction
-    pad           a return                ◄── GDB stops a vCPU that has rung the doorbell
+    pad           a return                ◄── GDB's breakpoint
 The number is the probe's; the ticket tells a hit from one that QEMU reports twice. No register is changed: without GDB,
 or when GDB dies while the guest is stopped there, the hit continues. One pad serves all probes, so that code can be
 replaced while a vCPU is stopped; returns have another one, because their PC is saved otherwise.
