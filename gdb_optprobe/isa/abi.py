@@ -32,11 +32,13 @@ class SystemRegisters:
     parts:     by name, parts of other registers.
     printed:   what QEMU 7.2's stub has of the first vCPU alone; the monitor's `info registers` has it of each.
     evaluated: the same, of which the monitor's `p` has the value.
+    per_cpu:   the one that is PerCpuBase in the kernel; "" where that is no register.
     """
 
     parts: Mapping[str, Part]
     printed: tuple[str, ...] = ()
     evaluated: tuple[str, ...] = ()
+    per_cpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)

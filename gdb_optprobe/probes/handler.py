@@ -53,8 +53,6 @@ from gdb_optprobe.maps.ring import RingLayout
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit
 
-PER_CPU = "gs_base"
-"""What PerCpuBase is where it is a register, in the kernel."""
 HITS = Cell("hits", Count())
 _NOTHING_DEAD = Dead()
 _NOTHING_KEPT = OuterSaves()
@@ -80,6 +78,7 @@ class Handler:
     unmapped:   how memory that may not be there is read.
     entry:      of a return probe, what it does where the function is entered.
     table_bits: of each table, see HashMapLayout. ring_bits: of the ring, see RingLayout.
+    per_cpu_register: see isa.abi.SystemRegisters.
     """
 
     program: Program = field(default_factory=lambda: Program(None, (Update(HITS),)))
@@ -89,6 +88,7 @@ class Handler:
     table_bits: int = 9
     ring_bits: int = 9
     entry: EntryProgram = field(default_factory=EntryProgram)
+    per_cpu_register: str = ""
     _lowered: list[tuple[LoweringContext, Code]] = field(init=False, default_factory=list, compare=False, repr=False)
 
     @classmethod
@@ -218,7 +218,7 @@ class Handler:
 
     def interpreted_hit(self, hit: Hit) -> interpreter.Hit:
         """Return a hit that stopped the guest, as the interpreter has it."""
-        per_cpu = hit.regs[PER_CPU] if PerCpuBase() in self._nodes() else 0
+        per_cpu = hit.regs[self.per_cpu_register] if PerCpuBase() in self._nodes() else 0
         probe_read = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
         return interpreter.Hit(hit.regs, hit.read, per_cpu, probe_read=probe_read)
 

@@ -14,7 +14,7 @@ SHORT = ("eflags", "cs", "ss")  # of 4 bytes, as GDB has them
 # In the stub's packets (QEMU, gdb-xml/i386-64bit.xml).
 _IN_PACKETS = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", *GENERAL[8:], PC, FLAGS)
 STUB_NUMBERS = {name: number for number, name in enumerate(_IN_PACKETS)}
-SYSTEM = SystemRegisters({"cpl": Part("cs", 0, 2)})  # the privilege level
+SYSTEM = SystemRegisters({"cpl": Part("cs", 0, 2)}, per_cpu="gs_base")  # cpl: the privilege level
 SEGMENT_BASES = {0x64: "fs_base", 0x65: "gs_base"}  # by prefix
 
 # System V ABI, AMD64 supplement, 3.2.3. A system call has r10 in place of rcx.
