@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 import gdb
 
 from gdb_optprobe.debugger.interrupter import interrupting, is_stopped
+from gdb_optprobe.debugger.stop_report import StopReport
 
 __all__ = ["HandsOver", "Interrupted", "describe", "is_stopped", "never", "run_for"]
 
@@ -38,11 +39,13 @@ def run_for(
 ) -> gdb.StopEvent | Interrupted | None:
     """Continue until something stops the guest or `seconds` pass (None: no limit). Return the stop, or None when late.
 
-    The output of Python handlers is printed at the end. Where hits follow each other so fast that the stub never sees
-    GDB's interrupt, the next hit stops the guest. heeds: whether a Ctrl-C of the user ends the run too.
+    Printed at the end: the output of Python handlers, and what GDB prints of a stop that is not ours. Where hits follow
+    each other so fast that the stub never sees GDB's interrupt, the next hit stops the guest.
+
+    heeds: whether a Ctrl-C of the user ends the run too.
     """
     seen: list[gdb.StopEvent] = []
-    said = StringIO()
+    said, report = StringIO(), StopReport()
     gdb.events.stop.connect(seen.append)
     handed_over = False
     try:
@@ -50,12 +53,13 @@ def run_for(
             if stops is not None:
                 stops.asked = interrupter.asked
             # to_string keeps GDB's "[Switching to Thread …]" of silent stops off the screen, but not handlers' words.
-            with redirect_stdout(said):
+            with report, redirect_stdout(said):
                 gdb.execute("continue", to_string=True)
     except gdb.error:
         # A hit that stops the guest for us ends the commands of its breakpoint with an error.
         handed_over = stops is not None and stops.handed_over()
         if not handed_over:
+            report.print()
             raise
     else:
         # There is no error where the probe moved up at this stop: its breakpoint is deleted, with the commands.
@@ -66,9 +70,11 @@ def run_for(
             stops.asked = never
         gdb.events.stop.disconnect(seen.append)
     last = seen[-1] if seen else None
-    if handed_over or (isinstance(last, gdb.SignalEvent) and last.stop_signal == "SIGINT"):
-        return None if interrupter.is_late else "interrupted"
-    return last
+    is_interrupt = handed_over or (isinstance(last, gdb.SignalEvent) and last.stop_signal == "SIGINT")
+    if is_interrupt and interrupter.is_late:
+        return None
+    report.print()
+    return "interrupted" if is_interrupt else last
 
 
 def describe(stop: gdb.StopEvent | Interrupted) -> str:
@@ -76,8 +82,9 @@ def describe(stop: gdb.StopEvent | Interrupted) -> str:
     if stop == "interrupted":
         return stop
     if isinstance(stop, gdb.BreakpointEvent):
-        # A temporary breakpoint is gone by now.
-        numbers = [str(breakpoint.number) for breakpoint in stop.breakpoints if breakpoint.is_valid()]
+        # A temporary breakpoint is gone by now. Ours have negative numbers.
+        theirs = [breakpoint for breakpoint in stop.breakpoints if breakpoint.is_valid() and breakpoint.number > 0]
+        numbers = [str(breakpoint.number) for breakpoint in theirs]
         return f"stopped at breakpoint {', '.join(numbers)}" if numbers else "stopped at a temporary breakpoint"
     if isinstance(stop, gdb.SignalEvent):
         return f"stopped by {stop.stop_signal}"

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -403,26 +403,46 @@ class Session:
     def run(
         self, seconds: float | None = None, until_hits: tuple[int, int] | None = None, timeout: float | None = None
     ) -> str:
-        """Let the guest run; why it stopped. Raises OptprobeError when `timeout` seconds pass first."""
+        """Let the guest run. Return why it stopped, how long it ran, and the hits.
+
+        Raises OptprobeError when `timeout` seconds pass first.
+        """
         if until_hits is not None:
             self.registry.probes([until_hits[0]])
-        start = time.monotonic()
+        before, start = self._hits_by_number(), time.monotonic()
         bound = min((limit for limit in (seconds, timeout) if limit is not None), default=None)
         pause = SLICE
         while True:
-            left = None if bound is None else bound - (time.monotonic() - start)
+            elapsed = time.monotonic() - start
+            left = None if bound is None else bound - elapsed
             if until_hits is not None and self.hits(until_hits[0]) >= until_hits[1]:
-                return f"probe {until_hits[0]} has {self.hits(until_hits[0])} hits"
+                return f"probe {until_hits[0]} has {self.hits(until_hits[0])} hits\n{self._ran(elapsed, before)}"
             if left is not None and left <= 0:
                 break
             longest = left if until_hits is None else pause if left is None else min(pause, left)
             reason = self.target.debugger.run(longest)
             if reason is not None:
-                return reason
+                return f"{reason}\n{self._ran(time.monotonic() - start, before)}"
             pause = min(pause * 2, LONGEST_SLICE)
         if timeout is not None and (seconds is None or timeout < seconds):
-            raise OptprobeError(f"nothing stopped the guest within {timeout:g} s")
-        return f"ran for {seconds:g} s"
+            raise OptprobeError(f"nothing stopped the guest within {timeout:g} s{self._hits_since(before)}")
+        return self._ran(seconds or 0, before)
+
+    def _ran(self, seconds: float, before: Mapping[int, int]) -> str:
+        return f"ran for {seconds:.3g} s{self._hits_since(before)}"
+
+    def _hits_since(self, before: Mapping[int, int]) -> str:
+        """Return the hits of all probes since `before` as text; "" where there are no probes, or none any more."""
+        if not len(self.registry) or not self.is_same_guest():
+            return ""
+        now = self._hits_by_number()
+        # A handler may have cleared a probe's count.
+        hits = sum(max(0, count - before.get(number, 0)) for number, count in now.items())
+        return f": {hits:,} {'hit' if hits == 1 else 'hits'} of {len(now)} {'probe' if len(now) == 1 else 'probes'}"
+
+    def _hits_by_number(self) -> dict[int, int]:
+        found = read_results(self.registry.probes(), self.target.guest)
+        return {number: results.hits for number, results in found.items()}
 
     def commit(self, timeout: float = 10.0, tell: Callable[[str], object] = str) -> tuple[str, ...]:
         """Run the guest in slices until nothing waits to be optimized or reclaimed. tell: gets what still waits."""
