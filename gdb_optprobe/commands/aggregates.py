@@ -1,4 +1,4 @@
-"""The results of actions, as text in bpftrace's form and as values for JSON.
+"""The results of actions as text, in bpftrace's form.
 
     hist(count)
     [1]                  12 |@@@@                                    |
@@ -8,59 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
-from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum, number
+from gdb_optprobe.maps.aggregate import Aggregate, Bucket, Linear, Powers, buckets, value
 from gdb_optprobe.probes.views import ObjectView
 
 BAR = 40
 _UNITS = "KMGTPE"
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """How many values are in [low, high). None is no bound."""
-
-    low: int | None
-    high: int | None
-    count: int
-
-
-def buckets(histogram: Powers | Linear, words: Sequence[int]) -> tuple[Bucket, ...]:
-    """Return all buckets, ascending."""
-    if isinstance(histogram, Powers):
-        lows = [0, 1, *(1 << power for power in range(1, 64))]
-        bounds: list[tuple[int | None, int | None]] = [(None, 0)]
-        bounds += list(zip(lows, [*lows[1:], 1 << 64], strict=True))
-    else:
-        edges = list(range(histogram.low, histogram.high + 1, histogram.step))
-        bounds = [(None, edges[0]), *pairwise(edges), (edges[-1], None)]
-    return tuple(Bucket(*bound, count) for bound, count in zip(bounds, words, strict=True))
-
-
-def value(aggregate: Aggregate, words: Sequence[int]) -> object:
-    """Return the JSON: a number, null where there was no value, or the buckets that are not empty."""
-    match aggregate:
-        case Count():
-            return words[0]
-        case Sum(signed):
-            return number(words[0], signed)
-        case Least(signed) | Greatest(signed):
-            return number(words[0], signed) if words[1] else None
-        case Average(signed):
-            return _average(words, signed)
-        case Powers() | Linear():
-            found = buckets(aggregate, words)
-            return [{"low": one.low, "high": one.high, "count": one.count} for one in found if one.count]
-
-
-def _average(words: Sequence[int], signed: bool) -> int | None:
-    """Return the average, rounded towards zero as C divides."""
-    count, total = words[0], number(words[1], signed)
-    if not count:
-        return None
-    return abs(total) // count * (-1 if total < 0 else 1)
 
 
 def lines(view: ObjectView) -> list[str]:

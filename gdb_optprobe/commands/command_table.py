@@ -10,7 +10,7 @@ from gdb_optprobe.commands.base import Subcommand, fail
 from gdb_optprobe.commands.break_ import BreakCommand
 from gdb_optprobe.commands.check import CheckCommand
 from gdb_optprobe.commands.commit import CommitCommand
-from gdb_optprobe.commands.convenience import Hits, Missed
+from gdb_optprobe.commands.convenience import Hits, Missed, Quantile, Value
 from gdb_optprobe.commands.delete import DeleteCommand
 from gdb_optprobe.commands.disable import DisableCommand
 from gdb_optprobe.commands.doctor import DoctorCommand
@@ -60,4 +60,6 @@ def register_all() -> None:
     InfoCommand()
     Hits()
     Missed()
+    Value()
+    Quantile()
     debugger.load()

@@ -24,6 +24,8 @@ class ExpectCommand(Subcommand[Expectation]):
     Examples:
       optprobe expect $optprobe_hits(1) == 1000
       optprobe expect $optprobe_missed($optprobe) == 0
+      optprobe expect $optprobe_value(1, "count by $comm", "dd") == 1000
+      optprobe expect $optprobe_quantile(2, "latency", 99) < 1000000
     """
 
     word = "expect"

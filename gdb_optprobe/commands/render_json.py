@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from gdb_optprobe.commands import aggregates
 from gdb_optprobe.commands.output import STOPS, Write, pairs, printable_lines, traps
+from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes.views import (
     Address,
     CallsView,
@@ -141,8 +141,15 @@ def _hit_cost(probe: ProbeView) -> dict[str, object]:
 
 def _map(number: int, found: ObjectView) -> dict[str, object]:
     """Return the line of an action's result. Without a key there is one entry, with an empty key."""
-    entries = [{"key": _plain(row.key), "value": aggregates.value(found.aggregate, row.words)} for row in found.rows]
+    values = [(row.key, aggregate.value(found.aggregate, row.words)) for row in found.rows]
+    entries = [{"key": _plain(key), "value": _aggregate(value)} for key, value in values]
     return {"type": "map", "number": number, "action": found.action, "entries": entries, "lost": found.lost}
+
+
+def _aggregate(value: int | tuple[aggregate.Bucket, ...] | None) -> object:
+    if not isinstance(value, tuple):
+        return value
+    return [{"low": one.low, "high": one.high, "count": one.count} for one in value]
 
 
 def _plain(values: Iterable[int | str]) -> list[int | str]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gdb_optprobe.debugger.attach import current_session
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.source import Fragment, legible, split
 from gdb_optprobe.interrupts import held
+from gdb_optprobe.maps import aggregate
+from gdb_optprobe.maps.aggregate import Linear, Powers
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Handler, Kind, Spec
-from gdb_optprobe.probes.views import ProbeView
+from gdb_optprobe.probes.views import ObjectView, ProbeView, RecordView
 
 
 class Handle:
@@ -34,6 +38,73 @@ class Handle:
     def missed(self) -> int:
         """Return how many hits or calls found no room and were not counted."""
         return self._session.missed(self.number)
+
+    @property
+    def maps(self) -> Mapping[str, Any]:
+        """Return what its actions gathered, by action as it was typed.
+
+        A number, None where there was no value, or of a histogram a tuple of buckets (low, high, count) that are not
+        empty. With `by` a mapping from the key to that; several keys are a tuple.
+        """
+        return {each.action: _gathered(each) for each in self._objects()}
+
+    @property
+    def records(self) -> Sequence[RecordView]:
+        """Return what `record`, `print` and `stack` kept, the oldest first: cpu, time, values, text, stack."""
+        return self._session.reports([self.number])[0].records
+
+    def value(self, action: str, *key: float | str) -> int:
+        """Return what an action gathered: a number, or of a histogram how many values it has.
+
+        action: as it was typed, or its first characters where no other action begins with them.
+        key:    of an action with `by`, each of its keys. What was not seen has the count and the sum 0.
+        Raises OptprobeError, also where a `min`, `max` or `avg` had no value yet.
+        """
+        if action == "count" and not key and "count" in self.view.actions:
+            return self.hits
+        found, words = self._words(action, key)
+        if isinstance(found.aggregate, Powers | Linear):
+            return sum(words)
+        number = aggregate.value(found.aggregate, words)
+        if not isinstance(number, int):
+            raise OptprobeError(f"'{found.action}' of probe {self.number} has no value yet", "optprobe report")
+        return number
+
+    def quantile(self, action: str, percent: float, *key: float | str) -> int:
+        """Return a number that at least `percent` of a histogram's values are not above: the end of their bucket.
+
+        action, key: as of `value`. Raises OptprobeError.
+        """
+        found, words = self._words(action, key)
+        if not isinstance(found.aggregate, Powers | Linear):
+            raise OptprobeError(f"'{found.action}' is no histogram", "hist(EXPR), lhist(EXPR, …) and latency are")
+        if not 0 < percent <= 100:
+            raise OptprobeError(f"{percent:g} is no percentage above 0 and up to 100", "50 is the median")
+        bucket = aggregate.quantile(aggregate.buckets(found.aggregate, words), percent)
+        if bucket is None:
+            raise OptprobeError(f"'{found.action}' of probe {self.number} has no value yet", "optprobe report")
+        if bucket.high is None:
+            what = f"{percent:g} % of the values of '{found.action}' reach beyond {bucket.low}, where it ends"
+            raise OptprobeError(what, "a greater MAX")
+        return bucket.high - 1
+
+    def _objects(self) -> Sequence[ObjectView]:
+        return self._session.reports([self.number])[0].objects
+
+    def _words(self, action: str, key: tuple[float | str, ...]) -> tuple[ObjectView, Sequence[int]]:
+        """Return an action's result, and its words for a key."""
+        objects = self._objects()
+        same = [each for each in objects if each.action == action]
+        found = same or [each for each in objects if each.action.startswith(action)]
+        if len(found) != 1:
+            actions = ", ".join(repr(each.action) for each in objects)
+            what = f"{len(found) or 'none'} of the actions of probe {self.number} begin with '{action}'"
+            raise OptprobeError(what, f"it has: {actions}" if actions else "it only counts: $optprobe_hits(N)")
+        (one,) = found
+        if len(key) != one.keys:
+            takes = f"{one.keys} keys" if one.keys != 1 else "one key"
+            raise OptprobeError(f"'{one.action}' takes {takes}, not {len(key)}", "optprobe report shows its keys")
+        return one, next((row.words for row in one.rows if row.key == key), aggregate.initial(one.aggregate))
 
     @property
     def tier(self) -> str:
@@ -137,6 +208,13 @@ def kretprobe(
         maxactive=maxactive,
     )
     return Handle(session, session.add(*_each(spec))[0].number)
+
+
+def _gathered(found: ObjectView) -> Any:
+    if not found.keys:
+        return aggregate.value(found.aggregate, found.rows[0].words) if found.rows else None
+    values = {row.key: aggregate.value(found.aggregate, row.words) for row in found.rows}
+    return values if found.keys > 1 else {key: value for (key,), value in values.items()}
 
 
 def _each(spec: Spec) -> tuple[Spec, ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 ALIGNMENT = 8
 MASK = (1 << 64) - 1
@@ -132,6 +133,58 @@ def bucket(histogram: Powers | Linear, word: int) -> int:
     if value < histogram.low:
         return 0
     return min((value - histogram.low) // histogram.step, histogram.words - 2) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """How many values are in [low, high). None is no bound."""
+
+    low: int | None
+    high: int | None
+    count: int
+
+
+def buckets(histogram: Powers | Linear, words: Sequence[int]) -> tuple[Bucket, ...]:
+    """Return all buckets, ascending."""
+    if isinstance(histogram, Powers):
+        lows = [0, 1, *(1 << power for power in range(1, 64))]
+        bounds: list[tuple[int | None, int | None]] = [(None, 0)]
+        bounds += list(zip(lows, [*lows[1:], 1 << 64], strict=True))
+    else:
+        edges = list(range(histogram.low, histogram.high + 1, histogram.step))
+        bounds = [(None, edges[0]), *pairwise(edges), (edges[-1], None)]
+    return tuple(Bucket(*bound, count) for bound, count in zip(bounds, words, strict=True))
+
+
+def value(aggregate: Aggregate, words: Sequence[int]) -> int | tuple[Bucket, ...] | None:
+    """Return a number, None where there was no value, or the buckets that are not empty."""
+    match aggregate:
+        case Count():
+            return words[0]
+        case Sum(signed):
+            return number(words[0], signed)
+        case Least(signed) | Greatest(signed):
+            return number(words[0], signed) if words[1] else None
+        case Average(signed):
+            return _average(words, signed)
+        case Powers() | Linear():
+            return tuple(one for one in buckets(aggregate, words) if one.count)
+
+
+def _average(words: Sequence[int], signed: bool) -> int | None:
+    """Return the average, rounded towards zero as C divides."""
+    count, total = words[0], number(words[1], signed)
+    if not count:
+        return None
+    return abs(total) // count * (-1 if total < 0 else 1)
+
+
+def quantile(found: Sequence[Bucket], percent: float) -> Bucket | None:
+    """Return the lowest bucket that at least `percent` of the values are in or below; None of no values."""
+    total = sum(one.count for one in found)
+    counts = accumulate(one.count for one in found)
+    enough = (100 * count >= percent * total for count in counts)
+    return next((one for one, last in zip(found, enough, strict=True) if last), None) if total else None
 
 
 def update(aggregate: Aggregate, words: Sequence[int], value: int) -> tuple[int, ...]:

@@ -162,7 +162,7 @@ def _object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[Ob
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
     for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
         keyed = tuple(_row(table.columns, key, words, guest) for key, words in rows.items())
-        yield ObjectView(table.name, table.aggregate, keyed, lost)
+        yield ObjectView(table.name, table.aggregate, keyed, lost, len(table.columns))
 
 
 def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], guest: Guest) -> RowView:

@@ -83,12 +83,13 @@ class RowView:
 
 @dataclass(frozen=True, slots=True)
 class ObjectView:
-    """What an action gathered. action: as typed; lost: values that found no room."""
+    """What an action gathered. action: as typed; lost: values that found no room; keys: how many `by` has."""
 
     action: str
     aggregate: Aggregate
     rows: tuple[RowView, ...]
     lost: int = 0
+    keys: int = 0
 
 
 @dataclass(frozen=True, slots=True)

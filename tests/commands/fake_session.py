@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.maps.aggregate import Count, Greatest, Powers, Sum, update
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import (
     CodeLine,
     CollectorView,
     DetourView,
     ExplainView,
+    ObjectView,
     ProbeView,
     ReasonView,
+    RecordView,
     RefusedView,
+    RowView,
     SavedProbes,
     ShowView,
 )
@@ -84,6 +90,20 @@ SHOWN = ShowView(
     ),
 )
 
+POWERS = Powers(signed=False)
+GATHERED: Mapping[str, Any] = {
+    "gathers": {
+        "objects": (
+            ObjectView("hist(count)", POWERS, (RowView((), reduce(partial(update, POWERS), range(100), (0,) * 66)),)),
+            ObjectView("count by $comm", Count(), (RowView(("dd",), (7,)), RowView(("cat",), (3,))), keys=1),
+            ObjectView("sum(count) by ($comm, $pid)", Sum(False), (RowView(("dd", 12), (512,)),), keys=2),
+            ObjectView("max(count)", Greatest(False), (RowView((), (0, 0)),)),
+        ),
+        "records": (RecordView(1, 5, ("dd", 12), "dd 12"),),
+    }
+}
+"""What a probe of this location reports."""
+
 EXPLAINED = ExplainView(
     address=VFS_READ + 9,
     symbol="vfs_read+0x9",
@@ -139,7 +159,7 @@ class FakeSession:
         return (view,)
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
-        return self.views(numbers)
+        return tuple(replace(each, **GATHERED.get(each.location, {})) for each in self.views(numbers))
 
     def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         return tuple(self.probes[number] for number in self._check(numbers))

@@ -122,6 +122,49 @@ def test_expect_says_what_it_found() -> None:
     assert gdb("optprobe add vfs_read", "optprobe expect $optprobe_hits(1) == 1000").status == 0
 
 
+def test_expressions_have_what_actions_gathered() -> None:
+    found = {
+        '$optprobe_value(1, "count by $comm", "dd")': 7,
+        '$optprobe_value(1, "count", "cat")': 3,
+        '$optprobe_value(1, "count by $comm", "init")': 0,
+        '$optprobe_value(1, "sum", "dd", 12)': 512,
+        '$optprobe_value(1, "hist")': 100,
+        '$optprobe_quantile(1, "hist", 50)': 63,
+        '$optprobe_quantile(1, "hist(count)", 99.5)': 127,
+    }
+    ended = shared_gdb("optprobe add gathers", *(f"print {typed}" for typed in found))
+    printed = [line.partition(" = ")[2] for line in ended.out.splitlines() if line[0] == "$"]
+    assert printed == [str(value) for value in found.values()]
+    failed = gdb("optprobe add gathers", 'optprobe expect $optprobe_value(1, "count", "dd") > 9')
+    assert '"dd") > 9, but $optprobe_value(1, "count", "dd") is 7' in failed.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "error"),
+    [
+        ('$optprobe_value(1, "max")', "'max(count)' of probe 1 has no value yet"),
+        ('$optprobe_value(1, "min")', "none of the actions of probe 1 begin with 'min'"),
+        ('$optprobe_value(1, "")', "4 of the actions of probe 1 begin with ''"),
+        ('$optprobe_value(1, "count by")', "'count by $comm' takes one key, not 0"),
+        ('$optprobe_quantile(1, "max", 50)', "'max(count)' is no histogram"),
+        ('$optprobe_quantile(1, "hist", 101)', "101 is no percentage"),
+        ('$optprobe_quantile(1, "hist", "x")', "the percentage is a number"),
+        ('$optprobe_value("x", "hist")', "'x' is not the number of a probe"),
+        ("$optprobe_value(1)", "$optprobe_value takes 2 arguments or more"),
+    ],
+)
+def test_what_was_not_gathered_is_one_line(typed: str, error: str) -> None:
+    assert error in shared_gdb("optprobe add gathers", f"print {typed}").err
+
+
+def test_python_has_maps_and_records() -> None:
+    script = "from gdb_optprobe.debugger.api import Handle; from gdb_optprobe.debugger import attach; "
+    script += "p = Handle(attach.current_session(), 1); m = p.maps; print(m['count by $comm'], m['max(count)'], "
+    script += "m['sum(count) by ($comm, $pid)'], len(m['hist(count)']), p.records[0].text)"
+    ended = shared_gdb("optprobe add gathers", f"python {script}")
+    assert ended.out.splitlines()[-1] == "{'dd': 7, 'cat': 3} None {('dd', 12): 512} 8 dd 12", ended
+
+
 def test_names_and_ranges_choose_probes() -> None:
     ended = shared_gdb(
         "optprobe add a -name x",

@@ -16,23 +16,27 @@ from gdb_optprobe.maps.aggregate import (
     Powers,
     Sum,
     bucket,
+    buckets,
     decode,
     encode,
     initial,
     number,
+    quantile,
     size,
     update,
+    value,
 )
 
 MASK = (1 << 64) - 1
+MINUS = MASK - 6
 SIGNED = st.one_of(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-5, 5))
 UNSIGNED = st.one_of(st.integers(0, MASK), st.integers(0, 5))
 
 
 def after(aggregate: Aggregate, values: list[int]) -> tuple[int, ...]:
     words = initial(aggregate)
-    for value in values:
-        words = update(aggregate, words, value & MASK)
+    for each in values:
+        words = update(aggregate, words, each & MASK)
     return words
 
 
@@ -87,3 +91,32 @@ def test_words_in_memory(aggregate: Aggregate) -> None:
     assert len(words) == aggregate.words
     data = encode(words)
     assert len(data) == size(aggregate) and decode(data) == words
+
+
+def test_the_value_of_words() -> None:
+    assert value(Count(), (3,)) == 3
+    assert value(Sum(True), (MINUS,)) == -7 and value(Sum(False), (MINUS,)) == MINUS
+    assert value(Least(True), (MINUS, 1)) == -7
+    assert value(Greatest(False), initial(Greatest(False))) is None
+    assert value(Average(True), after(Average(True), [MINUS, 2])) == -2, "as C divides"
+    assert value(Average(True), (0, 0)) is None
+
+
+def test_buckets_hold_the_values_that_are_counted_in_them() -> None:
+    for kind in (Powers(True), Powers(False), Linear(10, 50, 20, False), Linear(-20, 20, 10, True)):
+        for each in (0, 1, 2, 3, 9, 10, 29, 30, 49, 50, 4096, 2**40, MINUS):
+            exact = each - 2**64 if kind.signed and each == MINUS else each
+            (found,) = [one for one in buckets(kind, after(kind, [each])) if one.count]
+            assert found.low is None or found.low <= exact
+            assert found.high is None or exact < found.high
+
+
+@given(st.lists(st.integers(0, 200), min_size=1), st.floats(0.1, 100))
+def test_a_quantile_is_in_the_bucket_of_a_value_that_so_many_are_not_above(values: list[int], percent: float) -> None:
+    for kind in (Powers(False), Linear(10, 100, 10, False)):
+        found = quantile(buckets(kind, after(kind, values)), percent)
+        assert found is not None and found.count, "a bucket that a value is in"
+        below = sum(found.high is None or each < found.high for each in values)
+        short = sum(found.low is not None and each < found.low for each in values)
+        assert 100 * below >= percent * len(values) > 100 * short
+        assert quantile(buckets(kind, initial(kind)), percent) is None
