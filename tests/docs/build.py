@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/, or tell which are not current: scripts/docs [--check]
+"""Write the generated parts of docs/, or tell which are not current: scripts/docs [--check | --site [FOLDER]]
 
     <!-- generated: refusals: The address -->
     what blocks.py makes
@@ -16,9 +16,11 @@ from pathlib import Path
 
 from qemu.costs.chart import chart
 from qemu.costs.table import read
+from tests.docs import site
 from tests.docs.blocks import BLOCKS, ROOT
 
 DOCS = ROOT / "docs"
+SITE = ROOT / "build" / "site"
 FIGURES, CHART = DOCS / "internals" / "figures.md", DOCS / "images" / "costs.svg"
 SCHEMA = DOCS / "reference" / "schema.json"
 _BLOCK = re.compile(r"(<!-- generated: ([^:>]+?)(?:: (.+?))? -->\n).*?(<!-- /generated -->)", re.DOTALL)
@@ -54,13 +56,18 @@ def picture(table: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/docs", description="Write the generated parts of docs/.")
     parser.add_argument("--check", action="store_true", help="write nothing; tell which pages are not current")
-    is_check = parser.parse_args().check
+    site_help = "then build the site, into FOLDER (build/site)"
+    parser.add_argument("--site", nargs="?", type=Path, const=SITE, metavar="FOLDER", help=site_help)
+    arguments = parser.parse_args()
     stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
-    if is_check and stale:
+    if arguments.check and stale:
         sys.exit("\n".join(f"not current: {path.relative_to(ROOT)}; scripts/docs writes it" for path in stale))
     for path in stale:
         path.write_text(pages()[path])
         print(f"written: {path.relative_to(ROOT)}")
+    if arguments.site is not None:
+        site.build(arguments.site)
+        print(f"the site begins at {arguments.site / 'index.html'}")
 
 
 if __name__ == "__main__":
