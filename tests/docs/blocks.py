@@ -1,4 +1,4 @@
-"""The generated parts of docs/reference/: Markdown of what the code knows."""
+"""The generated parts of docs/ and README: Markdown of what the code knows."""
 
 from __future__ import annotations
 
@@ -325,6 +325,41 @@ def _item(text: str) -> str:
     return f"- {listed(names)}: {what}"
 
 
+# what it runs on
+
+
+def support() -> str:
+    """The rows of the matrix in support.md by kernel, without the machines and versions of each row."""
+    _, matrix, _ = re.split(r"<!-- /?matrix -->", (ROOT / "docs" / "support.md").read_text())
+    rows = [line.strip("| ").split(" | ") for line in matrix.splitlines() if " QEMU " in line and line.startswith("|")]
+    found: dict[tuple[str, str], list[tuple[str, list[str]]]] = {}
+    for name, *cells in rows:
+        kernel, flavour = name.partition(",")[0].split(" ", 1)
+        isa = "ppc64le" if flavour == "power" else "x86-64"
+        found.setdefault((kernel, isa), []).append((name, cells))
+    return table(
+        ("Linux, of Debian", "ISA", "QEMU", "GDB", "works", "refused", "broken"),
+        (
+            (
+                *kernel,
+                _versions("QEMU", tried),
+                _versions("GDB", tried),
+                *(str(sum(cells.count(word) for _, cells in tried)) for word in ("works", "refused", "broken")),
+            )
+            for kernel, tried in sorted(found.items(), key=lambda item: (item[0][1] != "x86-64", _number(item[0][0])))
+        ),
+    )
+
+
+def _versions(of: str, tried: Sequence[tuple[str, Sequence[str]]]) -> str:
+    found = {version for name, _ in tried for version in re.findall(rf"{of} ([\d.]+)", name)}
+    return ", ".join(sorted(found, key=_number))
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
 BLOCKS: Mapping[str, Callable[..., str]] = {
     "commands": commands,
     "convenience functions": convenience_functions,
@@ -342,5 +377,6 @@ BLOCKS: Mapping[str, Callable[..., str]] = {
     "version": version,
     "python": python,
     "hits": hits,
+    "support": support,
 }
 """By the name in a page's `<!-- generated: NAME ARGUMENT -->`."""

@@ -24,9 +24,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.docs.build import DOCS
+from tests.docs.blocks import ROOT
 
-PAGES = (DOCS / "tutorial.md",)
+PAGES = (ROOT / "README.md", ROOT / "docs" / "tutorial.md", ROOT / "docs" / "guide" / "session.md")
 """The pages that are run."""
 ANY = "…"
 COLLECTOR = "Collector: "
