@@ -25,7 +25,16 @@ from typing import TypeVar
 from .checkout import INSTALL_IT, IS_CHECKOUT, PLUGIN, ROOT
 from .processes import end_with_parent
 
-__all__ = ["PATIENTLY", "Debugger", "DebuggerError", "gdb_program", "knows", "line_to_start", "lines_to_start"]
+__all__ = [
+    "PATIENTLY",
+    "TIMEOUT",
+    "Debugger",
+    "DebuggerError",
+    "gdb_program",
+    "knows",
+    "line_to_start",
+    "lines_to_start",
+]
 
 TIMEOUT = 120.0
 AGAIN = 3.0

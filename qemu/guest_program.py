@@ -57,6 +57,11 @@ def stop(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def socket(arguments: argparse.Namespace) -> int:
+    print(Guest.find(directory(arguments)).gdb_socket)
+    return 0
+
+
 def log(arguments: argparse.Namespace) -> int:
     path = directory(arguments) / "console.log"
     # What the guest wrote is for the eyes, not for the terminal to carry out.
@@ -104,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS")
     line.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND")
     command("stop", stop, "end the guest")
+    command("socket", socket, "print what GDB's `target remote` takes")
     command("log", log, "print the guest's kernel log")
     command("list", show, "the guests that run")
     return top

@@ -1,15 +1,35 @@
-"""A session with the installed program."""
+"""Sessions with the installed program, and docs/examples/ci as it stands."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from qemu.guest import Guest
-from tests.installed import install, run
+import pytest
+
+from qemu.cache import guests_directory
+from qemu.debugger import Debugger
+from qemu.guest import Guest, GuestError
+from qemu.probed_guest import ProbedGuest
+from tests.installed import ROOT, install, run
+
+Step = Callable[[str], subprocess.CompletedProcess[str]]
+
+EXAMPLE = ROOT / "docs" / "examples" / "ci"
 
 
-def test_a_session_with_the_installed_program(linux: Guest, tmp_path: Path) -> None:
-    environment = install(tmp_path / "of a user")
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("of a user"))
+
+
+def test_a_session_with_the_installed_program(linux: Guest, environment: Path) -> None:
     commands = (
         "set remotetimeout 30",
         f"target remote {linux.gdb_socket}",
@@ -23,3 +43,59 @@ def test_a_session_with_the_installed_program(linux: Guest, tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     assert "vfs_read" in done.stdout and ": optimized, " in done.stdout and "count by $comm" in done.stdout
     assert linux.check("echo alive", 20) == "alive\n"
+
+
+@pytest.fixture
+def step(environment: Path, tmp_path: Path) -> Iterator[Step]:
+    """Return a function that runs a step of the workflow, in a repository that has the example's folder as ci/."""
+    shutil.copytree(EXAMPLE, tmp_path / "ci", ignore=shutil.ignore_patterns("__pycache__"))
+    # Packages of the suite's Python, pytest among them, where the workflow installs them.
+    variables = {
+        **os.environ,
+        "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": sysconfig.get_path("purelib"),
+        "GUEST": f"test-{os.getpid()}",
+    }
+
+    def run_step(name: str) -> subprocess.CompletedProcess[str]:
+        found = re.search(rf"- name: {name}\n +run: (.*)\n", (EXAMPLE / "workflow.yml").read_text())
+        assert found is not None
+        return subprocess.run(
+            ["sh", "-c", found[1]], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200
+        )
+
+    yield run_step
+    shutil.rmtree(guests_directory() / f"test-{os.getpid()}", ignore_errors=True)
+
+
+def test_the_example_of_a_workflow(step: Step, tmp_path: Path) -> None:
+    done = step("Probes in GDB")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "report.json").read_text().splitlines()]
+    assert [line["hits"] for line in lines if line["type"] == "probe"] == [1000, 1000]
+    assert "Linux version" in (tmp_path / "console.log").read_text()
+
+
+def test_the_example_of_a_workflow_fails_with_its_assertion(step: Step, tmp_path: Path) -> None:
+    script = tmp_path / "ci" / "reads.gdb"
+    script.write_text(script.read_text().replace("hits(2) == 1000", "hits(2) == 1001"))
+    done = step("Probes in GDB")
+    assert done.returncode == 1 and "optprobe: " in done.stderr
+    assert (tmp_path / "report.json").exists()
+
+
+def test_the_example_in_python(step: Step) -> None:
+    done = step("Probes from Python")
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_probed_guest(linux: Guest) -> None:
+    with Debugger(linux.gdb_socket) as gdb:
+        g = ProbedGuest(linux, gdb)
+        g("optprobe add vfs_read if count == 3 || 0 do count by $comm")
+        assert g.run("dd if=/dev/zero of=/dev/null bs=3 count=20 2>/dev/null; echo done") == "done\n"
+        assert g.hits() == g.hits(1) >= 20
+        assert g.json("optprobe report 1 -json")[0]["type"] == "probe"
+        assert g.json("optprobe explain vfs_read -json if count | 1")[0]["tier"] == "optimized"
+        with pytest.raises(GuestError, match="exit status 1"):
+            g.run("false")
