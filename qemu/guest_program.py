@@ -106,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
 
     add_boot_options(command("start", start, "boot a guest and leave it running"))
     line = command("run", run, "run a shell command in the guest; its exit status is ours")
-    line.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS")
+    line.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="for the command (default: 60)")
     line.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND")
     command("stop", stop, "end the guest")
     command("socket", socket, "print what GDB's `target remote` takes")
@@ -117,7 +117,7 @@ def parser() -> argparse.ArgumentParser:
 
 def add_boot_options(sub: argparse.ArgumentParser) -> None:
     option = sub.add_argument
-    option("--arch", default="x86_64", choices=sorted(MACHINES))
+    option("--arch", default="x86_64", choices=sorted(MACHINES), help="architecture (default: x86_64)")
     option("--package", help="the Debian kernel to boot (default: a stock one)")
     option("--suite", default="", help="the Debian suite that has it (default: those that this machine uses)")
     option("--kernel", metavar="FILE", help="a kernel of your own")

@@ -23,7 +23,8 @@ def install(place: Path) -> Path:
 
     A build leaves files in the tree that it is made of.
     """
-    for name in tracked("gdb_optprobe", "qemu", "setup.cfg", "pyproject.toml", "LICENSE", "README.md"):
+    files = ("setup.cfg", "pyproject.toml", "LICENSE", "README.md", "docs/optprobe.1")
+    for name in tracked("gdb_optprobe", "qemu", *files):
         (place / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, place / "tree" / name)
     quiet = ("--quiet", "--disable-pip-version-check", "--no-index", "--no-deps")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from qemu.costs.chart import chart
 from qemu.costs.table import read
-from tests.docs import site
+from tests.docs import man, site
 from tests.docs.blocks import BLOCKS, ROOT
 from tests.docs.recording import recording, still
 from tests.docs.sessions import blocks
@@ -28,6 +28,7 @@ FIGURES, CHART = DOCS / "internals" / "figures.md", DOCS / "images" / "costs.svg
 RECORDED, SESSION = DOCS / "guide" / "session.md", DOCS / "images" / "session.svg"
 STILL = SESSION.with_suffix(".png")
 """How the recording ends."""
+MAN = DOCS / "optprobe.1"
 SCHEMA = DOCS / "reference" / "schema.json"
 _BLOCK = re.compile(r"(<!-- generated: ([^:>]+?)(?:: (.+?))? -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
@@ -51,7 +52,7 @@ def pages() -> Mapping[Path, str]:
     # The page's first table is of x86-64.
     _, table, _ = FIGURES.read_text().split("```\n", 2)
     written = {SCHEMA: json.dumps(schema(), indent=2, ensure_ascii=False) + "\n", CHART: picture(table)}
-    return {**found, **written, SESSION: recording(next(blocks(RECORDED)))}
+    return {**found, **written, MAN: man.page(), SESSION: recording(next(blocks(RECORDED)))}
 
 
 def picture(table: str) -> str:

@@ -44,6 +44,7 @@ def test_the_wheel_has_every_file(environment: Path) -> None:
     wanted = {re.sub("^qemu/", "gdb_optprobe_qemu/", name) for name in tracked("gdb_optprobe", "qemu")}
     assert [name for name in sorted(wanted) if not (place / name).is_file()] == []
     assert not (place / "qemu").exists()
+    assert (environment / "share/man/man1/optprobe.1").read_bytes() == (ROOT / "docs/optprobe.1").read_bytes()
 
 
 def test_the_guests_part_imports_itself_by_its_other_name(environment: Path) -> None:
