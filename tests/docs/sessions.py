@@ -26,7 +26,8 @@ from pathlib import Path
 
 from tests.docs.blocks import ROOT
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "tutorial.md", ROOT / "docs" / "guide" / "session.md")
+GUIDES = tuple(ROOT / "docs" / "guide" / f"{name}.md" for name in ("session", "conditions", "returns"))
+PAGES = (ROOT / "README.md", ROOT / "docs" / "tutorial.md", *GUIDES)
 """The pages that are run."""
 ANY = "…"
 COLLECTOR = "Collector: "

@@ -60,8 +60,8 @@ def test_the_pages_can_be_read(page: Path) -> None:
 
 
 def test_blocks_that_are_not_run_are_these() -> None:
-    left_out = [(page.name, block.left_out) for page in PAGES for block in blocks(page) if block.left_out]
-    assert left_out == []
+    left_out = [(page.name, block.left_out.split()[0]) for page in PAGES for block in blocks(page) if block.left_out]
+    assert left_out == [("returns.md", "tests/booted/test_returns_profile.py")]
 
 
 @pytest.mark.parametrize(
