@@ -12,7 +12,15 @@ from gdb_optprobe.handlers.source import Fragment, fault, outside, whole_number
 
 DASHES = "--"
 LIST_OPTIONS: Mapping[str, str] = {"-json": ""}
-REPORT_OPTIONS: Mapping[str, str] = {"-clear": "", "-json": "", "-sort": "FIELD", "-top": "N"}
+REPORT_OPTIONS: Mapping[str, str] = {
+    "-clear": "",
+    "-json": "",
+    "-sort": "FIELD",
+    "-top": "N",
+    "-all": "",
+    "-timeline": "",
+    "-folded": "",
+}
 SORT_FIELDS = ("hits", "missed", "dropped", "faults", "stops", "number", "symbol")
 RUN_OPTIONS: Mapping[str, str] = {"-for": "SECONDS", "-until-hits": "N:COUNT", "-timeout": "SECONDS"}
 COMMIT_OPTIONS: Mapping[str, str] = {"-timeout": "SECONDS"}
@@ -56,6 +64,8 @@ class Selection:
     """Which probes: numbers, and names ("-name", or "$variable") still to be looked up; nothing means all.
 
     sort, top: of a report, the field of its order ("" for numbers) and how many probes it has at most.
+    whole:     a report has each probe of a glob that was never hit.
+    timeline, folded: a report has nothing but records, or stacks.
     """
 
     wanted: tuple[int | str, ...] = ()
@@ -63,6 +73,9 @@ class Selection:
     clear: bool = False
     sort: str = ""
     top: int | None = None
+    whole: bool = False
+    timeline: bool = False
+    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +170,10 @@ def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
         wanted.update(dict.fromkeys(_numbers(word)))
         at = line.skip(word.end)
     sort, top = options.get("-sort"), options.get("-top")
+    if "-folded" in options:
+        for other in ("-json", "-timeline"):
+            if other in options:
+                raise fault(f"{other} and -folded exclude each other", options[other].where, "report -json has stacks")
     return Selection(
         tuple(wanted),
         json="-json" in options,
@@ -164,6 +181,9 @@ def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
         # The first N of a report are those with the most hits.
         sort=_sort_field(sort) if sort else "hits" if top else "",
         top=_top(top) if top else None,
+        whole="-all" in options,
+        timeline="-timeline" in options,
+        folded="-folded" in options,
     )
 
 

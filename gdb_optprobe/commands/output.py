@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from gdb_optprobe.guest_text import lines
-from gdb_optprobe.probes.views import CollectorView, DoctorView, ExplainView, ProbeView, ShowView
+from gdb_optprobe.probes.views import CollectorView, DoctorView, ExplainView, ProbeView, RecordView, ShowView
 
 Write = Callable[[str], object]
 
@@ -25,7 +25,11 @@ class Output(Protocol):
 
     def explanation(self, views: Sequence[ExplainView]) -> None: ...
 
-    def report(self, probes: Sequence[ProbeView]) -> None: ...
+    def report(self, probes: Sequence[ProbeView], whole: bool = True) -> None:
+        """Print what probes have counted. whole: those of a glob too that were never hit."""
+
+    def timeline(self, probes: Sequence[ProbeView]) -> None:
+        """Print the records of all of them in the order of time."""
 
     def collector(self, found: CollectorView) -> None: ...
 
@@ -36,6 +40,12 @@ class Output(Protocol):
 
     def lines(self, lines: Sequence[str]) -> None:
         """Print text that has no JSON form."""
+
+
+def in_time_order(probes: Sequence[ProbeView]) -> Iterator[tuple[ProbeView, RecordView]]:
+    """Yield each record with its probe. Those of hits that stopped the guest have no time and come first."""
+    found = [(probe, record) for probe in probes for record in probe.records]
+    yield from sorted(found, key=lambda one: -1 if one[1].time is None else one[1].time)
 
 
 def printable_lines(text: str) -> str:

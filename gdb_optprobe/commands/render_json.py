@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from gdb_optprobe.commands.output import STOPS, Write, pairs, printable_lines, traps
+from gdb_optprobe.commands.output import STOPS, Write, in_time_order, pairs, printable_lines, traps
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes.views import (
     Address,
@@ -51,7 +51,11 @@ class Json:
     def explanation(self, views: Sequence[ExplainView]) -> None:
         self._one_or_list([_explanation(view) for view in views])
 
-    def report(self, probes: Sequence[ProbeView]) -> None:
+    def timeline(self, probes: Sequence[ProbeView]) -> None:
+        for probe, record in in_time_order(probes):
+            self._value(_record_value(probe.number, record))
+
+    def report(self, probes: Sequence[ProbeView], whole: bool = True) -> None:
         for probe in probes:
             self._value(_report(probe))
             for found in probe.objects:

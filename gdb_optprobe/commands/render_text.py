@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gdb_optprobe.commands import aggregates
-from gdb_optprobe.commands.output import BEST, STOPS, Write, pairs, printable_lines, traps
+from gdb_optprobe.commands.output import BEST, STOPS, Write, in_time_order, pairs, printable_lines, traps
+from gdb_optprobe.commands.parse import is_glob
 from gdb_optprobe.probes.views import (
     ActiveCallView,
     CallsView,
@@ -84,16 +85,31 @@ class Text:
         rows = [(_row(probe), _remarks(probe, self._width)) for probe in probes]
         self.lines(table(("Num", "Tier", "Hits", "Address", "What"), rows, self._width, right=("Num", "Hits")))
 
-    def report(self, probes: Sequence[ProbeView]) -> None:
+    def timeline(self, probes: Sequence[ProbeView]) -> None:
+        found = [
+            (f"{probe.number} {probe.symbol or probe.location}", _record(record))
+            for probe, record in in_time_order(probes)
+        ]
+        if not found:
+            self.lines(["No records."])
+        width = max((len(name) for name, _ in found), default=0)
+        for name, lines in found:
+            self.lines([f"{name:<{width}} {lines[0]}", *(" " * (width + 1) + line for line in lines[1:])])
+
+    def report(self, probes: Sequence[ProbeView], whole: bool = True) -> None:
         if not probes:
             self.lines(["No probes."])
             return
+        never = {} if whole else _never_hit(probes)
+        probes = [probe for probe in probes if probe not in never.get(probe.location, ())]
         columns: Sequence[str] = ("Num", "Hits", "Missed", "Dropped", "Faults", "Stops", "Cost of a hit", "Where")
         cells = [_report_row(probe) for probe in probes]
         right = columns[:6]
         if self._width < WIDTH:
             columns, cells = _without_zeros(columns, cells, _LOSSES)
-        self.lines(table(columns, [(row, ()) for row in cells], self._width, right))
+        if cells:
+            self.lines(table(columns, [(row, ()) for row in cells], self._width, right))
+        self.lines([f"and {len(some)} of {location} never hit: -all" for location, some in never.items()])
         for probe in probes:
             if probe.objects or probe.records or probe.calls is not None:
                 self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
@@ -295,6 +311,16 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
     elif probe.detour:
         cost = _instructions_briefly(probe) + _and_a_trap(probe)
     return str(probe.number), *(str(count) for count in counts), cost or "", _asked(probe)
+
+
+def _never_hit(probes: Sequence[ProbeView]) -> Mapping[str, Sequence[ProbeView]]:
+    """Return the probes of each glob that have counted nothing, where there are several."""
+    found: dict[str, list[ProbeView]] = {}
+    for probe in probes:
+        counts = (probe.hits, probe.missed, probe.active, probe.dropped, probe.faults, probe.stops)
+        if probe.enabled and probe.tier and not any(counts):
+            found.setdefault(probe.location, []).append(probe)
+    return {location: some for location, some in found.items() if len(some) > 1 and is_glob(location)}
 
 
 def _without_zeros(

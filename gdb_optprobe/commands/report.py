@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -7,13 +9,14 @@ from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
 from gdb_optprobe.commands.options import REPORT_OPTIONS, SORT_FIELDS, Selection, parse_selection
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.debugger import attach
-from gdb_optprobe.probes.views import ProbeView
+from gdb_optprobe.probes.views import FrameView, ProbeView
 
 
 class ReportCommand(Subcommand[Selection]):
     """Print what the probes have counted, and what a hit costs.
 
-    optprobe report [N...] [-clear] [-json] [-sort FIELD] [-top N]
+    optprobe report [N...] [-clear] [-json] [-sort FIELD] [-top N] [-all]
+    optprobe report [N...] -timeline | -folded [-clear]
 
     The last lines say when the slot collector ran, what it freed and how long it stopped the guest.
 
@@ -22,11 +25,17 @@ class ReportCommand(Subcommand[Selection]):
     -sort sorts by hits, missed, dropped, faults or stops, most first, or by
     number or symbol. -top prints the first N probes only: without -sort those
     with the most hits.
+    -all prints a line for each probe of a glob; without it those that were
+    never hit are one line, unless their numbers are given.
+    -timeline prints the records of all probes in the order of time.
+    -folded prints the stacks that the action stack kept, for flame graphs:
+    functions from the outermost to the probed one, and how often.
 
     Examples:
       optprobe report
       optprobe report 1 2 -clear
       optprobe report -top 10
+      optprobe report -timeline
     """
 
     word = "report"
@@ -37,8 +46,15 @@ class ReportCommand(Subcommand[Selection]):
     def run(self, args: Selection, out: Output) -> None:
         session = self.session if args.wanted or args.clear or attach.is_connected() else None
         numbers = resolve(session, args) if session else None
-        out.report(chosen(session.reports(numbers), args) if session else ())
-        if session and numbers is None and (found := session.collector()) is not None:
+        probes = chosen(session.reports(numbers), args) if session else ()
+        if args.timeline:
+            out.timeline(probes)
+        elif args.folded:
+            out.lines(folded(probes) or ["No stacks."])
+        else:
+            out.report(probes, whole=args.whole or bool(args.wanted))
+        records_alone = args.timeline or args.folded
+        if session and numbers is None and not records_alone and (found := session.collector()) is not None:
             out.collector(found)
         if session and args.clear:
             session.clear(numbers)
@@ -48,6 +64,25 @@ class ReportCommand(Subcommand[Selection]):
         if before == "-sort":
             return SORT_FIELDS
         return () if before == "-top" else [*probe_words(), *REPORT_OPTIONS]
+
+
+def folded(probes: Sequence[ProbeView]) -> list[str]:
+    """Return the stacks in the form that flame graphs are drawn from: `outermost;…;innermost count`."""
+    counts = Counter(_path(record.stack) for probe in probes for record in probe.records if record.stack)
+    return [f"{path} {count}" for path, count in sorted(counts.items())]
+
+
+def _path(stack: Sequence[FrameView]) -> str:
+    """Return the functions of a stack. What may be left from earlier calls is no part of it."""
+    names = [_function(frame) for frame in stack if frame.sure]
+    return ";".join(reversed(names))
+
+
+def _function(frame: FrameView) -> str:
+    if not frame.address:
+        return "[unknown]"
+    name = re.sub(r"\+0x[0-9a-f]+$", "", frame.symbol)
+    return re.sub(r"[;\s]", "_", name) or f"{frame.address:#x}"
 
 
 def chosen(probes: Sequence[ProbeView], args: Selection) -> Sequence[ProbeView]:

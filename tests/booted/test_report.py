@@ -1,0 +1,40 @@
+"""What `add` says of a glob, and what a report prints of real probes besides counts."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from qemu.guest import Guest
+from tests.booted.batch import Workload, batch
+
+WORK = Workload("dd if=/dev/zero of=/dev/null bs=77 count=20 2>/dev/null")
+NAME = "path->dentry->d_name.name"
+
+
+def test_globs_shared_addresses_and_records_in_order(linux: Guest) -> None:
+    script: list[str | Workload] = [
+        "optprobe add vfs_c* -return if $retval < 0",
+        f"optprobe add vfs_open do count by {NAME}",
+        "optprobe add vfs_read,vfs_write if count == 77 do stack",
+        "optprobe add vfs_read -name plain",
+        WORK,
+        "optprobe report",
+        "optprobe report -timeline -json",
+        "optprobe report -folded",
+    ]
+    finished = batch(linux, script)
+    said = finished.output
+    assert finished.status == 0, said
+    assert re.search(r"NOTE: left out: .*vfs_clean_context.*: \$retval of type 'void' is not supported", said), said
+    assert f"NOTE: {NAME} is an address, and str({NAME}) the text there" in said
+    assert re.search(r"^and \d+ of vfs_c\* never hit: -all$", said, re.MULTILINE), said
+    own, site = map(int, re.search(r" (\d+) instructions \(site: ~(\d+)\) +vfs_read \"plain\"", said).groups())
+    assert own < site
+    records = [json.loads(line) for line in said.splitlines() if line.startswith('{"type": "record"')]
+    times = [record["time"] for record in records]
+    assert len(times) == 40 and times == sorted(times)
+    assert [record["number"] for record in records[:2]] == [records[0]["number"], records[0]["number"] + 1]
+    folded = dict(re.findall(r"^([\w;.\[\]]+;vfs_(?:read|write)) (\d+)$", said, re.MULTILINE))
+    for function in ("read", "write"):
+        assert sum(int(n) for path, n in folded.items() if path.endswith(f"ksys_{function};vfs_{function}")) == 20, said
