@@ -20,6 +20,7 @@ from gdb_optprobe.commands.expect import ExpectCommand
 from gdb_optprobe.commands.explain import ExplainCommand
 from gdb_optprobe.commands.list import InfoCommand, ListCommand
 from gdb_optprobe.commands.prefix import OptprobeCommand
+from gdb_optprobe.commands.print_ import PrintCommand, TypeCommand
 from gdb_optprobe.commands.recover import RecoverCommand
 from gdb_optprobe.commands.report import ReportCommand
 from gdb_optprobe.commands.run import RunCommand
@@ -45,6 +46,8 @@ SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
     RecoverCommand,
     RunCommand,
     ExpectCommand,
+    PrintCommand,
+    TypeCommand,
     DoctorCommand,
     VersionCommand,
 )

@@ -13,7 +13,10 @@ from gdb_optprobe.commands.parse import TIERS, parse_add
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.scope import OURS
 from gdb_optprobe.handlers.clauses import ACTIONS
+from gdb_optprobe.probes.spec import Spec
 
+SELECTED = Spec("*$pc")
+"""The instruction of the selected frame."""
 _CLAUSE = re.compile(r"(?<=\s)(if|do)(?=[\s(])")
 _SAVED = re.compile(r"\bsave\s+([A-Za-z_]\w*)\s*=(?!=)")
 _MEMBER = re.compile(r"([$A-Za-z_][\w$]*(?:(?:->|\.)\w+|\[\w*\])*)(?:->|\.)(\w*)$")
@@ -48,19 +51,31 @@ def _clause_candidates(text: str, start: int, clause: str) -> Sequence[str]:
     """Return what may come next in the clause at the end of `text`. start: where its first clause starts."""
     typed = last_word(text)
     spec = parse_add(text[:start]).specs()[0]
+    member = _MEMBER.search(text)
+    if member and member[1] == "$saved":
+        return [f"{typed[: len(typed) - len(member[2])]}{name}" for name in dict.fromkeys(_SAVED.findall(text))]
+    kept = _before_name(typed)
+    if clause == "do" and not member and not text.endswith(("(", "=")) and _ACTION_STARTS.search(text):
+        return [kept + name for name in ACTIONS]
+    after = ("do",) if clause == "if" else ("by", "if")
+    return [*expression_words(text, spec), *(after if not kept and not member else ())]
+
+
+def expression_words(text: str, spec: Spec = SELECTED) -> Sequence[str]:
+    """Return what may come next in the expression at the end of `text`, in a clause of `spec`."""
+    typed = last_word(text)
     if member := _MEMBER.search(text):
         kept = typed[: len(typed) - len(member[2])]
-        if member[1] == "$saved":
-            return [kept + name for name in dict.fromkeys(_SAVED.findall(text))]
         return [kept + name for name in member_words(spec, member[1])]
-    found = re.search(r"[\w$]*$", typed)
-    kept = typed[: found.start()] if found else typed
-    if clause == "do" and not text.endswith(("(", "=")) and _ACTION_STARTS.search(text):
-        return [kept + name for name in ACTIONS]
     parameters: Sequence[str] = ()
     with suppress(OptprobeError):  # a location that is not there has no parameters; the language has its words
         parameters = member_words(spec, "")
     of_returns = _OF_RETURNS if spec.is_return else ()
     names = [*parameters, *(f"${name}" for name in OURS), *_OF_LANGUAGE, *of_returns]
-    after = ("do",) if clause == "if" else ("by", "if")
-    return [*(kept + name for name in names), *(after if not kept else ())]
+    return [_before_name(typed) + name for name in names]
+
+
+def _before_name(typed: str) -> str:
+    """Return a word without the name that is typed at its end."""
+    found = re.search(r"[\w$]*$", typed)
+    return typed[: found.start()] if found else typed

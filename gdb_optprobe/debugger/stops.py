@@ -131,6 +131,11 @@ class GdbStops:
         self._frames.load(stop.saved)
         return self._pads.add(ProgramPadBreakpoint(stop, self._pads, self._program_arrived))
 
+    def selected(self) -> Hit:
+        vcpu = self.machine.selected().number
+        pc = int(gdb.selected_frame().pc())
+        return Hit(pc, vcpu, _Registers(self._isa.system), self.machine.read, self._writer(vcpu))
+
     def shows_program(self) -> bool:
         return self.machine.stopped_programs.is_any()
 

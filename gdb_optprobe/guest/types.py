@@ -59,8 +59,8 @@ class BtfTypes:
                 return Pointer(inner(target))
             case btf.Array(element, count):
                 return Array(inner(element), count)
-            case btf.Enum(name, size, signed):
-                return Enum(name, size, signed)
+            case btf.Enum(name, size, signed, values):
+                return Enum(name, size, signed, lambda: {value: each for each, value in values.items()})
             case btf.Struct():
                 return self._struct(resolved, number)
             case btf.Forward(name, union):

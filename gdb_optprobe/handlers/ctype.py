@@ -38,9 +38,12 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Enum:
+    """enumerators: their names by value, where they are known."""
+
     name: str
     size: int
     signed: bool
+    enumerators: Callable[[], Mapping[int, str]] = field(default=dict, compare=False, repr=False)
 
     @property
     def width(self) -> int:

@@ -127,7 +127,7 @@ def evaluate(node: Expr, hit: Hit) -> int:
 
 
 def _carry_out(action: Action, hit: Hit) -> Done:
-    evaluated = [(operand, _data(operand, hit)) for operand in operands(action)]
+    evaluated = [(operand, data(operand, hit)) for operand in operands(action)]
     value = 0
     if isinstance(action, Update) and action.value is not None:
         value = int.from_bytes(evaluated.pop(0)[1], "little")
@@ -152,7 +152,7 @@ def _words(hit: Hit, start: int, most: int) -> bytes:
     return found
 
 
-def _data(operand: Operand, hit: Hit) -> bytes:
+def data(operand: Operand, hit: Hit) -> bytes:
     """Return the bytes of a part of a key or a record."""
     if not isinstance(operand, StringLoad):
         return evaluate(operand, hit).to_bytes(WORD, "little")

@@ -60,6 +60,14 @@ def parse_expression(part: Fragment, is_type: IsType) -> Expression:
     return found
 
 
+def parse_type_or_expression(part: Fragment, is_type: IsType) -> TypeName | Expression:
+    """Parse a type, as in a cast, or an expression. Raises OptprobeError, pointing."""
+    parser = Parser(part, is_type)
+    found = parser.type_name() if parser.sees_type() else parser.expression()
+    parser.end()
+    return found
+
+
 class Parser:
     """The tokens of a fragment, and the position of the next one."""
 
@@ -148,14 +156,14 @@ class Parser:
             self.take()
             if self.sees("(") and self._type_follows(1):
                 opened = self.take().where
-                type_ = self._type_name()
+                type_ = self.type_name()
                 found = SizeOf(_from(start, self.expect(")", opened)), type_)
             else:
                 value = self._unary()
                 found = SizeOf(_from(start, value.where), value)
         elif self.sees("(") and self._type_follows(1):
             opened = self.take().where
-            type_ = self._type_name()
+            type_ = self.type_name()
             self.expect(")", opened)
             value = self._unary()
             found = Cast(_from(start, value.where), type_, value)
@@ -226,7 +234,13 @@ class Parser:
         is_by = behind.kind is Kind.NAME and behind.text == "by"
         return bool(stars) or (behind.kind in _OPERANDS and not is_by)
 
-    def _type_name(self) -> TypeName:
+    def sees_type(self) -> bool:
+        """Return whether a type is next."""
+        text, named = self.next.text, self.next.kind is Kind.NAME
+        return named and (text in WORDS or text in TAGGED or text in QUALIFIERS or self._is_type(text))
+
+    def type_name(self) -> TypeName:
+        """Parse a type, without parentheses around it."""
         start = self.next.where
         words: list[str] = []
         keyword = name = ""

@@ -68,7 +68,7 @@ class Typer:
     def value(self, node: Expression) -> Rvalue:
         """Return a number or a pointer; of an array, the pointer to its first element."""
         meaning = self.meaning(node)
-        return meaning if isinstance(meaning, Rvalue) else self._load(meaning, node.where)
+        return meaning if isinstance(meaning, Rvalue) else self.load(meaning, node.where)
 
     def text(self, node: Expression) -> StringValue | None:
         """Return a string in memory: `str(p)`, an array of characters. None for anything else, pointers too."""
@@ -83,7 +83,7 @@ class Typer:
             case Number(_, value, suffix, decimal):
                 return Rvalue(fold.constant(value), number_type(value, suffix, decimal))
             case Character(where, value):
-                char = self._type(TypeName(where, "", "char"))
+                char = self.type(TypeName(where, "", "char"))
                 assert isinstance(char, Integer)
                 return Rvalue(fold.convert(fold.constant(value), char.width, char.signed), INT)
             case String(where):
@@ -121,7 +121,8 @@ class Typer:
             case SizeOf(where, thing):
                 return Rvalue(fold.constant(self._size(thing, where)), UNSIGNED_LONG)
 
-    def _type(self, name: TypeName) -> CType:
+    def type(self, name: TypeName) -> CType:
+        """Return the type that is written."""
         found = self._scope.type(name.keyword, name.name)
         if isinstance(found, Missing):
             raise fault(found.message, name.where, found.hint)
@@ -129,8 +130,8 @@ class Typer:
             found = Pointer(found)
         return found
 
-    def _load(self, place: Lvalue, where: Fragment) -> Rvalue:
-        """Load an object."""
+    def load(self, place: Lvalue, where: Fragment) -> Rvalue:
+        """Return an object's value; of an array, the pointer to its first element."""
         if place.type is None:
             raise fault(f"the type of '{where.text}' is not known", where, f"cast it: (unsigned long){where.text}")
         if place.per_cpu:
@@ -163,7 +164,7 @@ class Typer:
         return Rvalue(meaning.address, Pointer(meaning.type or Void()), meaning.mapped)
 
     def _pointed_to(self, meaning: Meaning, where: Fragment) -> Lvalue:
-        pointer = meaning if isinstance(meaning, Rvalue) else self._load(meaning, where)
+        pointer = meaning if isinstance(meaning, Rvalue) else self.load(meaning, where)
         if not isinstance(pointer.type, Pointer):
             hint = f"cast it: *({describe(pointer.type)} *){where.text}"
             raise fault(f"'{where.text}' is a number, not a pointer", where, hint)
@@ -177,7 +178,7 @@ class Typer:
             inside = isinstance(index.expr, Constant) and index.expr.value < array.type.count
             first = operators.moved(_first(array, array.type), index, 1, node.where)
             return Lvalue(first.expr, array.type.element, inside and array.mapped, array.per_cpu)
-        pointer = array if isinstance(array, Rvalue) else self._load(array, node.array.where)
+        pointer = array if isinstance(array, Rvalue) else self.load(array, node.array.where)
         if not isinstance(pointer.type, Pointer):
             raise fault(f"'{node.array.where.text}' is no array", node.array.where, "nor a pointer")
         return self._pointed_to(operators.moved(pointer, index, 1, node.where), node.array.where)
@@ -204,12 +205,12 @@ class Typer:
         member = place.type.lookup(node.name.text)
         if member is None:
             raise _no_member(place.type, node.name)
-        return _member_of(place, place.type, member, node.name)
+        return member_of(place, place.type, member, node.name)
 
     def _struct_behind(self, meaning: Meaning, node: Member) -> Lvalue:
         """Return the target of `p` in `p->m`."""
         where = node.thing.where
-        pointer = meaning if isinstance(meaning, Rvalue) else self._load(meaning, where)
+        pointer = meaning if isinstance(meaning, Rvalue) else self.load(meaning, where)
         if not isinstance(pointer.type, Pointer) or isinstance(pointer.type.target, Void):
             what = f"'{where.text}' is no pointer to a struct but '{describe(pointer.type)}'"
             raise fault(what, where, f"cast it: ((struct TYPE *){where.text})->{node.name.text}")
@@ -227,14 +228,14 @@ class Typer:
         return Lvalue(address, meaning.type, meaning.per_cpu, unit=meaning.unit)
 
     def _cast(self, node: Cast) -> Rvalue:
-        target = self._type(node.type)
+        target = self.type(node.type)
         meaning = self.meaning(node.value)
         if isinstance(meaning, Lvalue) and meaning.type is None:
             # As in GDB: a symbol without a type is an object of the type that it is cast to.
-            return self._load(Lvalue(meaning.address, target, meaning.mapped, meaning.per_cpu), node.value.where)
+            return self.load(Lvalue(meaning.address, target, meaning.mapped, meaning.per_cpu), node.value.where)
         if isinstance(target, Void | Struct | Array | Function | Incomplete):
             raise fault(f"nothing can be cast to '{describe(target)}'", node.type.where, "cast to a pointer to it")
-        value = meaning if isinstance(meaning, Rvalue) else self._load(meaning, node.value.where)
+        value = meaning if isinstance(meaning, Rvalue) else self.load(meaning, node.value.where)
         type_ = _scalar(target, node.type.where)
         if size_of(type_) not in _SIZES:
             raise fault(f"'{describe(type_)}' is not supported", node.type.where, "the largest type is unsigned long")
@@ -242,7 +243,7 @@ class Typer:
 
     def _size(self, thing: Expression | TypeName, where: Fragment) -> int:
         if isinstance(thing, TypeName):
-            type_: CType | None = self._type(thing)
+            type_: CType | None = self.type(thing)
         else:
             meaning = self.meaning(thing)
             if isinstance(meaning, Lvalue) and meaning.unit is not None:
@@ -274,7 +275,7 @@ class Typer:
         found = characters(meaning)
         if found is not None:
             return found
-        value = meaning if isinstance(meaning, Rvalue) else self._load(meaning, node.pointer.where)
+        value = meaning if isinstance(meaning, Rvalue) else self.load(meaning, node.pointer.where)
         if size_of(value.type) != 8:
             what = f"'{node.pointer.where.text}' is no pointer but '{describe(value.type)}'"
             raise fault(what, node.pointer.where, "str takes an address")
@@ -340,7 +341,7 @@ def _names_within(struct: Struct, name: str) -> Sequence[str]:
     return member.type.names() if member is not None and isinstance(member.type, Struct) else ()
 
 
-def _member_of(place: Lvalue, struct: Struct, member: StructMember, where: Fragment) -> Lvalue:
+def member_of(place: Lvalue, struct: Struct, member: StructMember, where: Fragment) -> Lvalue:
     """Return a member of the struct at `place`; of a bit field, the unit that holds it."""
     offset, type_ = member.offset, member.type
     unit: tuple[int, int] | None = None

@@ -19,7 +19,7 @@ from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import deleted_views, memory_check, probe_views, save
+from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
 from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.module_tracker import ModuleTracker
@@ -252,6 +252,16 @@ class Session:
         at_return = spec.is_return and expression.startswith("$retval")
         found = guest.names_at_return(address) if at_return else guest.names_at(address)
         return member_names(Fragment.whole(expression), found.names) if found is not None else ()
+
+    def value_of(self, expression: str) -> Sequence[str]:
+        """Return the value of an expression in the selected frame, as lines of C. Raises OptprobeError."""
+        self.check_alive()
+        return evaluate.value_lines(expression, self.target.stops.selected(), self.target.guest)
+
+    def type_of(self, expression: str) -> Sequence[str]:
+        """Return a type, or an expression's in the selected frame, as lines of C. Raises OptprobeError."""
+        self.check_alive()
+        return evaluate.type_lines(expression, self.target.stops.selected().address, self.target.guest)
 
     # looking -----------------------------------------------------------------------------------------------------
 

@@ -150,6 +150,9 @@ class Stops(Protocol):
     def stop_in_program(self, stop: ProgramStop) -> StopPoint:
         """Stop the vCPUs that come to the pad right there; each such stop counts as one."""
 
+    def selected(self) -> Hit:
+        """Return the frame that the user has selected, as a hit of its PC."""
+
     def shows_program(self) -> bool:
         """Return whether a program is stopped at a pad and shown to the user, and the guest has not run since."""
 

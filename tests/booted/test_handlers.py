@@ -167,3 +167,23 @@ def test_from_python(each_linux: Guest) -> None:
     assert finished.json("seen") == [[7777] * 3, 3, 3]
     found = {action: value for (_, action), value in maps(finished, "report").items()}
     assert found["sum($arg3)"] > 3 * 7777 and found["count by $arg3"][(7777,)] == 3
+
+
+def test_values_and_types_where_the_guest_is_stopped(each_linux: Guest) -> None:
+    """The kernel of ppc64le has no types: registers, the running thread and C's own types are known."""
+    typed = ["print count", "print file->f_path.dentry->d_name.name", "print *file->f_op", "type file->f_path"]
+    asked = ["print $arg3", "print $comm", "type u64 *", *(typed if each_linux.options.arch == "x86_64" else ())]
+    said = [line for each in asked for line in (f"echo {MARK}{each}\\n", f"optprobe {each}")]
+    script: list[str | Workload] = ['optprobe break vfs_read if $comm == "dd" && $arg3 == 77', "optprobe commit"]
+    script += [Workload("dd if=/dev/zero of=/dev/null bs=77 count=9 &"), "optprobe run -until-hits 1:1", *said]
+    finished = batch(each_linux, [*script, f"echo {MARK}end\\n", "optprobe delete"])
+    assert finished.status == 0, finished.output
+    _, *parts = finished.output.split(MARK)
+    found = {name: lines for name, *lines in (part.splitlines() for part in parts)}
+    assert found["print $arg3"] == ["77"] and found["print $comm"] == ['"dd"']
+    assert found["type u64 *"] == ["unsigned long *  /* size 8 */"]
+    if each_linux.options.arch == "x86_64":
+        assert found["print count"] == ["77"]
+        assert found["print file->f_path.dentry->d_name.name"][0].endswith('"zero"')
+        assert any(line.endswith("<read_zero>") for line in found["print *file->f_op"])
+        assert found["type file->f_path"][0] == "struct path {" and "dentry;" in "".join(found["type file->f_path"])

@@ -207,6 +207,12 @@ class FakeSession:
         tell("fake: 2 wait")
         return (f"fake: commit {timeout:g}",)
 
+    def value_of(self, expression: str) -> tuple[str, ...]:
+        return (f"value of {expression}",)
+
+    def type_of(self, expression: str) -> tuple[str, ...]:
+        return (f"type of {expression}",)
+
     def saved(self) -> SavedProbes:
         lines = tuple(f"optprobe add {probe.location} if count == $limit" for probe in self.probes.values())
         return SavedProbes(("# head", *lines), len(lines), (7,) if len(lines) > 1 else ())
