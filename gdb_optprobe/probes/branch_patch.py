@@ -92,14 +92,13 @@ def install(
 
 
 def remove(branch: Branch, sites: Sequence[Site], guest: Guest, arena: Arena, lifted: bool) -> None:
-    """Restore the original instructions for `sites`, all that `branch` serves; the counters stay.
+    """Restore the original instructions for `sites`, all that `branch` serves; its detour and the counters stay.
 
     lifted: they are there already. Raises TextChanged; then all is left as it is.
     """
     if not lifted:
         patch.revert([branch.patch], guest.machine)
     arena.journal.drop(Item.TEXT, branch.plan.head)
-    branch.installed.release(guest, arena, reached=True)
     for site in sites:
         site.detach_branch()
 

@@ -30,7 +30,11 @@ def install_pad(address: int, data: bytes, guest: Guest, arena: Arena) -> StopPa
             change = arena.code_patch(slot, data, guest.machine, guest.isa.breakpoint)
         except TextChanged:
             continue
-        patch.apply([change], guest.machine)
+        try:
+            patch.apply([change], guest.machine)
+        except OptprobeError:
+            arena.pads.discard(slot)
+            raise
         return StopPad(slot, change.new, bell.address)
 
 
@@ -108,13 +112,19 @@ class InstalledDetour:
         reached: something led here. No vCPU was there nevertheless where none has run since, nor will be, where no
                  table that was left may lead here.
         way:     see Arena.retire (dispatches).
+
+        Raises OptprobeError where its memory cannot be wiped: it is not used again.
         """
         if self.installed_at is None or (
             reached and (guest.moment() != self.installed_at or arena.has_retired_dispatchers)
         ):
             arena.retire(self.slot, self.detour, way)
             return True
-        arena.wipe([self.slot], guest.machine)
+        try:
+            arena.wipe([self.slot], guest.machine)
+        except OptprobeError:
+            arena.code.discard(self.slot)  # what it holds is not known
+            raise
         arena.code.free(self.slot)
         return False
 

@@ -203,6 +203,10 @@ class Kprobes:
         """Bring the sites of those of `probes` that are in the kernel to their tiers. Raises OptprobeError."""
         self.optimizer.settle(self.registry.sites(probes))
 
+    def is_left(self, probe: Probe) -> bool:
+        """Return whether its branch was changed by others and so stays in the guest."""
+        return probe.is_in_kernel and self.registry.site_of(probe).is_lost
+
     def missed(self, probe: Probe) -> int:
         """Return how many calls of its function found no room, of a return probe."""
         found = [site_views.read_calls(site, probe, self.target.guest) for site in self.registry.sites([probe])]

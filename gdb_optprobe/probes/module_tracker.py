@@ -163,9 +163,9 @@ class ModuleTracker:
         self.optimizer.kernel_stops.forget_branch(branch)
         self.optimizer.links.remove(branch)
         arena.journal.drop(Item.TEXT, branch.plan.head)
-        branch.installed.release(self.target.guest, arena, reached=True)
         if branch.plan.ftrace is not None:
             self.target.tracer.forget(branch.plan.ftrace)
+        branch.installed.release(self.target.guest, arena, reached=True)
 
     # coming ----------------------------------------------------------------------------------------------------------
 
@@ -210,8 +210,13 @@ class ModuleTracker:
         probe.address = plan.address
         site = self.registry.site(plan.address) or Site(plan.address, plan)
         self.registry.add(probe, site)
+        try:
+            self.kprobes.reserve(probe)
+        except OptprobeError:
+            if not probe.home:  # it was never there, and has counted nothing
+                self.optimizer.release_counter(probe)
+            raise
         self.track([probe])
-        self.kprobes.reserve(probe)
         before = self._call_counts.pop(probe.number, None)
         if before is not None and site.next_rethook is not None:
             site.next_rethook.earlier_counts = before

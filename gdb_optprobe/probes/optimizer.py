@@ -264,21 +264,22 @@ class Optimizer:
         detours = [site.detour for site in sites if site.detour is not None]
         blocked = quiescence_wait.find_busy([group[0].plan for group in new], detours, self.target.guest, self.arena)
         # Remove the branches that are wanted no more, or exchange them by one write; then write the new ones.
+        failures: list[OptprobeError] = []
         for group in groups:
             if not blocked.get(group[0].plan.head):
-                self._exchange(group, sites)
-        lost = self._remove_branches(sites, groups)
+                failures += self._exchange(group, sites)
+        failures += self._remove_branches(sites, groups)
         for site in sites:
             site.blocked_by = blocked.get(site.plan.head, "") if site.enabled else ""
         for group in groups:
-            lost += self._optimize([site for site in group if not site.is_lost])
+            failures += self._optimize([site for site in group if not site.is_lost])
         # All others stop the guest, or wait as breakpoints.
         for site in sites:
             if not site.is_lost and site.branch is None:
                 self._install_breakpoint(site)
         self._lowered |= {probe.number: probe.handler for site in sites for probe in site.enabled}
-        if lost:
-            raise lost[0]
+        if failures:
+            raise failures[0]
 
     def reserve(self, probe: Probe, plan: Plan) -> None:
         """Reserve what `probe` gathers in, before any branch is written, so that others keep theirs.
@@ -331,9 +332,13 @@ class Optimizer:
     def _recover_lost(self) -> None:
         """Branches that hold our bytes again."""
         if self.arena is not None:
+            failures: list[OptprobeError] = []
             for branch in self._lost_branches.recover(self.target.guest, self.arena):
                 self.traps.clear(branch.plan.head)
                 self._release_tracer(branch.plan)
+                failures += self._release_detour(branch, self.arena)
+            if failures:
+                raise failures[0]
 
     def _must_be_quiescent(self, plan: Plan) -> bool:
         """Return whether a saved PC may be inside what `plan` displaces, and must not be."""
@@ -456,19 +461,20 @@ class Optimizer:
         found = (self.registry.site(address) for address in sorted(looked_at))
         return [site for site in found if site is not None and not site.is_lost]
 
-    def _exchange(self, group: Sequence[Site], sites: Sequence[Site]) -> None:
+    def _exchange(self, group: Sequence[Site], sites: Sequence[Site]) -> Sequence[OptprobeError]:
         """Redirect the old branch of `group` to its new detour, by one write: if GDB dies meanwhile, it still counts.
 
-        Where that fails nothing has changed, and the old branch must be removed first.
+        Where that fails nothing has changed, and the old branch must be removed first. Return what went wrong with the
+        old detour.
         """
         old = group[0].branch
         if old is None or self._current_branch(group) is old or not self._is_exchangeable(old, group, sites):
-            return
+            return ()
         arena = self.take_arena()
         try:
             self.links.remove(old)
         except OptprobeError:
-            return
+            return ()
         for site in group:
             if site.branch is None:
                 site.remove_breakpoint(self.target.guest, arena)
@@ -477,13 +483,22 @@ class Optimizer:
             branch = branch_patch.install(group, self.target, arena, self.traps, keeps, old)
         except OptprobeError:
             self.links.add(old)
-            return
+            return ()
         self.registry.remove_branch(old)
         for site in sites:
             if site.branch is old:
                 site.detach_branch()
         self._arm(branch, group)
-        old.installed.release(self.target.guest, arena, reached=True)
+        return self._release_detour(old, arena)
+
+    def _release_detour(self, branch: Branch, arena: Arena) -> Sequence[OptprobeError]:
+        """Release the detour of `branch`, which was removed. Return what went wrong: the branch is gone all the same.
+        """
+        try:
+            branch.installed.release(self.target.guest, arena, reached=True)
+        except OptprobeError as error:
+            return (error,)
+        return ()
 
     def _is_exchangeable(self, old: Branch, group: Sequence[Site], sites: Sequence[Site]) -> bool:
         """Return whether all that `old` serves is in `group` or disabled, and its bytes are those of the new branch."""
@@ -497,8 +512,8 @@ class Optimizer:
         return all(site in group or not site.enabled for site in sites if site.branch is old)
 
     def _remove_branches(self, sites: Sequence[Site], groups: Sequence[Sequence[Site]]) -> list[OptprobeError]:
-        """Branches that are not what `groups` want; what went wrong with those that had to be left."""
-        lost: list[OptprobeError] = []
+        """Remove the branches that are not what `groups` want. Return what went wrong; some may be left."""
+        failures: list[OptprobeError] = []
         standing = (self._current_branch(group) for group in groups if not any(site.pinned for site in group))
         stay = {branch.plan.head for branch in standing if branch is not None}
         for head, branch in {site.branch.plan.head: site.branch for site in sites if site.branch is not None}.items():
@@ -513,14 +528,15 @@ class Optimizer:
                 branch_patch.remove(branch, served, self.target.guest, self.arena, lifted)
                 self.traps.clear(branch.plan.head)
             except OptprobeError as error:
-                lost.append(error)
+                failures.append(error)
                 self._lost_branches.branches.append(branch)
                 # Our bytes were changed by others: they are left alone, and so is the detour that they may lead to.
                 for site in served:
                     site.abandon()
             else:
                 self._release_tracer(branch.plan)
-        return lost
+                failures += self._release_detour(branch, self.arena)
+        return failures
 
     def _current_branch(self, group: Sequence[Site]) -> Branch | None:
         """Return the branch of `group`, if it is installed as planned."""

@@ -104,8 +104,8 @@ class Rethook:
         cls, address: int, layout: CallTableLayout, guest: Guest, arena: Arena, behind: FindReturn
     ) -> Rethook:
         """Return a new one, its table in the guest. behind: see FindReturn. Raises Refused where there is no memory."""
-        memory = arena.allocate_data(layout.size, address, guest.isa.data_reach)
-        guest.machine.write(memory.address, layout.initial())
+        with arena.new_data(layout.size, address, guest.isa.data_reach) as memory:
+            guest.machine.write(memory.address, layout.initial())
         return cls(address, layout, memory, ReturnStops(address, layout, behind))
 
     @property

@@ -187,15 +187,17 @@ class Session:
                 remove(probes)
             except OptprobeError as error:
                 failure = failure or error
-        left = sum(self.registry.site_of(probe).is_lost for probe in probes if probe.is_in_kernel)
+        left = sum(self._kind(probe.spec).is_left(probe) for probe in probes)
         for probe in probes:
             self.optimizer.release_counter(probe)
             self.registry.remove(probe)
         self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
-        if failure is not None:
+        if failure is not None and left:
             raise OptprobeError(f"{left} of {len(probes)} probes are left in the guest: {failure.message}")
+        if failure is not None:
+            raise failure
 
     def enable(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         return self._switch(numbers, True)

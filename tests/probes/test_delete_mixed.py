@@ -27,7 +27,7 @@ def with_uprobe(guest: FakeGuest) -> tuple[Session, Any, list[str]]:
     cast(Any, guest.stops).shows_program = lambda: False
     (insn, *_) = guest.isa.decode(b"\x90", 0x401000)
     held: Any = SimpleNamespace(inode=7, offset=lambda at: at)
-    site = UprobeSite(held, insn, False, b"\xcc", 1, installed=cast(Any, object()))
+    site = UprobeSite(held, insn, False, b"\xcc", 1, installed=cast(Any, object()), settled_for=frozenset({2}))
     session.registry.add(Probe(2, Spec("/bin/a:main", kind=Kind.UPROBE, actions=("stop",)), 0x401000), site)
     session.uprobes.__dict__["user"] = SimpleNamespace(
         texts=SimpleNamespace(check_remove=lambda *_: None), kernel=SimpleNamespace(calls=SimpleNamespace(beside=()))

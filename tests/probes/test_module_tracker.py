@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.ir import Program
+from gdb_optprobe.handlers.lower_expressions import NotLowered
+from gdb_optprobe.probes import handler
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
 from tests.fake_guest import MEETING, THREADS, TRACED, FakeGuest, FakeModule, program
@@ -62,3 +65,22 @@ def test_counts_outlive_the_module() -> None:
     assert state(session)[0] == "optimized"
     run(guest)
     assert session.hits(1) == before + 2 * THREADS and session.check() == ()
+
+
+def test_a_pending_probe_that_cannot_be_lowered_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, module, session = guest_with_module()
+    session.add(Spec(LOCATION, pending=True, condition="$rax > 3"))
+    (probe,) = session.registry.probes()
+
+    def fail(program: Program, *_: object) -> None:
+        assert program.condition is not None
+        raise NotLowered(program.condition, "native code cannot do this")
+
+    module.load = 1
+    with monkeypatch.context() as broken:
+        broken.setattr(handler, "lower", fail)
+        (view,) = session.views()
+    assert view.reason is not None and "native code cannot do this" in view.reason.text
+    assert (probe.home, probe.counter, view.symbol) == ("", None, "")
+    session.module_tracker.update()
+    assert state(session)[0] == "optimized" and probe.home == LOCATION

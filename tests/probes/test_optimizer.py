@@ -274,3 +274,15 @@ def test_a_plan_expires_when_what_it_was_made_for_changes(change: str) -> None:
         session.registry.add(probe, Site(probe.address, before))
     trace.run(lambda: session.optimizer.plan(PLAIN, specs))
     assert trace.calls[plan.__code__] == 1
+
+
+def test_commit_without_probes_changes_nothing() -> None:
+    guest = program()
+    session = guest.session()
+    assert session.commit() == ("everything is settled",)
+    assert session.optimizer.arena is None and guest.machine.writes == []
+    session.add(Spec("plain"))
+    run(guest, session)
+    session.delete()
+    assert session.commit() == ("everything is settled",)
+    assert guest.machine.read(PLAIN, 16) == program().machine.read(PLAIN, 16)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory
 from gdb_optprobe.guest.linux.user.program import Program
@@ -77,7 +78,8 @@ class UprobeSite:
 
     needs_copy: whether the instruction may have to be run out of line. record: the trap's number in the journal.
     installed: the code that its traps come to, while they are in the processes. parts: of that code.
-    xol_trap: the trap behind its copy.
+    xol_trap: the trap behind its copy. settled_for: numbers of the probes that the guest was last changed for.
+    memory: of removed probes, which `installed` writes to until it is replaced, by the probes' numbers.
     """
 
     program: Program
@@ -89,6 +91,8 @@ class UprobeSite:
     installed: InstalledDetour | None = None
     xol_trap: XolTrap | None = None
     parts: tuple[InstalledPart, ...] = ()
+    settled_for: frozenset[int] = frozenset()
+    memory: dict[int, Slot] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:

@@ -117,6 +117,7 @@ class Uprobes:
     _mmap_patcher: MmapPatcher = field(init=False)
     _programs: ProbedPrograms = field(default_factory=ProbedPrograms)
     _xol_slots: XolSlots = field(default_factory=XolSlots)
+    _left: list[UprobeSite] = field(default_factory=list)
     _next: int = 1
     _emulation: bool = True
 
@@ -348,10 +349,17 @@ class Uprobes:
             user, arena = self.user, self.optimizer.take_arena()
             failure: OptprobeError | None = None
             for point in points:
+                # Where this fails, some of it may be in the guest.
+                before, point.settled_for = point.settled_for, frozenset(probe.number for probe in point.probes)
                 try:
                     self._settle(point, user, arena)
                 except OptprobeError as error:
                     failure = failure or error
+                    point.settled_for |= before
+                else:
+                    for memory in point.memory.values():
+                        arena.data.release(memory)
+                    point.memory.clear()
             if failure is not None:
                 raise failure
 
@@ -362,14 +370,28 @@ class Uprobes:
             self._settle_all(self.registry.uprobe_sites())
 
     def remove(self, probes: Sequence[Probe]) -> None:
-        """Remove the uprobes among these from the guest, and forget them. Raises OptprobeError."""
-        points = self.registry.uprobe_sites(probes)
+        """Remove the uprobes among these from the guest, and take them off their sites. Raises OptprobeError.
+
+        What they gather in is freed with the code that writes it.
+        """
+        changed: dict[Key, UprobeSite] = {}
         for probe in probes:
-            if probe.spec.in_program:
+            for site in self.registry.uprobe_sites([probe]):
                 self.registry.leave_site(probe)
-        if self.optimizer.arena is not None:
-            self._settle_all(points)
+                # Nothing was written for one that was refused: the code of others at the site stays as it is.
+                if probe.number in site.settled_for:
+                    changed[site.key] = site
+                    if probe.counter is not None:
+                        site.memory[probe.number], probe.counter = probe.counter, None
+        try:
+            self._settle_all([*changed.values()])
+        finally:
+            self._left = [site for site in (*self._left, *changed.values()) if site.memory]
         self.tidy()
+
+    def is_left(self, probe: Probe) -> bool:
+        """Return whether a removed probe's code is still in the guest."""
+        return any(probe.number in site.memory for site in self._left)
 
     def tidy(self) -> None:
         """Free what is not needed any more and no thread can be in. Raises OptprobeError."""
@@ -423,6 +445,7 @@ class Uprobes:
         self.registry.hooks = ()
         self._programs.clear()
         self._xol_slots.clear()
+        self._left.clear()
 
     def _may_stop_at(self, address: int) -> bool:
         """Return whether something else may stop the guest there."""
@@ -514,8 +537,9 @@ class Uprobes:
         except OptprobeError:
             placed.release(self.target.guest, arena, reached=False)
             raise
-        self._release_code(point, arena)
-        point.installed, point.parts = placed, tuple(lay_out(parts, placed.detour.address))
+        old, point.installed, point.parts = point.installed, placed, tuple(lay_out(parts, placed.detour.address))
+        if old is not None:
+            old.release(self.target.guest, arena, reached=True)
 
     def _remove_traps(self, point: UprobeSite, user: UserTarget, arena: Arena) -> None:
         """Raises OptprobeError where traps are left; they lead to what does nothing but the instruction."""
@@ -526,13 +550,10 @@ class Uprobes:
             self._set_code(point, self._code(point, copy, point.xol_trap is None, user, arena), user, arena)
             raise
         self.traps.dispatcher.clear(point.key)
-        self._release_code(point, arena)
         arena.journal.drop(Item.USER, point.record)
-
-    def _release_code(self, point: UprobeSite, arena: Arena) -> None:
-        if point.installed is not None:
-            point.installed.release(self.target.guest, arena, reached=True)
-            point.installed = None
+        old, point.installed = point.installed, None
+        if old is not None:
+            old.release(self.target.guest, arena, reached=True)
 
     def _settle_uretprobes(self, point: UprobeSite) -> None:
         """Calls are entered for the return probes that are switched on, and for no others."""
