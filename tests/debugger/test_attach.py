@@ -1,0 +1,78 @@
+"""Which guests are recognised is what the tables of `Attachments` say: here with a third ISA, which has no Linux."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.bare import BareGuest
+from gdb_optprobe.guest.linux.arch.registry import ARCHES
+from gdb_optprobe.isa.registry import ISAS
+from tests.isa.aarch64 import AARCH64
+
+
+class Names(ModuleType):
+    """GDB's module as far as it must be there to import what uses it: classes, constants and functions by any name."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made: object = 0
+        if not name.isupper():
+            made = type(name, (Exception,), {}) if name[0].isupper() or "rror" in name else Names(name)
+        setattr(self, name, made)
+        return made
+
+    def __call__(self, *_: object, **__: object) -> None:
+        """Return nothing, as for a function that only does something."""
+
+
+@pytest.fixture
+def attach(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module, in a GDB that is connected to a guest that calls itself aarch64 and has the symbols of a program."""
+    gdb: Any = Names("gdb")
+    before = {name for name in sys.modules if name.startswith("gdb_optprobe.debugger.")}
+    monkeypatch.setitem(sys.modules, "gdb", gdb)
+    for name in ("disassembler", "events", "unwinder"):
+        monkeypatch.setitem(sys.modules, f"gdb.{name}", getattr(gdb, name))
+    module = importlib.import_module("gdb_optprobe.debugger.attach")
+    architecture = SimpleNamespace(name=lambda: "aarch64")
+    gdb.selected_inferior = lambda: SimpleNamespace(architecture=lambda: architecture)
+    gdb.breakpoints = gdb.objfiles = lambda: ()
+    monkeypatch.setattr(module, "stopped_guest", object)
+    monkeypatch.setattr(module, "GdbMachine", lambda *_: SimpleNamespace(leave_physical_mode=lambda: None))
+    monkeypatch.setattr(module, "GdbStops", lambda *_: SimpleNamespace(on_resume=lambda *_: None))
+    monkeypatch.setattr(module.kernel_symbols, "of_another_program", lambda: True)
+    yield module
+    for name in {name for name in sys.modules if name.startswith("gdb_optprobe.debugger.")} - before:
+        del sys.modules[name]
+
+
+def test_a_third_isa_is_attached_to_by_the_tables_that_are_given(attach: Any) -> None:
+    session = attach.Attachments((*ISAS, AARCH64), ARCHES).session()
+    assert session.target.guest.isa is AARCH64 and isinstance(session.target.guest, BareGuest)
+
+
+def test_without_it_the_guest_is_refused_by_its_name(attach: Any) -> None:
+    with pytest.raises(OptprobeError, match="aarch64"):
+        attach.Attachments().session()
+
+
+def test_a_linux_is_looked_for_where_the_table_has_one(attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_for: list[object] = []
+    linux = SimpleNamespace(isa=AARCH64)
+
+    def discover(machine: object, arch: object, *_: object) -> None:
+        looked_for.append(arch)
+
+    monkeypatch.setattr(attach, "discover", discover)
+    monkeypatch.setattr(attach.kernel_symbols, "of_another_program", lambda: False)
+    with pytest.raises(OptprobeError, match="no Linux kernel"):
+        attach.Attachments((AARCH64,), (linux,)).session()
+    assert looked_for == [linux]
