@@ -17,7 +17,7 @@ from gdb_optprobe.commands.peers import block_fault, check_location
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.clauses import check_action
-from gdb_optprobe.handlers.source import Fragment, fault, outside, split, whole_number
+from gdb_optprobe.handlers.source import Fragment, fault, split, whole_number
 from gdb_optprobe.probes.spec import Kind, Spec
 
 TIERS = tuple(tier.value for tier in Tier)
@@ -179,11 +179,6 @@ def is_glob(location: str) -> bool:
     if location.startswith("*"):
         return False
     return any(character in "*?[" for character in re.sub(r"'[^']*'|\"[^\"]*\"", "", location)[1:])
-
-
-def _clause_words(text: str) -> list[Fragment]:
-    bare = set(outside(text))
-    return [Fragment(text, *found.span()) for found in _CLAUSE.finditer(text) if found.start() in bare]
 
 
 def _place(line: Line, known: Mapping[str, str]) -> tuple[Place, int]:

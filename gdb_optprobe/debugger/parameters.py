@@ -34,12 +34,6 @@ def on_change(observer: Observer) -> None:
         _observers.append(observer)
 
 
-def forget_change(observer: Observer) -> None:
-    """Stop calling `observer`."""
-    if observer in _observers:
-        _observers.remove(observer)
-
-
 def current_settings() -> Settings:
     """Return the current settings; the defaults before `register`."""
     if not registered():

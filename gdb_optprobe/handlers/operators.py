@@ -6,7 +6,6 @@ from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import (
     INT,
     LONG,
-    Enum,
     Integer,
     Pointer,
     Scalar,
@@ -143,7 +142,3 @@ def _as_number(type_: Scalar) -> str:
 def is_text(type_: object) -> bool:
     """Return whether an array of this type holds characters."""
     return isinstance(type_, Integer) and type_.size == 1 and not type_.boolean
-
-
-def is_number(type_: object) -> bool:
-    return isinstance(type_, Integer | Enum)

@@ -20,7 +20,6 @@ CR_FIELDS = tuple(f"cr{number}" for number in range(8))
 
 # 64-Bit ELF V2 ABI Specification, 2.2.2 and 2.2.3.
 ARGUMENTS = tuple(f"r{number}" for number in range(3, 11))
-SYSTEM_CALL_ARGUMENTS = ARGUMENTS[:6]
 RETURN_VALUES = ("r3", "r4")
 CALLEE_SAVED = ("r1", *(f"r{number}" for number in range(14, 32)))
 RED_ZONE = 288  # bytes below r1 that a function without a frame of its own may use; KERNEL_REDZONE_SIZE in the kernel

@@ -17,9 +17,8 @@ STUB_NUMBERS = {name: number for number, name in enumerate(_IN_PACKETS)}
 SYSTEM = SystemRegisters({"cpl": Part("cs", 0, 2)}, per_cpu="gs_base")  # cpl: the privilege level
 SEGMENT_BASES = {0x64: "fs_base", 0x65: "gs_base"}  # by prefix
 
-# System V ABI, AMD64 supplement, 3.2.3. A system call has r10 in place of rcx.
+# System V ABI, AMD64 supplement, 3.2.3.
 ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
-SYSTEM_CALL_ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
 STACKED_ARGUMENTS = 8  # from rsp at the entry, behind the return address: the seventh and those that follow
 RETURN_VALUES = ("rax", "rdx")
 CALLEE_SAVED = ("rbx", "rbp", "rsp", "r12", "r13", "r14", "r15")
