@@ -67,7 +67,23 @@ class Stub:
         return b"OK"
 
 
-class Gdb(ModuleType):
+class Names(ModuleType):
+    """GDB's module as far as it must be there to import what uses it: classes, constants and functions by any name."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made: object = 0
+        if not name.isupper():
+            made = type(name, (Exception,), {}) if name[0].isupper() or "rror" in name else Names(name)
+        setattr(self, name, made)
+        return made
+
+    def __call__(self, *_: object, **__: object) -> None:
+        """Return nothing, as for a function that only does something."""
+
+
+class Gdb(Names):
     """The module, with one inferior. later: whether it is a GDB 16."""
 
     error = Error

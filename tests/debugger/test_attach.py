@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,23 +14,8 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.bare import BareGuest
 from gdb_optprobe.guest.linux.arch.registry import ARCHES
 from gdb_optprobe.isa.registry import ISAS
+from tests.debugger.fake_gdb import Names
 from tests.isa.aarch64 import AARCH64
-
-
-class Names(ModuleType):
-    """GDB's module as far as it must be there to import what uses it: classes, constants and functions by any name."""
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made: object = 0
-        if not name.isupper():
-            made = type(name, (Exception,), {}) if name[0].isupper() or "rror" in name else Names(name)
-        setattr(self, name, made)
-        return made
-
-    def __call__(self, *_: object, **__: object) -> None:
-        """Return nothing, as for a function that only does something."""
 
 
 @pytest.fixture
