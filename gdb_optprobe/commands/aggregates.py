@@ -7,13 +7,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gdb_optprobe.maps.aggregate import Aggregate, Bucket, Linear, Powers, buckets, value
-from gdb_optprobe.probes.views import ObjectView
+from gdb_optprobe.probes.views import NANOSECONDS, ObjectView
 
 BAR = 40
 _UNITS = "KMGTPE"
+_TIMES = (NANOSECONDS, "us", "ms", "s")
 
 
 def lines(view: ObjectView) -> list[str]:
@@ -22,17 +23,17 @@ def lines(view: ObjectView) -> list[str]:
     if not view.rows:
         return [f"{view.action}: nothing yet", *lost]
     if len(view.rows) == 1 and not view.rows[0].key:
-        return _one(view.action, view.aggregate, view.rows[0].words)
+        return _one(view.action, view, view.rows[0].words)
     rows = sorted(view.rows, key=lambda row: (_weight(view.aggregate, row.words), row.key))
-    found = [line for row in rows for line in _one(row.spelled, view.aggregate, row.words)]
+    found = [line for row in rows for line in _one(row.spelled, view, row.words)]
     return [f"{view.action}:", *(f"    {line}" for line in found), *lost]
 
 
-def _one(name: str, aggregate: Aggregate, words: Sequence[int]) -> list[str]:
-    if isinstance(aggregate, Powers | Linear):
-        return [f"{name}:", *_histogram(aggregate, words)]
-    found = value(aggregate, words)
-    return [f"{name}: {found if found is not None else 'nothing yet'}"]
+def _one(name: str, view: ObjectView, words: Sequence[int]) -> list[str]:
+    if isinstance(view.aggregate, Powers | Linear):
+        return [f"{name}:", *_histogram(view.aggregate, words, view.unit)]
+    found = value(view.aggregate, words)
+    return [f"{name}: {f'{found}{view.unit}' if found is not None else 'nothing yet'}"]
 
 
 def _weight(aggregate: Aggregate, words: Sequence[int]) -> int:
@@ -41,23 +42,32 @@ def _weight(aggregate: Aggregate, words: Sequence[int]) -> int:
     return sum(words) if isinstance(aggregate, Powers | Linear) else found if isinstance(found, int) else 0
 
 
-def _histogram(histogram: Powers | Linear, words: Sequence[int]) -> list[str]:
+def _histogram(histogram: Powers | Linear, words: Sequence[int], unit: str) -> list[str]:
     """Return a line for each bucket, from the first to the last that is not empty."""
     found = buckets(histogram, words)
     filled = [index for index, one in enumerate(found) if one.count]
     if not filled:
         return ["    nothing yet"]
     most = max(one.count for one in found)
-    shown = [(_range(one), one.count) for one in found[filled[0] : filled[-1] + 1]]
+    exact = isinstance(histogram, Linear)
+    spell = _short if not unit else (lambda edge: f"{edge}{unit}") if exact else _time
+    shown = [(_range(one, spell), one.count) for one in found[filled[0] : filled[-1] + 1]]
     width = max(len(label) for label, _ in shown)
     return [f"    {label:<{width}} {count:>10} |{'@' * (BAR * count // most):<{BAR}}|" for label, count in shown]
 
 
-def _range(bucket: Bucket) -> str:
-    low = "(..." if bucket.low is None else f"[{_short(bucket.low)}"
+def _range(bucket: Bucket, spell: Callable[[int], str]) -> str:
+    low = "(..." if bucket.low is None else f"[{spell(bucket.low)}"
     if bucket.low is not None and bucket.high == bucket.low + 1:
         return f"{low}]"
-    return f"{low}, {'...' if bucket.high is None else _short(bucket.high)})"
+    return f"{low}, {'...' if bucket.high is None else spell(bucket.high)})"
+
+
+def _time(nanoseconds: int) -> str:
+    """Return 4.1us for 4096, with three digits."""
+    power = min((len(str(nanoseconds)) - 1) // 3, len(_TIMES) - 1)
+    found = nanoseconds / 1000**power
+    return f"{found:.3g}{_TIMES[power]}" if found < 999.5 else f"{found:.0f}{_TIMES[power]}"
 
 
 def _short(value: int) -> str:

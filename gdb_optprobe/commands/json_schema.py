@@ -224,7 +224,7 @@ DEFINITIONS: Mapping[str, Schema] = {
             ),
             "lost": _a("integer", "Values that found no room in the table"),
         },
-        {},
+        {"unit": _a("string", "The unit of the values, where it is known: ns")},
     ),
     "report_record": _line(
         "record",

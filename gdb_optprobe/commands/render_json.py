@@ -146,8 +146,9 @@ def _hit_cost(probe: ProbeView) -> dict[str, object]:
 def _map(number: int, found: ObjectView) -> dict[str, object]:
     """Return the line of an action's result. Without a key there is one entry, with an empty key."""
     values = [(row.key, aggregate.value(found.aggregate, row.words)) for row in found.rows]
+    unit = {"unit": found.unit} if found.unit else {}
     entries = [{"key": _plain(key), "value": _aggregate(value)} for key, value in values]
-    return {"type": "map", "number": number, "action": found.action, "entries": entries, "lost": found.lost}
+    return {"type": "map", "number": number, "action": found.action, "entries": entries, "lost": found.lost, **unit}
 
 
 def _aggregate(value: int | tuple[aggregate.Bucket, ...] | None) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results, Row
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.views import (
+    NANOSECONDS,
     ActiveCallView,
     Address,
     CallsView,
@@ -41,6 +43,7 @@ from gdb_optprobe.probes.views import (
 
 Frames = Callable[[Mapping[str, int], bytes], Iterable[FrameView]]
 """Registers and words of a stack to its frames."""
+_OF_TIME = re.compile(r"latency\b|\w+\(\s*\$elapsed\s*[,)]")
 READ = 50
 """Instructions of what a program calls to read memory that may not be there, most often."""
 
@@ -159,10 +162,15 @@ def deleted_view(kind: Kind, address: int, location: str, symbol: str, calls: Ca
 def _object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[ObjectView]:
     """Yield what each action gathered."""
     for cell, place in handler.cell_words():
-        yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),))
+        yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),), unit=_unit(cell.name))
     for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
         keyed = tuple(_row(table.columns, key, words, guest) for key, words in rows.items())
-        yield ObjectView(table.name, table.aggregate, keyed, lost, len(table.columns))
+        yield ObjectView(table.name, table.aggregate, keyed, lost, len(table.columns), _unit(table.name))
+
+
+def _unit(action: str) -> str:
+    """Return the unit of what an action gathers, "" where it is not known."""
+    return NANOSECONDS if _OF_TIME.match(action) else ""
 
 
 def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], guest: Guest) -> RowView:

@@ -81,15 +81,22 @@ class RowView:
     spelled: str = ""
 
 
+NANOSECONDS = "ns"
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectView:
-    """What an action gathered. action: as typed; lost: values that found no room; keys: how many `by` has."""
+    """What an action gathered. action: as typed; lost: values that found no room; keys: how many `by` has.
+
+    unit: of the values, "" where it is not known.
+    """
 
     action: str
     aggregate: Aggregate
     rows: tuple[RowView, ...]
     lost: int = 0
     keys: int = 0
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ AGGREGATES: tuple[tuple[Aggregate, tuple[int, ...]], ...] = (
 KEYED = ObjectView(
     "sum(count) by ($comm, file)", Sum(False), (RowView(("dd", Address(0xFFFF888000001000)), (7,), "[dd, …]"),), 3
 )
+TIMED = ObjectView("avg($elapsed)", Average(False), (RowView((), (2, 3000)),), unit="ns")
 FRAMES = (FrameView(VFS_READ + 19, "vfs_read+0x13"), FrameView(VFS_READ + 64, "", sure=False), FrameView(0, "…"))
 RECORDS = (
     RecordView(1, 12345, ("dd", Address(0x10), -5), "dd reads at 0x10\n"),
@@ -66,7 +67,9 @@ LEFT_OUT = LeftOutView(VFS_READ + 256, "vfs_poll", "$retval of type 'void' is no
 OF_GLOB = probe(7, location="vfs_*", left_out=(LEFT_OUT,))
 ALL = (KPROBE, boosted(), KRETPROBE, UPROBE, URETPROBE, NOWHERE, OF_GLOB)
 GATHERED = replace(
-    KPROBE, objects=(*(ObjectView("a", of, (RowView((), words),)) for of, words in AGGREGATES), KEYED), records=RECORDS
+    KPROBE,
+    objects=(*(ObjectView("a", of, (RowView((), words),)) for of, words in AGGREGATES), KEYED, TIMED),
+    records=RECORDS,
 )
 DOCTOR = DoctorView(
     "0.1",

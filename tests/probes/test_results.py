@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from gdb_optprobe.handlers.ir import (
 )
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 from gdb_optprobe.maps.ring import START
+from gdb_optprobe.probes import probe_views
 from gdb_optprobe.probes.handler import HITS, Handler
 from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.stops import Hit
@@ -112,3 +114,14 @@ def test_the_clock_cannot_be_asked_while_the_guest_stands() -> None:
 def test_faults_are_counted_beside_hits() -> None:
     done = Outcome(True, (Done(HANDLER.program.actions[0]),), faults=2)
     assert Results.empty(HANDLER).after_hit(HANDLER, done, 0).head[:2] == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("action", "unit"),
+    [
+        *((typed, "ns") for typed in ("latency", "latency by $comm", "avg($elapsed)", "lhist( $elapsed , 0, 9, 3)")),
+        *((typed, "") for typed in ("count", "sum($elapsed / 1000)", "hist(latency)", "entry hist(n)", "latencies")),
+    ],
+)
+def test_what_is_known_to_be_a_time(action: str, unit: str) -> None:
+    assert probe_views._unit(action) == unit
