@@ -115,15 +115,15 @@ def test_tells_of_an_oops(boot: Boot) -> None:
     assert guest.running and not guest.healthy
 
 
-def test_kernel_address_randomization(boot: Boot) -> None:
+def test_kernel_address_randomization(linux: Guest, boot: Boot) -> None:
     text = "grep ' T _text$' /proc/kallsyms"
     assert boot(append="nokaslr").check(text).startswith("ffffffff81000000")
-    assert boot().check("grep -c nokaslr /proc/cmdline || true") == "0\n"
+    assert linux.check("grep -c nokaslr /proc/cmdline || true") == "0\n"
 
 
 @each_architecture
-def test_reset(boot: Boot, arch: str) -> None:
-    guest = boot(arch=arch)
+def test_reset(fresh: Boot, arch: str) -> None:
+    guest = fresh(arch=arch)
     guest.check("touch /tmp/before")
     guest.reset()
     assert guest.run("test -e /tmp/before")[0] == 1
@@ -152,8 +152,8 @@ def test_a_guest_that_panics(arch: str) -> None:
 
 
 @each_architecture
-def test_snapshot(boot: Boot, arch: str) -> None:
-    guest = boot(arch=arch)
+def test_snapshot(fresh: Boot, arch: str) -> None:
+    guest = fresh(arch=arch)
     guest.check("echo before >/tmp/file")
     guest.snapshot("clean")
     guest.check("echo after >/tmp/file")

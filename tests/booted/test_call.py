@@ -30,8 +30,8 @@ def test_a_result_a_sleep_and_memory(linux: Guest) -> None:
     assert linux.check("echo still here") == "still here\n"
 
 
-def test_gdb_is_killed_in_the_middle_of_a_call(boot: Boot) -> None:
-    guest = boot()
+def test_gdb_is_killed_in_the_middle_of_a_call(fresh: Boot) -> None:
+    guest = fresh()
     command = [gdb_program(), "-nx", "-batch", "-ex", f"target remote {guest.gdb_socket}"]
     command += ["-ex", f"source {ROOT}/scripts/optprobe.py", "-ex", CALL, "-ex", "guest-call msleep 4000"]
     with subprocess.Popen(

@@ -77,8 +77,8 @@ def test_quit_asks(linux: Guest, answers: list[str], left: bool) -> None:
         assert text(linux) == before
 
 
-def test_reconnecting_finds_the_probes_and_what_they_counted_meanwhile(boot: Boot) -> None:
-    linux = boot()
+def test_reconnecting_finds_the_probes_and_what_they_counted_meanwhile(fresh: Boot) -> None:
+    linux = fresh()
     with Console(linux) as gdb:
         gdb("set optprobe on-exit keep")
         probe(gdb)
@@ -92,8 +92,8 @@ def test_reconnecting_finds_the_probes_and_what_they_counted_meanwhile(boot: Boo
         gdb("set optprobe on-exit remove")
 
 
-def test_rebooted_meanwhile(boot: Boot) -> None:
-    guest = boot()
+def test_rebooted_meanwhile(fresh: Boot) -> None:
+    guest = fresh()
     with Console(guest) as gdb:
         probe(gdb)
         booted = len(guest.log())
@@ -113,8 +113,8 @@ def test_rebooted_meanwhile(boot: Boot) -> None:
     assert guest.problems() == []
 
 
-def test_killed_with_optimized_probes_while_the_guest_runs(boot: Boot) -> None:
-    guest = boot()
+def test_killed_with_optimized_probes_while_the_guest_runs(fresh: Boot) -> None:
+    guest = fresh()
     with Console(guest) as gdb:
         probe(gdb)
         gdb.send("continue")

@@ -69,9 +69,9 @@ def test_all_of_it_works_on_a_stock_kernel(linux: Guest) -> None:
     assert all(word in headline for word in ("GDB", "Python", "QEMU", "Linux version", "2 vCPUs"))
 
 
-def test_what_an_earlier_gdb_left_is_not_touched_by_asking(boot: Boot) -> None:
+def test_what_an_earlier_gdb_left_is_not_touched_by_asking(fresh: Boot) -> None:
     """An arena without probes is given back by the next GDB that needs one, not by one that asks."""
-    guest = boot()
+    guest = fresh()
     with Debugger(guest.gdb_socket) as gdb:
         gdb("set optprobe on-exit keep")
         gdb("optprobe add vfs_read")
@@ -152,9 +152,9 @@ def test_explain_writes_nothing_and_does_not_run_the_guest(each_linux: Guest) ->
         assert (proxy.count() - start).stops == 0
 
 
-def test_a_tracer_of_the_guests_own_is_told_where_it_is_in_the_way(boot: Boot) -> None:
+def test_a_tracer_of_the_guests_own_is_told_where_it_is_in_the_way(fresh: Boot) -> None:
     """Entries alone: traps are taken where they were, though functions on the way there call the tracer now."""
-    guest = boot()
+    guest = fresh()
     tracer = "/sys/kernel/tracing/current_tracer"
     guest.check(f"echo function > {tracer}")
     with Debugger(guest.gdb_socket) as gdb:

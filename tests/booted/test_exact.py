@@ -120,8 +120,8 @@ SWITCH = (
 )
 
 
-def test_the_guest_s_tracers_go_on_and_off_over_256_entry_probes(boot: Boot) -> None:
-    traced = boot()
+def test_the_guest_s_tracers_go_on_and_off_over_256_entry_probes(fresh: Boot) -> None:
+    traced = fresh()
     script: list[str | Workload] = ["optprobe add __x64_sys_[a-p]*", "optprobe add vfs_write"]
     script += [Workload(SWITCH, 240), keep("list", "optprobe list"), "optprobe check", "optprobe delete"]
     finished = batch(traced, script, timeout=400)
@@ -138,10 +138,10 @@ def test_the_guest_s_tracers_go_on_and_off_over_256_entry_probes(boot: Boot) -> 
     assert "vfs_write" in seen
 
 
-def test_two_cpus_that_run_at_once(boot: Boot) -> None:
+def test_two_cpus_that_run_at_once(fresh: Boot) -> None:
     """No event of the guest's here: each byte is one hit of `read_zero`, which nothing else calls."""
     finished = batch(
-        boot(extra=PARALLEL),
+        fresh(extra=PARALLEL),
         ["optprobe add read_zero", "optprobe add vfs_read", two_dd(HITS), keep("list", "optprobe list")],
     )
     assert finished.status == 0, finished.output
@@ -160,8 +160,8 @@ def test_an_entry_in_use_gets_the_next_instruction(traced: Guest) -> None:
     assert "FTRACE_IN_USE" in finished.output
 
 
-def test_a_new_gdb_takes_over_what_an_earlier_one_left(boot: Boot) -> None:
-    guest = boot()
+def test_a_new_gdb_takes_over_what_an_earlier_one_left(fresh: Boot) -> None:
+    guest = fresh()
     first = batch(guest, ["set optprobe on-exit keep", "optprobe add vfs_read"])
     assert first.status == 0, first.output
     script = ["optprobe recover", "optprobe add vfs_write", two_dd(HITS // 4)]
@@ -173,9 +173,9 @@ def test_a_new_gdb_takes_over_what_an_earlier_one_left(boot: Boot) -> None:
 
 
 @pytest.mark.parametrize("tier", ["emulated", "boosted", "breakpoint"])
-def test_tiers_that_stop_on_two_cpus_at_once(boot: Boot, tier: str) -> None:
+def test_tiers_that_stop_on_two_cpus_at_once(fresh: Boot, tier: str) -> None:
     """Two vCPUs come to the stop point together again and again: no hit is lost and none is told twice."""
-    guest = boot(extra=PARALLEL)
+    guest = fresh(extra=PARALLEL)
     count = 2000 if FULL else 150
     script: list[str | Workload] = ["optprobe add vfs_read", f"optprobe add vfs_read+5 -tier {tier}"]
     finished = batch(guest, [*script, two_dd(count), keep("list", "optprobe list"), "optprobe delete"], timeout=900)

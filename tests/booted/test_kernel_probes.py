@@ -25,9 +25,9 @@ def own(line: str) -> Workload:
     return Workload(f"cd {TRACING}; {line}")
 
 
-def test_a_kprobe_on_our_branch_is_told_and_left_alone(boot: Boot) -> None:
+def test_a_kprobe_on_our_branch_is_told_and_left_alone(fresh: Boot) -> None:
     """On x86-64 the guest takes our jump for an instruction; when its kprobe goes, our branch can go too."""
-    guest = boot(extra=SINGLE)
+    guest = fresh(extra=SINGLE)
     script: list[str | Workload] = ["set optprobe exit-on-error off", "optprobe add vfs_read+5", "optprobe commit"]
     script += [WORK, own("echo 'p:own/x vfs_read+5' > kprobe_events; echo 1 > events/own/x/enable"), WORK]
     script += [attempt("optprobe check"), keep("list", "optprobe list"), attempt("optprobe delete"), "x/2xb vfs_read+5"]
@@ -47,9 +47,9 @@ def test_a_kprobe_on_our_branch_is_told_and_left_alone(boot: Boot) -> None:
     assert guest.problems() == []
 
 
-def test_what_is_behind_an_optimized_kprobe_is_probed_where_instructions_begin(boot: Boot) -> None:
+def test_what_is_behind_an_optimized_kprobe_is_probed_where_instructions_begin(fresh: Boot) -> None:
     """On x86-64 its jump covers four instructions and a part of none: what stands behind it is decoded as it was."""
-    guest = boot(extra=SINGLE)
+    guest = fresh(extra=SINGLE)
     guest.check(f"cd {TRACING}; echo 'p:own/x vfs_read+13' > kprobe_events; echo 1 > events/own/x/enable")
     wait = "until grep -q 'vfs_read+0xd .*OPTIMIZED' /sys/kernel/debug/kprobes/list; do sleep 0.1; done"
     guest.check(f"{WORK.command}; {wait}", 60)
@@ -72,9 +72,9 @@ def test_what_is_behind_an_optimized_kprobe_is_probed_where_instructions_begin(b
     assert guest.problems() == []
 
 
-def test_a_kprobe_in_the_global_entry_leaves_the_local_one_known(boot: Boot) -> None:
+def test_a_kprobe_in_the_global_entry_leaves_the_local_one_known(fresh: Boot) -> None:
     """On ppc64le it is told by its first two instructions, of which the second is a branch by then."""
-    guest = boot(arch="ppc64le", extra=SINGLE)
+    guest = fresh(arch="ppc64le", extra=SINGLE)
     guest.check(f"cd {TRACING}; echo 'p:own/x vfs_read+4' > kprobe_events; echo 1 > events/own/x/enable")
     wait = "until grep -q 'vfs_read+0x4 .*OPTIMIZED' /sys/kernel/debug/kprobes/list; do sleep 0.1; done"
     guest.check(f"{WORK.command}; {wait}", 120)
@@ -106,9 +106,9 @@ PLACES = {
 
 
 @pytest.mark.parametrize("arch", PLACES)
-def test_events_and_tracers_come_and_go_in_both_orders(boot: Boot, arch: str) -> None:
+def test_events_and_tracers_come_and_go_in_both_orders(fresh: Boot, arch: str) -> None:
     """Ours first, then theirs first, each with kprobe events and with the function tracer."""
-    guest = boot(arch=arch, extra=SINGLE)
+    guest = fresh(arch=arch, extra=SINGLE)
     ours = [f"optprobe add {place}" for place in ("vfs_read", PLACES[arch][-1])]
     events = "; ".join(f"echo 'p:own/e{n} {place}' >> kprobe_events" for n, place in enumerate(PLACES[arch]))
     on = [own(f"{events}; echo 1 > events/own/enable")]

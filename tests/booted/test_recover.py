@@ -174,12 +174,12 @@ PROBES = ("__schedule -return", "vfs_read -return", DEREFERENCES)
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
-def test_memory_of_calls_that_never_end_does_not_grow_with_kills(boot: Boot, arch: str) -> None:
+def test_memory_of_calls_that_never_end_does_not_grow_with_kills(fresh: Boot, arch: str) -> None:
     """The tables, the trampolines and the routines that are there go on: a kill and `recover` take nothing more.
 
     In guests of their own, for their threads of the kernel's are in such calls ever after.
     """
-    guest, before = boot(arch=arch), list[list[int]]()
+    guest, before = fresh(arch=arch), list[list[int]]()
     for kill in range(KILLED + 1):
         with Console(guest) as gdb:
             gdb("set optprobe guardian off")

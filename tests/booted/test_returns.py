@@ -258,9 +258,9 @@ def nobody_is_dropped(guest: Guest, functions: str) -> None:
     assert not guest.problems()
 
 
-def test_a_returning_thread_is_not_dropped(boot: Boot) -> None:
+def test_a_returning_thread_is_not_dropped(fresh: Boot) -> None:
     """In a guest of its own: a thread of the kernel's that sleeps for long is still in a call when GDB leaves."""
-    nobody_is_dropped(boot(), EVERYWHERE)
+    nobody_is_dropped(fresh(), EVERYWHERE)
 
 
 def test_probes_are_removed_while_calls_are_under_way(traced: Guest) -> None:
