@@ -290,6 +290,7 @@ def attach(
     stops = GdbStops(machine, isa, attachments.guard)
     if recovered is None or arch is None:
         return _bare(connection, isa, machine, stops)
+    kernel_symbols.warn_of_others(recovered.build)
     memory = KernelMemory(machine, machine, recovered.view.walk)
     machine.memory = memory
     unpatched = UnpatchedText()

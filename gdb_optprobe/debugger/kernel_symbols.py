@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gdb
 
+from gdb_optprobe.debugger import objfiles
 from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache
@@ -30,6 +31,14 @@ def of_another_program() -> bool:
 MADE = "elf_1"
 
 
+def warn_of_others(build: str) -> None:
+    """Warn of symbols of other builds than the guest's kernel, `build`."""
+    for other, path in objfiles.other_kernels(build).items():
+        warn(
+            f"GDB's symbols in {path} are of another build than the guest's kernel: names, lines and backtraces are "
+            f"wrong (build-id {other}, the guest has {build}); load the guest's own vmlinux, or none: symbol-file"
+        )
+
 def provide(recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine, unwound: bool) -> int | None:
     """Load a symbol-only file of this kernel. Return an address in it, for `withdraw`; None where GDB needs none.
     unwound: whether we unwind its stack (debugger/unwinder.py). Then GDB must not guess where a stack ends: in entry
@@ -41,8 +50,11 @@ def provide(recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine, unwo
     if known is not None and known == truth:
         return _end_stacks(recovered, cache, machine) if unwound else None
     if known is not None and truth is not None:
+        where = f"GDB's symbols are for a kernel at {known:#x}, the guest's is at {truth:#x}"
+        if objfiles.other_kernels(recovered.build):
+            raise OptprobeError(f"{where}, and of another build", "symbol-file, then symbol-file FILE of this build")
         raise OptprobeError(
-            f"GDB's symbols are for a kernel at {known:#x}, the guest's is at {truth:#x}",
+            where,
             f"load them with 'symbol-file FILE -o {truth - known:#x}' (address randomization), or unload them",
         )
     path, origin = _known(recovered, cache, machine, unwound) or _write(recovered, cache, machine, unwound)

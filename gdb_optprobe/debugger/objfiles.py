@@ -12,6 +12,7 @@ from pathlib import Path
 import gdb
 
 from gdb_optprobe.guest.linux.structures import Layouts
+from gdb_optprobe.guest.vmlinux import is_kernel
 
 WITNESS = "task_struct"
 """A structure that every kernel's debug information has."""
@@ -21,6 +22,11 @@ BYTE = 8
 def files() -> Mapping[str, Path]:
     """Return the files that GDB has loaded symbols from, by build-id."""
     return {each.build_id: Path(each.filename) for each in _objfiles() if each.build_id and each.filename}
+
+
+def other_kernels(build: str) -> Mapping[str, Path]:
+    """Return the files of kernels that are not the build `build`, by build-id."""
+    return {other: path for other, path in files().items() if other != build and is_kernel(path)}
 
 
 def layouts(build: str) -> Layouts | None:

@@ -21,11 +21,14 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, Symbols
 from gdb_optprobe.guest_text import printable
 
-__all__ = ["Vmlinux", "completed", "has_data", "load", "read"]
+__all__ = ["Vmlinux", "completed", "has_data", "is_kernel", "load", "read"]
 
 HEADER, SECTION, SYMBOL = struct.Struct("<16sHHIQQQIHHHHHH"), struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
 ELF64 = b"\x7fELF\x02\x01"
 SYMTAB, NOBITS = 2, 8  # sh_type
+RELOCATABLE = 1  # e_type
+OF_KERNELS = b"\0.init.text\0"
+"""Code that is freed after the boot: in every kernel, and in no program."""
 WRITE, ALLOC, CODE = 1, 2, 4  # sh_flags
 RESERVED = 0xFF00  # SHN_LORESERVE: absolute and common symbols
 NO_TYPE, OBJECT, FUNCTION = 0, 1, 2  # STT_*
@@ -34,6 +37,8 @@ START = "_text"
 # Limits (budget.py), and what Debian's kernels have at the most.
 LONGEST_NAME = 511
 """KSYM_NAME_LEN - 1. A symbol with a longer name is passed over."""
+MOST_SECTION_NAMES = 1 << 20
+"""Bytes: 1,200."""
 MOST_OF_NAMES = 8
 """Bytes of all names for each byte of their table, in which one's end may be another: 1."""
 # What no kallsyms has either (scripts/mksysmap): labels within functions, and what modules are linked by.
@@ -76,6 +81,22 @@ def read(data: bytes) -> Vmlinux:
     if found is None or start is None:
         raise OptprobeError("the vmlinux that GDB has loaded has no symbol table of a kernel")
     return Vmlinux(found, start)
+
+
+def is_kernel(path: Path) -> bool:
+    """Return whether a file is a kernel's ELF file, by the names of its sections. A module is relocatable."""
+    try:
+        with path.open("rb") as file:
+            header = HEADER.unpack(file.read(HEADER.size))
+            if header[0][:6] != ELF64 or header[1] == RELOCATABLE:
+                return False
+            file.seek(header[6])
+            sections = list(SECTION.iter_unpack(file.read(SECTION.size * header[12])))
+            names = sections[header[13]]
+            file.seek(names[4])
+            return OF_KERNELS in file.read(min(names[5], MOST_SECTION_NAMES))
+    except (OSError, struct.error, IndexError, OverflowError):
+        return False
 
 
 def has_data(symbols: Symbols) -> bool:
