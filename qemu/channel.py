@@ -1,62 +1,17 @@
-"""Commands in the guest, over its second serial line; the protocol is drawn at the head of `init`."""
+"""Commands in the guest; what they print as text."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import socket
-import time
-from pathlib import Path
+from gdb_optprobe.guest import channel
+from gdb_optprobe.guest.channel import ChannelError
 
 __all__ = ["ChannelError", "Command"]
 
-_number = itertools.count()
 
-
-class ChannelError(Exception):
-    """The guest did not answer in time, or the line to it broke."""
-
-
-class Command:
-    """A running command in the guest; a second one waits until the first has ended."""
-
-    def __init__(self, socket_path: Path, command: str) -> None:
-        """Send `command`, one line for the guest's `sh`. ValueError when it is more than one line."""
-        if "\n" in command or "\0" in command:
-            raise ValueError("a command must be one line")
-        self.command = command
-        self._token = f"{os.getpid()}.{next(_number)}"
-        self._received = b""
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(socket_path))
-        self._socket.sendall(f"{self._token} {command}\n".encode())
+class Command(channel.Command):
+    """A running command in the guest."""
 
     def wait(self, timeout: float = 60.0) -> tuple[int, str]:
-        """Return the exit status and what the command printed (both streams), once it has ended.
-
-        timeout: seconds. ChannelError when they pass first; waiting again is allowed, giving up too:
-        the command then runs on and its output is lost.
-        """
-        begin, end = f"\1begin {self._token}\n".encode(), f"\1end {self._token} ".encode()
-        deadline = time.monotonic() + timeout
-        while True:
-            head, found, tail = self._received.partition(end)
-            if found and b"\n" in tail:
-                self.close()
-                output = head.partition(begin)[2]
-                return int(tail.split(b"\n")[0]), output.decode(errors="replace")
-            self._received += self._receive(deadline, timeout)
-
-    def close(self) -> None:
-        """Give up on the command."""
-        self._socket.close()
-
-    def _receive(self, deadline: float, timeout: float) -> bytes:
-        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-        try:
-            data = self._socket.recv(65536)
-        except TimeoutError:
-            raise ChannelError(f"the guest did not finish in {timeout:g} s: {self.command}") from None
-        if not data:
-            raise ChannelError(f"the guest went away during: {self.command}")
-        return data
+        """Return its `outcome`, the output as text."""
+        status, output = self.outcome(timeout)
+        return status, output.decode(errors="replace")

@@ -31,6 +31,7 @@ ENTRY, MIDDLE, RARE = FUNCTION, "vfs_write", "ksys_sync"
 MANY, FEW = 100_000, 60
 # As far behind a function's entry a probe's address is looked for, and how many instructions.
 NOT_BEFORE, TRIES = 16, 40
+READS = "dd if=/dev/zero of=/dev/null bs=1 count=100000"
 WORKLOAD = "dd if=/dev/zero of=/dev/null bs=1 count=100000 2>/dev/null; sync; sync; sync"
 SECONDS = 3.0
 
@@ -79,7 +80,7 @@ def demo(arguments: argparse.Namespace, stack: ExitStack) -> int:
     if guest is not None and guest.problems():
         raise GuestError("the guest is ill:\n" + "\n".join(guest.problems()))
     if arguments.interactive:
-        return interactive(socket)
+        return interactive(socket, is_ours=probing.reads is not None)
     print(farewell(arguments.gdb, arguments.arch))
     return 0
 
@@ -175,9 +176,10 @@ def middle(gdb: Debugger) -> str:
 # a session of one's own ----------------------------------------------------------------------------------------------
 
 
-def interactive(socket: str) -> int:
-    """Run GDB at the terminal until the user leaves it."""
-    print(f"\nThis is GDB, the guest is up; try: optprobe add {ENTRY}, optprobe run -for 2, optprobe report")
+def interactive(socket: str, is_ours: bool) -> int:
+    """Run GDB at the terminal until the user leaves it. is_ours: whether commands can be run in the guest."""
+    run = f"optprobe run -guest '{READS}'" if is_ours else "optprobe run -for 2"
+    print(f"\nThis is GDB, the guest is up; try: optprobe add {ENTRY}, {run}, optprobe report")
     sys.stdout.flush()
     words = [word for line in lines_to_start(socket) for word in ("-ex", line)]
     # At the terminal Ctrl-C belongs to GDB.

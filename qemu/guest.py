@@ -178,6 +178,15 @@ class Guest:
         except OSError:
             return False
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a debugger has stopped it, now. Raises GuestError, where QEMU does not answer."""
+        try:
+            with self.qmp() as control:
+                return not control.execute("query-status")["running"]
+        except (OSError, QmpError) as error:
+            raise GuestError(f"QEMU does not answer: {error}") from None
+
     def wait_ready(self, timeout: float = 120.0, *, after: int = 0) -> None:
         """Wait until the init says it is ready in the log behind the first `after` characters."""
         deadline = time.monotonic() + timeout

@@ -47,7 +47,10 @@ def start(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     # Some shells' users part a command from options so, and argparse keeps it.
     words = arguments.line[1:] if arguments.line[:1] == ["--"] else arguments.line
-    status, output = Guest.find(directory(arguments)).run(" ".join(words), arguments.timeout)
+    guest = Guest.find(directory(arguments))
+    if guest.stopped:
+        say("the guest is stopped, by GDB perhaps: the command waits until it runs")
+    status, output = guest.run(" ".join(words), arguments.timeout)
     sys.stdout.write(lines(output) if sys.stdout.isatty() else output)
     return status
 

@@ -48,7 +48,7 @@ from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.stops import Hit, OnHit, ProbeStop
-from gdb_optprobe.probes.target import NoModules, Target
+from gdb_optprobe.probes.target import Command, NoModules, Target
 from tests.detours.fakes import code
 from tests.guest.linux import fake_kernel
 
@@ -599,8 +599,11 @@ class FakeDebugger:
     def breakpoints(self) -> frozenset[int]:
         return self.guest.breakpoints
 
-    def run(self, seconds: float | None) -> None:
+    def run(self, seconds: float | None, until: Command | None = None) -> None:
         """The time is up at once."""
+
+    def begin(self, command: str) -> Command:
+        raise OptprobeError("a fake guest runs no commands")
 
     def guard(self) -> None:
         """Nothing dies here but by `FakeGuest.after`."""

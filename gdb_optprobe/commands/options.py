@@ -22,7 +22,12 @@ REPORT_OPTIONS: Mapping[str, str] = {
     "-folded": "",
 }
 SORT_FIELDS = ("hits", "missed", "dropped", "faults", "stops", "number", "symbol")
-RUN_OPTIONS: Mapping[str, str] = {"-for": "SECONDS", "-until-hits": "N:COUNT", "-timeout": "SECONDS"}
+RUN_OPTIONS: Mapping[str, str] = {
+    "-for": "SECONDS",
+    "-until-hits": "N:COUNT",
+    "-timeout": "SECONDS",
+    "-guest": "COMMAND",
+}
 COMMIT_OPTIONS: Mapping[str, str] = {"-timeout": "SECONDS"}
 DOCTOR_OPTIONS: Mapping[str, str] = {"-json": ""}
 RECOVER_OPTIONS: Mapping[str, str] = {"-remove": "", "-timeout": "SECONDS"}
@@ -85,6 +90,7 @@ class Run:
     seconds: float | None = None
     until_hits: tuple[int | str, int] | None = None
     timeout: float | None = None
+    guest: str = ""
     json: bool = False
 
 
@@ -205,7 +211,13 @@ def _top(option: Option) -> int:
 def parse_run(text: str) -> Run:
     options = _only_options(text, RUN_OPTIONS)
     until = options.get("-until-hits")
-    return Run(_seconds(options.get("-for")), _until_hits(until) if until else None, _seconds(options.get("-timeout")))
+    guest = options.get("-guest")
+    return Run(
+        _seconds(options.get("-for")),
+        _until_hits(until) if until else None,
+        _seconds(options.get("-timeout")),
+        guest.value if guest else "",
+    )
 
 
 def parse_commit(text: str) -> Commit:

@@ -10,14 +10,16 @@ from gdb_optprobe.commands.output import Output
 class RunCommand(Subcommand[Run]):
     """Let the guest run, stop it, and return.
 
-    optprobe run [-for SECONDS] [-until-hits N:COUNT] [-timeout SECONDS]
+    optprobe run [-for SECONDS] [-until-hits N:COUNT] [-timeout SECONDS] [-guest COMMAND]
 
     Without an option the guest runs until something stops it. When the time of -timeout has passed first, that is
-    an error.
+    an error. -guest runs a command in the guest's shell, prints what it prints, and stops the guest at its end; the
+    guest must be one of scripts/guest. Where something else stops the guest first, the command stays in it.
 
     Examples:
       optprobe run -for 2
       optprobe run -until-hits 1:1000 -timeout 30
+      optprobe run -guest 'dd if=/dev/zero of=/dev/null bs=1 count=1000'
     """
 
     word = "run"
@@ -28,7 +30,7 @@ class RunCommand(Subcommand[Run]):
     def run(self, args: Run, out: Output) -> None:
         session = self.session
         until = (only(session, args.until_hits[0]), args.until_hits[1]) if args.until_hits else None
-        out.lines([session.run(args.seconds, until, args.timeout)])
+        out.lines([session.run(args.seconds, until, args.timeout, args.guest)])
 
     def candidates(self, text: str) -> Sequence[str]:
         return tuple(RUN_OPTIONS)

@@ -14,12 +14,13 @@ import gdb
 from gdb_optprobe.debugger import kernel_symbols, objfiles
 from gdb_optprobe.debugger.gdb_symbols import GdbSymbols
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
+from gdb_optprobe.debugger.guest_command import GuestCommand
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
 from gdb_optprobe.debugger.messages import note, progress, warn
 from gdb_optprobe.debugger.modules import LinuxModules
 from gdb_optprobe.debugger.parameters import current_settings, on_change
-from gdb_optprobe.debugger.running import describe, is_stopped, run_for
+from gdb_optprobe.debugger.running import Ends, describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.errors import OptprobeError, Unreachable
@@ -40,7 +41,7 @@ from gdb_optprobe.probes.leftovers import CALLS, LEFT, RECOVER
 from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site_tracer import SiteTracer
-from gdb_optprobe.probes.target import NoTracer, Target
+from gdb_optprobe.probes.target import Command, NoTracer, Target
 from gdb_optprobe.probes.unpatched_text import UnpatchedText
 
 
@@ -245,12 +246,16 @@ class GdbDebugger:
         leaving = attachments.current.leaving if attachments.current is not None else None
         return addresses_of_users(without=leaving)
 
-    def run(self, seconds: float | None) -> str | None:
+    def run(self, seconds: float | None, until: Ends | None = None) -> str | None:
         stops = attachments.current.stops if attachments.current is not None else None
-        stop = run_for(seconds, stops)
+        stop = run_for(seconds, stops, until=until)
         if stop is None:
             return None
         return stops.announced.rstrip() if stops is not None and stops.announced else describe(stop)
+
+    def begin(self, command: str) -> Command:
+        connection = gdb.selected_inferior().connection
+        return GuestCommand((connection.details if connection is not None else None) or "", command)
 
     def guard(self) -> None:
         attachments.guarded()

@@ -74,6 +74,8 @@ class Interrupter:
         self.missed = True
         self._ending = False
         self._over = threading.Event()
+        self._ends = threading.Lock()
+        self._hurried = False
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)
         self._thread = threading.Thread(target=self._wait, daemon=True)
         _active.append(self)
@@ -83,21 +85,32 @@ class Interrupter:
         """Return whether the guest must stop."""
         return self._asked
 
+    def hurry(self) -> None:
+        """Let the time be up now; any thread may call this, at any time. Use it where a Ctrl-C is heeded."""
+        with self._ends:
+            if not self._ending:
+                self._hurried = True
+                self._wake()
+
+    def _wake(self) -> None:
+        assert self._heeds and self._thread.ident is not None
+        signal.pthread_kill(self._thread.ident, signal.SIGINT)
+
     def end(self) -> None:
         """End the run. A Ctrl-C that has not stopped the guest goes to GDB."""
-        self._ending = True
-        _active.remove(self)
-        if self._heeds:
-            assert self._thread.ident is not None
-            signal.pthread_kill(self._thread.ident, signal.SIGINT)
-        self._over.set()
+        with self._ends:
+            self._ending = True
+            _active.remove(self)
+            if self._heeds:
+                self._wake()
+            self._over.set()
         self._thread.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     # in the thread, which lives until `_over` ----------------------------------------------------------------------
 
     def _wait(self) -> None:
-        self.is_late = not self._comes(self._seconds)
+        self.is_late = not self._comes(self._seconds) or self._hurried
         since = last = time.monotonic()
         self._asked = not self._ending
         while not self._ending:

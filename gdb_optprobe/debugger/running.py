@@ -29,20 +29,27 @@ class HandsOver(Protocol):
         """Return whether a hit has ended the run, since the last call of this."""
 
 
+class Ends(Protocol):
+    """What a run may wait for."""
+
+    def when_ended(self, act: Callable[[], None]) -> None:
+        """Call `act` when it has ended, in any thread; now, where it has. It replaces what was given before."""
+
+
 def never() -> bool:
     """Return False: a run without a limit is never asked to stop."""
     return False
 
 
 def run_for(
-    seconds: float | None, stops: HandsOver | None = None, heeds: bool = True
+    seconds: float | None, stops: HandsOver | None = None, heeds: bool = True, until: Ends | None = None
 ) -> gdb.StopEvent | Interrupted | None:
     """Continue until something stops the guest or `seconds` pass (None: no limit). Return the stop, or None when late.
 
     Printed at the end: the output of Python handlers, and what GDB prints of a stop that is not ours. Where hits follow
     each other so fast that the stub never sees GDB's interrupt, the next hit stops the guest.
 
-    heeds: whether a Ctrl-C of the user ends the run too.
+    heeds: whether a Ctrl-C of the user ends the run too. until: when this has ended, the time is up.
     """
     seen: list[gdb.StopEvent] = []
     said, report = StringIO(), StopReport()
@@ -52,6 +59,8 @@ def run_for(
         with interrupting(seconds, heeds) as interrupter:
             if stops is not None:
                 stops.asked = interrupter.asked
+            if until is not None:
+                until.when_ended(interrupter.hurry)
             # to_string keeps GDB's "[Switching to Thread …]" of silent stops off the screen, but not handlers' words.
             with report, redirect_stdout(said):
                 gdb.execute("continue", to_string=True)

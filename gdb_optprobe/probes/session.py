@@ -30,7 +30,7 @@ from gdb_optprobe.probes.read_results import clear_results, read_results
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.target import Command, Target
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import CollectorView, ExplainView, LeftOutView, ProbeView, SavedProbes, ShowView
 
@@ -413,14 +413,32 @@ class Session:
     # running -----------------------------------------------------------------------------------------------------
 
     def run(
-        self, seconds: float | None = None, until_hits: tuple[int, int] | None = None, timeout: float | None = None
+        self,
+        seconds: float | None = None,
+        until_hits: tuple[int, int] | None = None,
+        timeout: float | None = None,
+        guest: str = "",
     ) -> str:
         """Let the guest run. Return why it stopped, how long it ran, and the hits.
 
-        Raises OptprobeError when `timeout` seconds pass first.
+        guest: a command in the guest; the run ends with it. Raises OptprobeError when `timeout` seconds pass first.
         """
         if until_hits is not None:
             self.registry.probes([until_hits[0]])
+        command = self.target.debugger.begin(guest) if guest else None
+        try:
+            return self._run(seconds, until_hits, timeout, command)
+        finally:
+            if command is not None:
+                command.close()
+
+    def _run(
+        self,
+        seconds: float | None,
+        until_hits: tuple[int, int] | None,
+        timeout: float | None,
+        command: Command | None,
+    ) -> str:
         before, start = self._hits_by_number(), time.monotonic()
         bound = min((limit for limit in (seconds, timeout) if limit is not None), default=None)
         pause = SLICE
@@ -429,10 +447,12 @@ class Session:
             left = None if bound is None else bound - elapsed
             if until_hits is not None and self.hits(until_hits[0]) >= until_hits[1]:
                 return f"probe {until_hits[0]} has {self.hits(until_hits[0])} hits\n{self._ran(elapsed, before)}"
+            if command is not None and (outcome := command.outcome()):
+                return f"{outcome}\n{self._ran(elapsed, before)}"
             if left is not None and left <= 0:
                 break
             longest = left if until_hits is None else pause if left is None else min(pause, left)
-            reason = self.target.debugger.run(longest)
+            reason = self.target.debugger.run(longest, command)
             if reason is not None:
                 return f"{reason}\n{self._ran(time.monotonic() - start, before)}"
             pause = min(pause * 2, LONGEST_SLICE)

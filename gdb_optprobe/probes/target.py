@@ -13,6 +13,19 @@ from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.stops import StopPoint, Stops
 
 
+class Command(Protocol):
+    """A command that runs in the guest."""
+
+    def outcome(self) -> str:
+        """Return what it printed and how it ended; "" while it runs."""
+
+    def when_ended(self, act: Callable[[], None]) -> None:
+        """Call `act` when it has ended, in any thread; now, where it has. It replaces what was given before."""
+
+    def close(self) -> None:
+        """Give up on it: it runs on, and what it prints is lost."""
+
+
 class Debugger(Protocol):
     """The debugger that has stopped the guest; probes/stops.py has what the stopping tiers need of it."""
 
@@ -22,8 +35,13 @@ class Debugger(Protocol):
     def breakpoints(self) -> frozenset[int]:
         """Return where the user's own breakpoints are now."""
 
-    def run(self, seconds: float | None) -> str | None:
-        """Run the guest, at most so long; return why it stopped, None where the time was up."""
+    def run(self, seconds: float | None, until: Command | None = None) -> str | None:
+        """Run the guest, at most so long, and at most until a command in it has ended. Return why it stopped, None
+        where that was all.
+        """
+
+    def begin(self, command: str) -> Command:
+        """Begin a command in the guest: it runs when the guest does. Raises OptprobeError where it takes none."""
 
     def guard(self) -> None:
         """See that the guest is freed should the debugger die; called before the first probe is written."""

@@ -20,3 +20,19 @@ def test_run_ends_in_time_where_the_guest_is_hardly_ever_running(linux: Guest) -
     for number in range(ROUNDS):
         assert SLICE <= found.json(f"run{number}") < SLOWEST
     assert sum(probe["hits"] for probe in found.json("list")) > ROUNDS
+
+
+def test_run_ends_with_a_command_in_the_guest(linux: Guest) -> None:
+    reads = "dd if=/dev/zero of=/dev/null bs=1 count=1000"
+    commands = [
+        'optprobe add vfs_read if $comm == "dd" && count == 1',
+        f"optprobe run -guest '{reads} 2>/dev/null; echo done; (exit 3)'",
+        keep("list", "optprobe list"),
+        f"optprobe run -for 0.2 -guest 'sleep 5; {reads}'",
+        "optprobe delete",
+    ]
+    found = batch(linux, commands)
+    assert found.status == 0 and "done\nthe command has ended with status 3\nran for " in found.output, found.output
+    assert "ran for 0.2 s: 0 hits of 1 probe" in found.output, "the command was given up"
+    (probe,) = found.json("list")
+    assert probe["hits"] == 1000

@@ -224,9 +224,13 @@ class FakeSession:
         return ()
 
     def run(
-        self, seconds: float | None = None, until_hits: tuple[int, int] | None = None, timeout: float | None = None
+        self,
+        seconds: float | None = None,
+        until_hits: tuple[int, int] | None = None,
+        timeout: float | None = None,
+        guest: str = "",
     ) -> str:
-        return f"fake: run {seconds} {until_hits} {timeout}"
+        return f"fake: run {seconds} {until_hits} {timeout}{f' {guest}' if guest else ''}"
 
     def matches(self, prefix: str) -> tuple[str, ...]:
         return tuple(name for name in ("vfs_read", "vfs_readv", "vfs_write") if name.startswith(prefix))

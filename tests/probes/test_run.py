@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Command
 from tests.fake_guest import MEETING, PLAIN, THREADS, TRACED, FakeDebugger, program
 
 LONG = 1000.0
+
+
+class Ended:
+    """A command in the guest that ends with its first run. See probes.target.Command."""
+
+    runs = 0
+    is_open = True
+
+    def outcome(self) -> str:
+        self.runs += 1
+        return "said\nended" if self.runs > 1 else ""
+
+    def when_ended(self, act: Callable[[], None]) -> None:
+        """The debugger here waits for nothing."""
+
+    def close(self) -> None:
+        self.is_open = False
 
 
 @dataclass(frozen=True)
@@ -20,8 +39,12 @@ class Debugger(FakeDebugger):
     """Each run is one call of every function by each thread. stop: what ends it."""
 
     stop: str | None = None
+    command: Ended = field(default_factory=lambda: Ended())
 
-    def run(self, seconds: float | None) -> str | None:  # type: ignore[override]
+    def begin(self, command: str) -> Command:
+        return self.command
+
+    def run(self, seconds: float | None, until: Command | None = None) -> str | None:  # type: ignore[override]
         for number in range(THREADS):
             self.guest.run_to(number, MEETING)
         return self.stop
@@ -59,3 +82,11 @@ def test_a_timeout_tells_the_hits_too() -> None:
     session = probed(None, PLAIN)
     with pytest.raises(OptprobeError, match=r"nothing stopped the guest within 1e-06 s: \d+ hits of 1 probe"):
         session.run(None, (1, 1 << 40), timeout=1e-6)
+
+
+def test_a_command_in_the_guest_ends_it() -> None:
+    session = probed(None, PLAIN)
+    said = session.run(guest="dd")
+    assert re.fullmatch(rf"said\nended\nran for [\d.e-]+ s: {THREADS} hits of 1 probe", said)
+    debugger = session.target.debugger
+    assert isinstance(debugger, Debugger) and not debugger.command.is_open

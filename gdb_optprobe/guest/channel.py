@@ -1,0 +1,77 @@
+"""Commands in the guest, over its second serial line; the protocol is drawn at the head of `qemu/init`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import time
+from pathlib import Path
+
+from gdb_optprobe.errors import OptprobeError
+
+__all__ = ["ChannelError", "Command"]
+
+_number = itertools.count()
+MOST = 1 << 26
+"""Bytes that a command may print."""
+
+
+class ChannelError(OptprobeError):
+    """The guest did not answer in time, or the line to it broke."""
+
+
+class Command:
+    """A running command in the guest; a second one waits until the first has ended."""
+
+    def __init__(self, socket_path: Path, command: str) -> None:
+        """Send `command`, one line for the guest's `sh`. ValueError when it is more than one line."""
+        if "\n" in command or "\0" in command:
+            raise ValueError("a command must be one line")
+        self.command = command
+        self._token = f"{os.getpid()}.{next(_number)}"
+        self._received = b""
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(socket_path))
+        self._socket.sendall(f"{self._token} {command}\n".encode())
+
+    def outcome(self, timeout: float = 60.0) -> tuple[int, bytes]:
+        """Return the exit status and what the command printed (both streams), once it has ended.
+
+        timeout: seconds. ChannelError when they pass first; waiting again is allowed, giving up too:
+        the command then runs on and its output is lost.
+        """
+        begin, end = f"\1begin {self._token}\n".encode(), f"\1end {self._token} ".encode()
+        deadline = time.monotonic() + timeout
+        while True:
+            head, found, tail = self._received.partition(end)
+            if found and b"\n" in tail:
+                self.close()
+                output = head.partition(begin)[2]
+                return self._status(tail.split(b"\n")[0]), output
+            self._received += self._receive(deadline, timeout)
+            if len(self._received) > MOST:
+                raise ChannelError(f"the guest printed more than {MOST} bytes during: {self.command}")
+
+    def close(self) -> None:
+        """Give up on the command."""
+        with contextlib.suppress(OSError):
+            # A thread may be waiting for an answer.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _status(self, text: bytes) -> int:
+        if not text.isdigit():
+            raise ChannelError(f"no exit status came of: {self.command}")
+        return int(text[:3])
+
+    def _receive(self, deadline: float, timeout: float) -> bytes:
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            data = self._socket.recv(65536)
+        except TimeoutError:
+            raise ChannelError(f"the guest did not finish in {timeout:g} s: {self.command}") from None
+        if not data:
+            raise ChannelError(f"the guest went away during: {self.command}")
+        return data
