@@ -64,7 +64,13 @@ class Session(Protocol):
     def saved(self) -> SavedProbes: ...
 
     def run(
-        self, seconds: float | None, until_hits: tuple[int, int] | None, timeout: float | None, guest: str
+        self,
+        seconds: float | None,
+        until_hits: tuple[int, int] | None,
+        timeout: float | None,
+        guest: str,
+        every: float | None,
+        then: Callable[[], object],
     ) -> str: ...
 
     def value_of(self, expression: str) -> Sequence[str]: ...

@@ -27,6 +27,8 @@ RUN_OPTIONS: Mapping[str, str] = {
     "-until-hits": "N:COUNT",
     "-timeout": "SECONDS",
     "-guest": "COMMAND",
+    "-every": "SECONDS",
+    "-clear": "",
 }
 COMMIT_OPTIONS: Mapping[str, str] = {"-timeout": "SECONDS"}
 DOCTOR_OPTIONS: Mapping[str, str] = {"-json": ""}
@@ -91,6 +93,8 @@ class Run:
     until_hits: tuple[int | str, int] | None = None
     timeout: float | None = None
     guest: str = ""
+    every: float | None = None
+    clear: bool = False
     json: bool = False
 
 
@@ -212,11 +216,15 @@ def parse_run(text: str) -> Run:
     options = _only_options(text, RUN_OPTIONS)
     until = options.get("-until-hits")
     guest = options.get("-guest")
+    if "-clear" in options and "-every" not in options:
+        raise fault("-clear is for the reports of -every", options["-clear"].where, "optprobe report -clear")
     return Run(
         _seconds(options.get("-for")),
         _until_hits(until) if until else None,
         _seconds(options.get("-timeout")),
         guest.value if guest else "",
+        _seconds(options.get("-every")),
+        clear="-clear" in options,
     )
 
 

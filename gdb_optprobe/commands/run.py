@@ -11,15 +11,19 @@ class RunCommand(Subcommand[Run]):
     """Let the guest run, stop it, and return.
 
     optprobe run [-for SECONDS] [-until-hits N:COUNT] [-timeout SECONDS] [-guest COMMAND]
+                 [-every SECONDS [-clear]]
 
     Without an option the guest runs until something stops it. When the time of -timeout has passed first, that is
     an error. -guest runs a command in the guest's shell, prints what it prints, and stops the guest at its end; the
     guest must be one of scripts/guest. Where something else stops the guest first, the command stays in it.
 
+    -every prints a report each so many seconds; -clear begins each of them at zero.
+
     Examples:
       optprobe run -for 2
       optprobe run -until-hits 1:1000 -timeout 30
       optprobe run -guest 'dd if=/dev/zero of=/dev/null bs=1 count=1000'
+      optprobe run -every 1 -clear -for 10
     """
 
     word = "run"
@@ -30,7 +34,13 @@ class RunCommand(Subcommand[Run]):
     def run(self, args: Run, out: Output) -> None:
         session = self.session
         until = (only(session, args.until_hits[0]), args.until_hits[1]) if args.until_hits else None
-        out.lines([session.run(args.seconds, until, args.timeout, args.guest)])
+
+        def report() -> None:
+            out.report(session.reports(None))
+            if args.clear:
+                session.clear(None)
+
+        out.lines([session.run(args.seconds, until, args.timeout, args.guest, args.every, report)])
 
     def candidates(self, text: str) -> Sequence[str]:
         return tuple(RUN_OPTIONS)

@@ -418,16 +418,19 @@ class Session:
         until_hits: tuple[int, int] | None = None,
         timeout: float | None = None,
         guest: str = "",
+        every: float | None = None,
+        then: Callable[[], object] = bool,
     ) -> str:
         """Let the guest run. Return why it stopped, how long it ran, and the hits.
 
-        guest: a command in the guest; the run ends with it. Raises OptprobeError when `timeout` seconds pass first.
+        then: what is done each `every` seconds, at a stop. guest: a command in the guest; the run ends with it.
+        Raises OptprobeError when `timeout` seconds pass first.
         """
         if until_hits is not None:
             self.registry.probes([until_hits[0]])
         command = self.target.debugger.begin(guest) if guest else None
         try:
-            return self._run(seconds, until_hits, timeout, command)
+            return self._run(seconds, until_hits, timeout, command, every, then)
         finally:
             if command is not None:
                 command.close()
@@ -438,39 +441,51 @@ class Session:
         until_hits: tuple[int, int] | None,
         timeout: float | None,
         command: Command | None,
+        every: float | None,
+        then: Callable[[], object],
     ) -> str:
-        before, start = self._hits_by_number(), time.monotonic()
+        before, counted, start = self._hits_by_number(), 0, time.monotonic()
         bound = min((limit for limit in (seconds, timeout) if limit is not None), default=None)
-        pause = SLICE
+        pause, due = SLICE, every
         while True:
             elapsed = time.monotonic() - start
-            left = None if bound is None else bound - elapsed
-            if until_hits is not None and self.hits(until_hits[0]) >= until_hits[1]:
-                return f"probe {until_hits[0]} has {self.hits(until_hits[0])} hits\n{self._ran(elapsed, before)}"
+            if until_hits is not None and (hits := self.hits(until_hits[0])) >= until_hits[1]:
+                return f"probe {until_hits[0]} has {hits} hits\n{self._ran(elapsed, before, counted)}"
             if command is not None and (outcome := command.outcome()):
-                return f"{outcome}\n{self._ran(elapsed, before)}"
+                return f"{outcome}\n{self._ran(elapsed, before, counted)}"
+            if every is not None and due is not None and elapsed >= due:
+                counted += self._hits_since(before)
+                then()
+                before = self._hits_by_number()
+                elapsed = time.monotonic() - start
+                due = elapsed + every
+            left = None if bound is None else bound - elapsed
             if left is not None and left <= 0:
                 break
-            longest = left if until_hits is None else pause if left is None else min(pause, left)
+            limits = (left, pause if until_hits is not None else None, due - elapsed if due is not None else None)
+            longest = min((limit for limit in limits if limit is not None), default=None)
             reason = self.target.debugger.run(longest, command)
             if reason is not None:
-                return f"{reason}\n{self._ran(time.monotonic() - start, before)}"
+                return f"{reason}\n{self._ran(time.monotonic() - start, before, counted)}"
             pause = min(pause * 2, LONGEST_SLICE)
         if timeout is not None and (seconds is None or timeout < seconds):
-            raise OptprobeError(f"nothing stopped the guest within {timeout:g} s{self._hits_since(before)}")
-        return self._ran(seconds or 0, before)
+            raise OptprobeError(f"nothing stopped the guest within {timeout:g} s{self._hits(before, counted)}")
+        return self._ran(seconds or 0, before, counted)
 
-    def _ran(self, seconds: float, before: Mapping[int, int]) -> str:
-        return f"ran for {seconds:.3g} s{self._hits_since(before)}"
+    def _ran(self, seconds: float, before: Mapping[int, int], counted: int) -> str:
+        return f"ran for {seconds:.3g} s{self._hits(before, counted)}"
 
-    def _hits_since(self, before: Mapping[int, int]) -> str:
-        """Return the hits of all probes since `before` as text; "" where there are no probes, or none any more."""
-        if not len(self.registry) or not self.is_same_guest():
+    def _hits(self, before: Mapping[int, int], counted: int) -> str:
+        """Return the hits of all probes as text: `counted`, and those since `before`; "" where no probe is left."""
+        probes = len(self.registry)
+        if not probes or not self.is_same_guest():
             return ""
-        now = self._hits_by_number()
+        hits = counted + self._hits_since(before)
+        return f": {hits:,} {'hit' if hits == 1 else 'hits'} of {probes} {'probe' if probes == 1 else 'probes'}"
+
+    def _hits_since(self, before: Mapping[int, int]) -> int:
         # A handler may have cleared a probe's count.
-        hits = sum(max(0, count - before.get(number, 0)) for number, count in now.items())
-        return f": {hits:,} {'hit' if hits == 1 else 'hits'} of {len(now)} {'probe' if len(now) == 1 else 'probes'}"
+        return sum(max(0, count - before.get(number, 0)) for number, count in self._hits_by_number().items())
 
     def _hits_by_number(self) -> dict[int, int]:
         found = read_results(self.registry.probes(), self.target.guest)

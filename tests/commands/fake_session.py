@@ -229,7 +229,11 @@ class FakeSession:
         until_hits: tuple[int, int] | None = None,
         timeout: float | None = None,
         guest: str = "",
+        every: float | None = None,
+        then: Callable[[], object] = bool,
     ) -> str:
+        if every is not None:
+            then()
         return f"fake: run {seconds} {until_hits} {timeout}{f' {guest}' if guest else ''}"
 
     def matches(self, prefix: str) -> tuple[str, ...]:

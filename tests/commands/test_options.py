@@ -48,6 +48,7 @@ def test_selection_refuses(text: str) -> None:
         ("", Run()),
         ("-for 2", Run(seconds=2.0)),
         ("-until-hits 1:1000 -timeout 0.5", Run(until_hits=(1, 1000), timeout=0.5)),
+        ("-every 2 -clear", Run(every=2.0, clear=True)),
         ("-guest 'dd bs=1' -timeout 3", Run(timeout=3.0, guest="dd bs=1")),
         ("-until-hits reads:10", Run(until_hits=("reads", 10))),
         ("-until-hits $optprobe:10", Run(until_hits=("$optprobe", 10))),

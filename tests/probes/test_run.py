@@ -15,6 +15,7 @@ from gdb_optprobe.probes.target import Command
 from tests.fake_guest import MEETING, PLAIN, THREADS, TRACED, FakeDebugger, program
 
 LONG = 1000.0
+ROUNDS = 5
 
 
 class Ended:
@@ -90,3 +91,16 @@ def test_a_command_in_the_guest_ends_it() -> None:
     assert re.fullmatch(rf"said\nended\nran for [\d.e-]+ s: {THREADS} hits of 1 probe", said)
     debugger = session.target.debugger
     assert isinstance(debugger, Debugger) and not debugger.command.is_open
+
+
+def test_something_is_done_again_and_again() -> None:
+    session = probed(None, PLAIN, TRACED)
+    seen = []
+
+    def then() -> None:
+        seen.append(session.hits(1))
+        session.clear([1])
+
+    said = session.run(None, (2, ROUNDS * THREADS), every=1e-9, then=then)
+    assert seen == [0, *[THREADS] * (ROUNDS - 1)]
+    assert said.endswith(f": {2 * ROUNDS * THREADS} hits of 2 probes"), "what was cleared counts too"
