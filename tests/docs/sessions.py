@@ -26,8 +26,8 @@ from pathlib import Path
 
 from tests.docs.blocks import ROOT
 
-GUIDES = ("session.md", "conditions.md", "returns.md", "any-instruction.md")
-PAGES = (ROOT / "README.md", ROOT / "docs" / "tutorial.md", *(ROOT / "docs" / "guide" / name for name in GUIDES))
+GUIDES = tuple(f"docs/guide/{name}.md" for name in ("session", "conditions", "returns", "any-instruction"))
+PAGES = tuple(ROOT / name for name in ("README.md", "docs/tutorial.md", "docs/cookbook.md", *GUIDES))
 """The pages that are run."""
 ANY = "…"
 COLLECTOR = "Collector: "
@@ -41,9 +41,10 @@ _X86_ONLY = "*x86-64 only*"
 _PROMPT = re.compile(r"(\(gdb\)|\$|guest#) (.*)")
 _BAR = re.compile(r".*\|@*\s*\|")
 _ZERO = re.compile(r"(0x)?[0.,]+\D*")
-_INDEX = re.compile(r"\[\d+\]")
+_BYTES = re.compile(r"\b[0-9a-f]{2}(?: [0-9a-f]{2})+\b")
+_INDEX = re.compile(r"\[\d+(?:, \d+)*\]")
 _ROW = re.compile(r" +\[.+\]: ")
-_NUMBER = re.compile(r"(?<![\w$])0x[0-9a-f]+\b|(?<![\w$])\d[\d,]*(?:\.\d+)?[KMGTPE]?(?:ns|us|ms|s)?(?![\w])")
+_NUMBER = re.compile(r"(?<![\w$])0x[0-9a-f]+\b|(?<![\w$])\d+(?:,\d{3})*(?:\.\d+)?[KMGTPE]?(?:ns|us|ms|s)?(?![\w])")
 
 
 @dataclass(frozen=True)
@@ -144,5 +145,6 @@ def _kind(line: str) -> str:
 
 
 def _line(line: str) -> str:
-    line = _NUMBER.sub(lambda number: "0" if _ZERO.fullmatch(number[0]) else "N", _INDEX.sub("[N]", line))
+    line = _INDEX.sub("[N]", _BYTES.sub("N", line))
+    line = _NUMBER.sub(lambda number: "0" if _ZERO.fullmatch(number[0]) else "N", line)
     return " ".join(line.split())

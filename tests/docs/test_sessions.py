@@ -73,6 +73,8 @@ def test_blocks_that_are_not_run_are_these() -> None:
         ("[1K, 2K)  7 |@@@@ |\nend", "[4, 8) 1 |@ |\n[8, 16) 1000 |@@@|\nend"),
         ("a   b\n\nc", "a b\nc"),
         ("  [dd]: 1\n  [init]: 2", "  [init]: 9\n  [dd]: 9"),
+        ("0x10  f0 48 ff 05 00  lock", "0x20  f0 48 ff fe fc  lock"),
+        ("at [0, 3]: 7", "at [1, 0]: 1"),
         ("[dd]: 754 ns", "[dd]: 3 ns"),
         ("0 missed", "0 missed"),
     ],
