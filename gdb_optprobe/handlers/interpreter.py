@@ -131,14 +131,14 @@ def _carry_out(action: Action, hit: Hit) -> Done:
     value = 0
     if isinstance(action, Update) and action.value is not None:
         value = int.from_bytes(evaluated.pop(0)[1], "little")
-    data = b"".join(data for _, data in evaluated)
+    kept = b"".join(each for _, each in evaluated)
     if isinstance(action, Emit) and action.target.stack:
         sp, room = (int.from_bytes(evaluated[at][1], "little") for at in (0, -1))
         if action.target.tried:
             words = _words(hit, sp, action.target.stack)
-            return Done(action, value, data[:-WORD] + len(words).to_bytes(WORD, "little") + words)
-        data += _read(hit, sp, WORD * min(room // WORD, action.target.stack), mapped=True)
-    return Done(action, value, data)
+            return Done(action, value, kept[:-WORD] + len(words).to_bytes(WORD, "little") + words)
+        kept += _read(hit, sp, WORD * min(room // WORD, action.target.stack), mapped=True)
+    return Done(action, value, kept)
 
 
 def _words(hit: Hit, start: int, most: int) -> bytes:
