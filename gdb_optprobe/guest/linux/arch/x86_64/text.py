@@ -117,19 +117,22 @@ class KernelText(CoreText):
     # --- functions ---------------------------------------------------------------------------------------------
 
     def _read(self, start: int, end: int) -> bytes:
-        """Read text, in pieces that many functions share."""
+        """Read original text, in pieces that many functions share.
+
+        A piece is original when it is read: a branch in it may be removed while the guest is stopped.
+        """
         first = start - start % PIECE
         for at in range(first, end, PIECE):
             if at not in self._pieces:
                 low, high = max(at, self._text[0]), min(at + PIECE, self._text[1])
-                self._pieces[at] = bytes(low - at) + self._kernel.memory.read(low, high - low)
+                self._pieces[at] = bytes(low - at) + self.originals.read(low, high)
         return b"".join(self._pieces[at] for at in range(first, end, PIECE))[start - first : end - first]
 
     def _part(self, start: int, end: int) -> Part:
         if start not in self._parts:
             if len(self._parts) >= REMEMBERED:
                 self._parts.clear()
-            data = self.originals(start, self._read(start, end))
+            data = self._read(start, end)
             listed = not self.originals.missing
             self._parts[start] = part_of(self._isa.decode(data, start), start, end, self._isa.breakpoint, listed)
         return self._parts[start]
@@ -239,7 +242,7 @@ class KernelText(CoreText):
     def _may_leave(self, start: int, end: int) -> Iterator[Jump]:
         """Yield all that looks like a short branch, in a function where another's breakpoint hides which bytes are one.
         """
-        data = self.originals(start, self._read(start, end))
+        data = self._read(start, end)
         for at, opcode in enumerate(data[:-1], start):
             if opcode in _SHORT:
                 offset = data[at - start + 1]

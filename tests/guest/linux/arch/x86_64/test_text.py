@@ -301,6 +301,24 @@ def test_our_own_branches_are_looked_through() -> None:
     assert function is not None and [insn.size for insn in function.hot[:5]] == [1] * 5
 
 
+def test_a_branch_that_is_removed_does_not_stay_in_a_neighbours_text() -> None:
+    """Functions share pieces of text: another one is looked at while the branch is there, this one after it went."""
+    memory = Pages()
+    memory.put(TEXT, b"\xe9\0\0\0\0" + b"\xc3" * 0xFFB)
+    names = {"hot": TEXT, "_stext": TEXT, "next": TEXT + 0x10, "last": TEXT + 0x20, "_etext": TEXT + 0x1000}
+    branches = {TEXT: b"\x55" * 5}
+
+    def overlay(address: int, data: bytes) -> bytes:
+        return branches[address] + data[5:] if address in branches else data
+
+    there = KernelText(kernel(memory, names), X86_64, overlay)
+    there.function(TEXT + 0x10)
+    branches.clear()
+    memory.put(TEXT, b"\x55" * 5)
+    function = there.function(TEXT)
+    assert function is not None and [insn.size for insn in function.hot[:5]] == [1] * 5
+
+
 def test_text_is_read_anew_after_the_guest_has_run() -> None:
     memory, there = text(hot="0f 1f 44 00 00  nop\n c3  ret")
     there.function(TEXT + 0x10)
