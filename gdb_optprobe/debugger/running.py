@@ -46,8 +46,9 @@ def run_for(
 ) -> gdb.StopEvent | Interrupted | None:
     """Continue until something stops the guest or `seconds` pass (None: no limit). Return the stop, or None when late.
 
-    Printed at the end: the output of Python handlers, and what GDB prints of a stop that is not ours. Where hits follow
-    each other so fast that the stub never sees GDB's interrupt, the next hit stops the guest.
+    Printed at the end: the output of Python handlers and of commands at the user's breakpoints, and what GDB prints of
+    a stop that is not ours. Where hits follow each other so fast that the stub never sees GDB's interrupt, the next hit
+    stops the guest.
 
     heeds: whether a Ctrl-C of the user ends the run too. until: when this has ended, the time is up.
     """
@@ -80,9 +81,10 @@ def run_for(
         gdb.events.stop.disconnect(seen.append)
     last = seen[-1] if seen else None
     is_interrupt = handed_over or (isinstance(last, gdb.SignalEvent) and last.stop_signal == "SIGINT")
-    if is_interrupt and interrupter.is_late:
+    is_ours = is_interrupt and interrupter.is_late
+    report.print(is_ours)
+    if is_ours:
         return None
-    report.print()
     return "interrupted" if is_interrupt else last
 
 

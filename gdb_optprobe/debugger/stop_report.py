@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import tempfile
 from types import TracebackType
 
@@ -18,6 +19,8 @@ from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.guest_text import lines
 
 STDOUT = 1
+_OUR_STOP = re.compile(r"\n(?:Thread .*|Program) received signal SIGINT, Interrupt\.$", re.M)
+_SWITCH = re.compile(r"^\[Switching to .*\]\n", re.M)
 
 
 class StopReport:
@@ -49,9 +52,13 @@ class StopReport:
         self._text = lines(self._file.read())
         self._file.close()
 
-    def print(self) -> None:
-        """Print what was kept."""
-        gdb.write(self._text)
+    def print(self, ours: bool = False) -> None:
+        """Print what was kept. ours: the stop was; then without its report, which is the last."""
+        text = self._text
+        if ours:
+            starts = [found.start() for found in _OUR_STOP.finditer(text)]
+            text = _SWITCH.sub("", text[: starts[-1]] if starts else text)
+        gdb.write(text)
 
 
 def _has_screen() -> bool:

@@ -36,3 +36,13 @@ def test_run_ends_with_a_command_in_the_guest(linux: Guest) -> None:
     assert "ran for 0.2 s: 0 hits of 1 probe" in found.output, "the command was given up"
     (probe,) = found.json("list")
     assert probe["hits"] == 1000
+
+
+def test_what_the_users_own_breakpoints_print_is_printed(linux: Guest) -> None:
+    script = ["optprobe add ksys_read", "break vfs_write", 'commands\nsilent\nprintf "written\\n"\ncontinue\nend']
+    script += ['dprintf vfs_read,"read %d\\n",77']
+    dd = "optprobe run -guest 'dd if=/dev/zero of=/dev/null bs=77 count=3 2>/dev/null'"
+    finished = batch(linux, [*script, dd, "delete", "optprobe delete"])
+    assert finished.status == 0, finished.output
+    assert finished.output.count("written\n") >= 3 and finished.output.count("read 77\n") >= 3, finished.output
+    assert "SIGINT" not in finished.output

@@ -36,3 +36,13 @@ def test_what_is_printed_meanwhile_is_kept(keep: str) -> None:
 def test_a_machine_interface_gets_its_records_at_once(keep: str) -> None:
     ended = gdb(keep, options=("-batch", "-i=mi3"))
     assert "kept False" in ended.out
+
+
+def test_what_others_printed_before_our_stop_is_printed(tmp_path: Path) -> None:
+    """Such as commands at a breakpoint of the user's."""
+    report = "there\n[Switching to Thread 1.2]\nthere\n\nThread 2 received signal SIGINT, Interrupt.\n0x1234 in f ()\n"
+    script = "import os\nfrom gdb_optprobe.debugger.stop_report import StopReport\nreport = StopReport()\n"
+    script += f"with report: os.write(1, {report.encode()!r})\nreport.print(ours=True)\n"
+    (tmp_path / "script.py").write_text(script)
+    ended = gdb(f"source {tmp_path}/script.py")
+    assert ended.out.split() == ["there", "there"], ended.err
