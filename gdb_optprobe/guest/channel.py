@@ -31,7 +31,8 @@ class Command:
             raise ValueError("a command must be one line")
         self.command = command
         self._token = f"{os.getpid()}.{next(_number)}"
-        self._received = b""
+        self._received = bytearray()
+        self._searched = 0
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(socket_path))
         self._socket.sendall(f"{self._token} {command}\n".encode())
@@ -45,11 +46,13 @@ class Command:
         begin, end = f"\1begin {self._token}\n".encode(), f"\1end {self._token} ".encode()
         deadline = time.monotonic() + timeout
         while True:
-            head, found, tail = self._received.partition(end)
-            if found and b"\n" in tail:
+            # Each byte is searched once, however much the guest prints.
+            at = self._received.find(end, self._searched)
+            self._searched = at if at >= 0 else max(0, len(self._received) - len(end))
+            if at >= 0 and (line := self._received.find(b"\n", at)) >= 0:
                 self.close()
-                output = head.partition(begin)[2]
-                return self._status(tail.split(b"\n")[0]), output
+                output = bytes(self._received[:at]).partition(begin)[2]
+                return self._status(bytes(self._received[at + len(end) : line])), output
             self._received += self._receive(deadline, timeout)
             if len(self._received) > MOST:
                 raise ChannelError(f"the guest printed more than {MOST} bytes during: {self.command}")
