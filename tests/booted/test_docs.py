@@ -38,7 +38,7 @@ ON_PPC64LE = (
     (re.compile(r"entry_SYSCALL_64_after_hwframe\+\w+"), "…"),
     (re.compile(r"entry_SYSCALL_64_after_hwframe"), "system_call_vectored_common"),
 )
-"""What the pages have for x86-64, and what is there on ppc64le, whose kernel has no types."""
+"""What the pages have for x86-64, and what is there on ppc64le: the kernel there has no types."""
 LOCAL_ENTRY = "+0x8"
 PROGRAM, CALLS = "/tmp/calls", 500
 """A program with symbols, which the guest has none of."""

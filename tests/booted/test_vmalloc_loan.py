@@ -1,4 +1,4 @@
-"""A kernel whose text has no padding lends memory for detours; these tests hide the padding of one that has some."""
+"""A kernel without padding in its text lends memory for detours; these tests hide the padding of one that has some."""
 
 from __future__ import annotations
 

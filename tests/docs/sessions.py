@@ -81,7 +81,7 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Yield the blocks of commands. Raises AssertionError for one whose language does not say that it is one."""
+    """Yield the blocks of commands. Raises AssertionError for one of another language."""
     lines = page.read_text().splitlines()
     begin: int | None = None
     language = ""
@@ -103,7 +103,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def _steps(lines: Sequence[str], first: int) -> Iterator[Step]:
-    """Yield the steps of a block whose first line is line `first` of the page."""
+    """Yield the steps of a block, which begins at line `first` of the page."""
     starts = [at for at, line in enumerate(lines) if (found := _PROMPT.match(line)) and found[1] != "guest#"]
     assert starts[:1] == [0], f"line {first + 1}: output before the first prompt"
     for at, end in zip(starts, [*starts[1:], len(lines)], strict=True):
