@@ -46,12 +46,12 @@ class Handle:
         A number, None where there was no value, or of a histogram a tuple of buckets (low, high, count) that are not
         empty. With `by` a mapping from the key to that; several keys are a tuple.
         """
-        return {each.action: _gathered(each) for each in self._objects()}
+        return {each.action: _gathered(each) for each in self._report().objects}
 
     @property
     def records(self) -> Sequence[RecordView]:
         """Return what `record`, `print` and `stack` kept, the oldest first: cpu, time, values, text, stack."""
-        return self._session.reports([self.number])[0].records
+        return self._report().records
 
     def value(self, action: str, *key: float | str) -> int:
         """Return what an action gathered: a number, or of a histogram how many values it has.
@@ -60,14 +60,15 @@ class Handle:
         key:    of an action with `by`, each of its keys. What was not seen has the count and the sum 0.
         Raises OptprobeError, also where a `min`, `max` or `avg` had no value yet.
         """
-        if action == "count" and not key and "count" in self.view.actions:
-            return self.hits
-        found, words = self._words(action, key)
+        report = self._report()
+        if action == "count" and not key and "count" in report.actions:
+            return report.hits
+        found, words = _words(report, action, key)
         if isinstance(found.aggregate, Powers | Linear):
             return sum(words)
         number = aggregate.value(found.aggregate, words)
         if not isinstance(number, int):
-            raise OptprobeError(f"'{found.action}' of probe {self.number} has no value yet", "optprobe report")
+            raise _no_value(report, found)
         return number
 
     def quantile(self, action: str, percent: float, *key: float | str) -> int:
@@ -75,36 +76,23 @@ class Handle:
 
         action, key: as of `value`. Raises OptprobeError.
         """
-        found, words = self._words(action, key)
+        report = self._report()
+        found, words = _words(report, action, key)
         if not isinstance(found.aggregate, Powers | Linear):
             raise OptprobeError(f"'{found.action}' is no histogram", "hist(EXPR), lhist(EXPR, …) and latency are")
         if not 0 < percent <= 100:
             raise OptprobeError(f"{percent:g} is no percentage above 0 and up to 100", "50 is the median")
         bucket = aggregate.quantile(aggregate.buckets(found.aggregate, words), percent)
         if bucket is None:
-            raise OptprobeError(f"'{found.action}' of probe {self.number} has no value yet", "optprobe report")
+            raise _no_value(report, found)
         if bucket.high is None:
             what = f"{percent:g} % of the values of '{found.action}' reach beyond {bucket.low}, where it ends"
             raise OptprobeError(what, "a greater MAX")
         return bucket.high - 1
 
-    def _objects(self) -> Sequence[ObjectView]:
-        return self._session.reports([self.number])[0].objects
-
-    def _words(self, action: str, key: tuple[float | str, ...]) -> tuple[ObjectView, Sequence[int]]:
-        """Return an action's result, and its words for a key."""
-        objects = self._objects()
-        same = [each for each in objects if each.action == action]
-        found = same or [each for each in objects if each.action.startswith(action)]
-        if len(found) != 1:
-            actions = ", ".join(repr(each.action) for each in objects)
-            what = f"{len(found) or 'none'} of the actions of probe {self.number} begin with '{action}'"
-            raise OptprobeError(what, f"it has: {actions}" if actions else "it only counts: $optprobe_hits(N)")
-        (one,) = found
-        if len(key) != one.keys:
-            takes = f"{one.keys} keys" if one.keys != 1 else "one key"
-            raise OptprobeError(f"'{one.action}' takes {takes}, not {len(key)}", "optprobe report shows its keys")
-        return one, next((row.words for row in one.rows if row.key == key), aggregate.initial(one.aggregate))
+    def _report(self) -> ProbeView:
+        """Return all that is known of the probe, with what its actions gathered."""
+        return self._session.reports([self.number])[0]
 
     @property
     def tier(self) -> str:
@@ -208,6 +196,25 @@ def kretprobe(
         maxactive=maxactive,
     )
     return Handle(session, session.add(*_each(spec))[0].number)
+
+
+def _words(report: ProbeView, action: str, key: tuple[float | str, ...]) -> tuple[ObjectView, Sequence[int]]:
+    """Return an action's result, and its words for a key."""
+    same = [each for each in report.objects if each.action == action]
+    found = same or [each for each in report.objects if each.action.startswith(action)]
+    if len(found) != 1:
+        actions = ", ".join(repr(each.action) for each in report.objects)
+        what = f"{len(found) or 'none'} of the actions of probe {report.number} begin with '{action}'"
+        raise OptprobeError(what, f"it has: {actions}" if actions else "it only counts: $optprobe_hits(N)")
+    (one,) = found
+    if len(key) != one.keys:
+        takes = f"{one.keys} keys" if one.keys != 1 else "one key"
+        raise OptprobeError(f"'{one.action}' takes {takes}, not {len(key)}", "optprobe report shows its keys")
+    return one, next((row.words for row in one.rows if row.key == key), aggregate.initial(one.aggregate))
+
+
+def _no_value(report: ProbeView, found: ObjectView) -> OptprobeError:
+    return OptprobeError(f"'{found.action}' of probe {report.number} has no value yet", "optprobe report")
 
 
 def _gathered(found: ObjectView) -> Any:
