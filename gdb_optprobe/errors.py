@@ -26,5 +26,15 @@ class Unreadable(OptprobeError):
         self.size = size
 
 
+WAIT = "continue until it has booted; or optprobe add … -pending, which waits for it"
+
+
+class NotBooted(OptprobeError):
+    """The guest's kernel has not started, or has not come far enough to be probed."""
+
+    def __init__(self, message: str, hint: str = WAIT) -> None:
+        super().__init__(message, hint)
+
+
 class Unreachable(OptprobeError):
     """The debugger cannot ask the guest anything now."""

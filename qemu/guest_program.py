@@ -50,7 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     guest = Guest.find(directory(arguments))
     if guest.stopped:
         say("the guest is stopped, by GDB perhaps: the command waits until it runs")
-    status, output = guest.run(" ".join(words), arguments.timeout)
+    try:
+        status, output = guest.run(" ".join(words), arguments.timeout)
+    except KeyboardInterrupt:
+        say("interrupted; the command still runs in the guest, and the next one waits until it ends")
+        return 130
     sys.stdout.write(lines(output) if sys.stdout.isatty() else output)
     return status
 

@@ -15,6 +15,7 @@ import ctypes
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,8 +23,10 @@ from typing import Any, cast
 import unicorn
 from unicorn import x86_const
 
+from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import ArenaContents
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import physical_patch
@@ -287,6 +290,14 @@ class FakeTracer:
     def release(self, site: FtraceSite) -> None:
         self._machine.write(self.records[site.address], b"\0")
 
+    def hold_all(self, sites: Sequence[FtraceSite]) -> None:
+        records = [self.records[site.address] for site in sites]
+        patch.apply_in_runs([Patch(at, b"\0", b"\1") for at in records], self._machine)
+
+    def release_all(self, sites: Sequence[FtraceSite]) -> None:
+        records = [self.records[site.address] for site in sites]
+        patch.apply_in_runs([Patch(at, b"\1", b"\0") for at in records], self._machine)
+
     def give_back(self) -> None:
         """No site stays disabled."""
 
@@ -334,7 +345,7 @@ def _set_nothing(values: Mapping[str, int]) -> None:
 
 
 @dataclass
-class FakeModule:
+class FakeModule(NoModules):
     """A module that comes and goes: one body of the guest's. load: how often it was loaded; 0: it is not there."""
 
     body: Body
@@ -460,7 +471,7 @@ class FakeGuest(Guest):
         ours: Any = self
         return LinuxGuest(
             cast(Any, recovered), ours.machine, ours.machine, self.isa, kernel, ours, ours.text, ours.text,
-            cast(LinuxArch, arch),
+            cast(LinuxArch, arch), _is_booting=False,
         )  # fmt: skip
 
     def trap_calls(self) -> TrapCalls:
@@ -469,6 +480,10 @@ class FakeGuest(Guest):
         return self.traps
 
     stacks_missing = ""
+
+    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
+        sites = (site for at in sorted(addresses) for site in self.text.ftrace_sites(at, at + 1) if site.address == at)
+        return [site for site in sites if self.machine.read(site.address, site.size) == site.idle]
 
     def moment(self) -> int:
         return self.steps
@@ -591,7 +606,7 @@ class FakeDebugger:
         if module is not None and (found := module.find(location)):
             return tuple(found)
         bodies = [body for body in self.guest.bodies if module is None or body is not module.body]
-        found = [body.address for body in bodies if body.name == location]
+        found = [body.address for body in bodies if (fnmatch(body.name, location) if glob else body.name == location)]
         if not found:
             raise OptprobeError(f"no function named {location}")
         return tuple(found)

@@ -36,7 +36,8 @@ class AddCommand(Subcommand[Add]):
       -tier TIER      this tier only: breakpoint, boosted, emulated, trapped, optimized
       -return         the function's return: $retval, $elapsed, latency
       -maxactive N    of a return probe: at most N calls at once
-      -pending        wait for a symbol that is not there yet
+      -pending        wait for a symbol that is not there yet: of a module, or of
+                      a kernel that has not started
       -glob           LOCATION is a glob
       -user           LOCATION is BINARY:SYMBOL, BINARY:SYMBOL+OFFSET or
                       BINARY:OFFSET of a program, BINARY a path in the guest
@@ -59,7 +60,8 @@ class AddCommand(Subcommand[Add]):
         return parse_add(text)
 
     def run(self, args: Add, out: Output) -> None:
-        probes = self.session.add(*args.specs())
+        specs = args.specs()
+        probes = self.session_for(specs).add(*specs)
         remember(probes)
         out.added(probes, args.place.glob)
 

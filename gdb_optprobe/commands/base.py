@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import gdb
 
-from gdb_optprobe.commands.options import Selection
+from gdb_optprobe.commands.options import Run, Selection
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.commands.render_text import Text
@@ -21,6 +21,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import lines
 from gdb_optprobe.handlers.source import legible
 from gdb_optprobe.interrupts import held
+from gdb_optprobe.probes.follower import Follower
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, ShowView
 
@@ -70,8 +71,12 @@ class Session(Protocol):
         timeout: float | None,
         guest: str,
         every: float | None,
-        then: Callable[[], object],
+        then: Callable[[], float | None],
     ) -> str: ...
+
+    def follower(
+        self, numbers: Sequence[int] | None, show: Callable[[Sequence[ProbeView]], object]
+    ) -> Follower: ...
 
     def value_of(self, expression: str) -> Sequence[str]: ...
 
@@ -111,6 +116,10 @@ class Subcommand(gdb.Command, Generic[_Args]):
     @property
     def session(self) -> Session:
         return attach.current_session()
+
+    def session_for(self, specs: Sequence[Spec]) -> Session:
+        """Return the session for an `add` of `specs`, which may wait for the guest's kernel to start."""
+        return attach.current_session(pending=any(spec.pending for spec in specs))
 
     def invoke(self, argument: str, from_tty: bool) -> None:
         self.dont_repeat()
@@ -172,7 +181,7 @@ def spoken(error: Exception) -> str:
     return lines(f"optprobe: internal error: {type(error).__name__}: {error}; {where}")
 
 
-def resolve(session: Session, selection: Selection) -> tuple[int, ...] | None:
+def resolve(session: Session, selection: Selection | Run) -> tuple[int, ...] | None:
     """Return the selected numbers, with names looked up; None for all."""
     if not selection.wanted:
         return None

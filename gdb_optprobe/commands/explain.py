@@ -25,10 +25,11 @@ class ExplainCommand(Subcommand[Add]):
     word = "explain"
 
     def parse(self, text: str) -> Add:
-        return parse_add(text)
+        return parse_add(text, self.word)
 
     def run(self, args: Add, out: Output) -> None:
-        out.explanation(self.session.explain(*args.specs()))
+        specs = args.specs()
+        out.explanation(self.session_for(specs).explain(*specs))
 
     def candidates(self, text: str) -> int | Sequence[str]:
         return location_candidates(text, ADD_OPTIONS)

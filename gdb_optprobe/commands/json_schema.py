@@ -68,7 +68,12 @@ _CODE_LINE: Mapping[str, Schema] = {
     "text": _a("string", "The instruction, disassembled"),
 }
 _NOTED = _list(
-    _object("An instruction", {**_CODE_LINE, "note": _a("string", "What the part that begins here is for")}), ""
+    _object(
+        "An instruction",
+        {**_CODE_LINE, "note": _a("string", "What the section that begins here is for")},
+        {"part": _list({"type": "string"}, "Of a probe's program, what it is for: an action, then a part of that")},
+    ),
+    "",
 )
 _BUCKET = _object(
     "A bucket that is not empty: values in [low, high)",
@@ -286,6 +291,18 @@ DEFINITIONS: Mapping[str, Schema] = {
         },
         {},
     ),
+    "run": _line(
+        "run",
+        "Of `run`, the last line",
+        {
+            "number": _a("null", "It belongs to no probe"),
+            "text": _a("string", "Why the guest stopped, how long it ran, and the hits"),
+        },
+        {
+            "records": _a("integer", "Of `-follow`: the records that were printed"),
+            "lost": _a("integer", "Of `-follow`: the records that found their ring full"),
+        },
+    ),
     "doctor": _object(
         "Of `doctor`: one object",
         {
@@ -325,6 +342,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "explain": ("explain",),
     "report": tuple(name for name in DEFINITIONS if name.startswith("report_")),
     "doctor": ("doctor",),
+    "run": ("report_probe", "report_map", "report_record", "report_cost", "run"),
 }
 """By command, the definitions of which each line is one. `add`, `break` and `dprintf` write what `list` does."""
 
@@ -332,7 +350,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 def schema() -> Schema:
     """Return the schema of any line that a command writes with `-json`."""
     several = _list(_ref("show"), "Of `show` with several probes")
-    lines = [_ref(name) for names in COMMANDS.values() for name in names]
+    lines = [_ref(name) for name in dict.fromkeys(name for names in COMMANDS.values() for name in names)]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:optprobe:json:{VERSION}",

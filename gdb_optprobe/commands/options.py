@@ -29,6 +29,8 @@ RUN_OPTIONS: Mapping[str, str] = {
     "-guest": "COMMAND",
     "-every": "SECONDS",
     "-clear": "",
+    "-follow": "",
+    "-json": "",
 }
 COMMIT_OPTIONS: Mapping[str, str] = {"-timeout": "SECONDS"}
 DOCTOR_OPTIONS: Mapping[str, str] = {"-json": ""}
@@ -87,7 +89,10 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`optprobe run`: until_hits names a probe (number, name or $variable) and a count."""
+    """`optprobe run`: until_hits names a probe (number, name or $variable) and a count.
+
+    wanted: the probes to follow, as of Selection.
+    """
 
     seconds: float | None = None
     until_hits: tuple[int | str, int] | None = None
@@ -95,6 +100,8 @@ class Run:
     guest: str = ""
     every: float | None = None
     clear: bool = False
+    follow: bool = False
+    wanted: tuple[int | str, ...] = ()
     json: bool = False
 
 
@@ -119,10 +126,11 @@ class Nothing:
 
 
 class Line:
-    """A typed line. bare: the positions outside quotes and brackets."""
+    """A typed line. bare: the positions outside quotes and brackets. command: the word before it."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, command: str = "") -> None:
         self.text = text
+        self.command = command
         self.bare = frozenset(outside(text))
 
     def skip(self, at: int) -> int:
@@ -213,7 +221,12 @@ def _top(option: Option) -> int:
 
 
 def parse_run(text: str) -> Run:
-    options = _only_options(text, RUN_OPTIONS)
+    words: list[Fragment] = []
+    options = _only_options(text, RUN_OPTIONS, words)
+    if words and "-follow" not in options:
+        raise _unexpected(words[0], RUN_OPTIONS)
+    if "-follow" in options and "-every" in options:
+        raise fault("-every and -follow exclude each other", options["-every"].where, "-every prints reports")
     until = options.get("-until-hits")
     guest = options.get("-guest")
     if "-clear" in options and "-every" not in options:
@@ -225,6 +238,9 @@ def parse_run(text: str) -> Run:
         guest.value if guest else "",
         _seconds(options.get("-every")),
         clear="-clear" in options,
+        follow="-follow" in options,
+        wanted=tuple(dict.fromkeys(number for word in words for number in _numbers(word))),
+        json="-json" in options,
     )
 
 
@@ -267,7 +283,13 @@ def _unknown(word: Fragment, known: Mapping[str, str]) -> Exception:
     return fault(f"no option {word.text}", word, hint)
 
 
-def _only_options(text: str, known: Mapping[str, str]) -> dict[str, Option]:
+def _unexpected(word: Fragment, known: Mapping[str, str]) -> Exception:
+    takes = " ".join(f"[{f'{name} {value}'.strip()}]" for name, value in known.items())
+    return fault(f"'{word.text}' is not expected here", word, takes or "this command takes no arguments")
+
+
+def _only_options(text: str, known: Mapping[str, str], words: list[Fragment] | None = None) -> dict[str, Option]:
+    """Return the options. words: gets all else, which is refused without it."""
     line = Line(text)
     options: dict[str, Option] = {}
     at = line.skip(0)
@@ -275,8 +297,11 @@ def _only_options(text: str, known: Mapping[str, str]) -> dict[str, Option]:
         word = option_at(line, at)
         if word is None:
             word = line.word(at)
-            takes = " ".join(f"[{f'{name} {value}'.strip()}]" for name, value in known.items())
-            raise fault(f"'{word.text}' is not expected here", word, takes or "this command takes no arguments")
+            if words is None:
+                raise _unexpected(word, known)
+            words.append(word)
+            at = line.skip(word.end)
+            continue
         at = line.skip(take_option(line, word, known, options))
     return options
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from gdb_optprobe.guest_text import lines
+from gdb_optprobe.probes.follower import Follower
 from gdb_optprobe.probes.views import CollectorView, DoctorView, ExplainView, ProbeView, RecordView, ShowView
 
 Write = Callable[[str], object]
@@ -28,8 +29,11 @@ class Output(Protocol):
     def report(self, probes: Sequence[ProbeView], whole: bool = True) -> None:
         """Print what probes have counted. whole: those of a glob too that were never hit."""
 
-    def timeline(self, probes: Sequence[ProbeView]) -> None:
-        """Print the records of all of them in the order of time."""
+    def timeline(self, probes: Sequence[ProbeView], more: bool = False) -> None:
+        """Print the records of all of them in the order of time. more: others have been printed, or will be."""
+
+    def ran(self, text: str, follower: Follower | None = None) -> None:
+        """Print the end of a run. follower: what has shown its records."""
 
     def collector(self, found: CollectorView) -> None: ...
 

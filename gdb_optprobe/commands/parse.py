@@ -134,8 +134,9 @@ class Add:
         )
 
 
-def parse_add(text: str) -> Add:
-    line = Line(text)
+def parse_add(text: str, command: str = "add") -> Add:
+    """Parse what `add` takes. command: that which it was typed for."""
+    line = Line(text, command)
     place, at = _place(line, ADD_OPTIONS)
     entry = None
     found = _KEYWORD.match(text, at)
@@ -158,7 +159,7 @@ _ORDER = "the order is LOCATION OPTIONS if EXPR do ACTION, …"
 
 def parse_break(text: str) -> Add:
     """Parse `break`, which is `add … do stop`. Actions after `do` run before the stop."""
-    add = parse_add(text)
+    add = parse_add(text, "break")
     return replace(add, clause=replace(add.clause, actions=(*add.clause.actions, Fragment.whole("stop"))))
 
 
@@ -196,7 +197,7 @@ def _place(line: Line, known: Mapping[str, str]) -> tuple[Place, int]:
             raise fault(f"'{word.text}' is neither an option nor part of the location", word, _ORDER)
     _check_options(options)
     if "-user" not in options:
-        check_location(location)
+        check_location(location, line.command)
     return Place(_locations(location, "-user" in options), options), at
 
 
@@ -266,7 +267,7 @@ def _clause(line: Line, at: int) -> tuple[Clause, int]:
         part, at = _until_clause(line, found)
         if not part.text:
             raise fault("an action is missing after 'do'", Fragment(line.text, *found.span()))
-        if (error := block_fault(part)) is not None:
+        if (error := block_fault(part, line.command)) is not None:
             raise error
         actions = split(part)
         for action in actions:

@@ -55,7 +55,7 @@ _STATEMENT = re.compile(
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\bargs(?:->|\.)(?=\w)|(?<![\w$.>])[A-Za-z_]\w*')
 
 
-def check_location(typed: Fragment) -> None:
+def check_location(typed: Fragment, command: str) -> None:
     """Raise OptprobeError, with the line as it is written here, where a location is in a peer's syntax."""
     found = _translated(typed.text)
     if found is None:
@@ -64,16 +64,16 @@ def check_location(typed: Fragment) -> None:
     if not where:
         raise fault(f"this is the syntax of {peer}, and there is no such probe here", typed, clauses)
     line = f"{typed.line[: typed.start]}{where}{typed.line[typed.end :]}".strip()
-    raise fault(f"this is the syntax of {peer}", typed, f"optprobe add {line}{clauses}")
+    raise fault(f"this is the syntax of {peer}", typed, f"optprobe {command} {line}{clauses}")
 
 
-def block_fault(typed: Fragment) -> OptprobeError | None:
+def block_fault(typed: Fragment, command: str) -> OptprobeError | None:
     """Return the error for actions in bpftrace's syntax (`@[comm] = count()`); None where they are not."""
     if not typed.text.startswith(("@", "{")):
         return None
     actions = _actions(typed.text)
     before = typed.line[: typed.start]
-    hint = f"optprobe add {before}{actions}" if actions else f"the actions are {', '.join(ACTIONS)}"
+    hint = f"optprobe {command} {before}{actions}" if actions else f"the actions are {', '.join(ACTIONS)}"
     return fault("this is the syntax of bpftrace", typed, hint)
 
 

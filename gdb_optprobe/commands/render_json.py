@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from gdb_optprobe.commands.output import STOPS, Write, in_time_order, pairs, printable_lines, traps
 from gdb_optprobe.maps import aggregate
+from gdb_optprobe.probes.follower import Follower
 from gdb_optprobe.probes.views import (
     Address,
     CallsView,
@@ -51,9 +52,13 @@ class Json:
     def explanation(self, views: Sequence[ExplainView]) -> None:
         self._one_or_list([_explanation(view) for view in views])
 
-    def timeline(self, probes: Sequence[ProbeView]) -> None:
+    def timeline(self, probes: Sequence[ProbeView], more: bool = False) -> None:
         for probe, record in in_time_order(probes):
             self._value(_record_value(probe.number, record))
+
+    def ran(self, text: str, follower: Follower | None = None) -> None:
+        taken = {} if follower is None else {"records": follower.records, "lost": follower.lost}
+        self._value({"type": "run", "number": None, "text": text, **taken})
 
     def report(self, probes: Sequence[ProbeView], whole: bool = True) -> None:
         for probe in probes:
@@ -192,7 +197,7 @@ def _detour(detour: DetourView | None) -> dict[str, object] | None:
 
 
 def _noted(line: CodeLine) -> dict[str, object]:
-    return {**_code(line), "note": line.note}
+    return {**_code(line), "note": line.note, **({"part": line.part} if line.part else {})}
 
 
 def _explanation(view: ExplainView) -> dict[str, object]:

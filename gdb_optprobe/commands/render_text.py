@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import takewhile
 
 from gdb_optprobe.commands import aggregates
 from gdb_optprobe.commands.output import BEST, STOPS, Write, in_time_order, pairs, printable_lines, traps
 from gdb_optprobe.commands.parse import is_glob
+from gdb_optprobe.probes.follower import Follower
 from gdb_optprobe.probes.views import (
     ActiveCallView,
     CallsView,
@@ -38,6 +41,7 @@ _STOP = "stop"
 # Columns of a report that are left out on a narrow terminal where all is 0.
 _LOSSES = ("Missed", "Dropped", "Faults", "Stops")
 _NEWLINE = "\n"
+_LARGER_RINGS = "set optprobe ring-records, and add the probe again"
 _NEEDS_GDB = "needs GDB: without one, the guest waits at the next hit"
 WAITS = "PENDING"
 _NAMES = {
@@ -61,6 +65,7 @@ class Text:
         self._write = write
         self._colour = colour
         self._width = max(width, _NARROWEST) if width else WIDTH
+        self._names_width = 0
 
     def lines(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -85,16 +90,23 @@ class Text:
         rows = [(_row(probe), _remarks(probe, self._width)) for probe in probes]
         self.lines(table(("Num", "Tier", "Hits", "Address", "What"), rows, self._width, right=("Num", "Hits")))
 
-    def timeline(self, probes: Sequence[ProbeView]) -> None:
+    def timeline(self, probes: Sequence[ProbeView], more: bool = False) -> None:
         found = [
             (f"{probe.number} {probe.symbol or probe.location}", _record(record))
             for probe, record in in_time_order(probes)
         ]
-        if not found:
+        if not found and not more:
             self.lines(["No records."])
-        width = max((len(name) for name, _ in found), default=0)
+        width = self._names_width = max((self._names_width, *(len(name) for name, _ in found)))
         for name, lines in found:
             self.lines([f"{name:<{width}} {lines[0]}", *(" " * (width + 1) + line for line in lines[1:])])
+
+    def ran(self, text: str, follower: Follower | None = None) -> None:
+        self.lines([text])
+        if follower is not None:
+            records = f"{follower.records:,} {'record' if follower.records == 1 else 'records'}"
+            self.lines([f"{records}, {follower.lost:,} lost"])
+            self.lines([f"HINT: {_LARGER_RINGS}"] if follower.lost else [])
 
     def report(self, probes: Sequence[ProbeView], whole: bool = True) -> None:
         if not probes:
@@ -140,12 +152,26 @@ class Text:
         if not code:
             return
         self.lines([f"{title}:"])
-        digits = min(max(len(line.data) for line in code), 15) * 3 - 1
+        most = 15 if self._width >= WIDTH else 8
+        digits = min(max(len(line.data) for line in code), most) * 3 - 1
+        before: tuple[str, ...] = ()
         for line in code:
             if line.note:
                 self.lines([f"    ; {line.note}"])
+            self.lines(_new_parts(before, line.part))
+            before = line.part
             text = self._colour(printable_lines(line.text))
-            self._write(f"    {line.address:#x}  {pairs(line.data):<{digits}}  {text}\n")
+            self._write(f"    {line.address:#x}  {pairs(line.data[:most]):<{digits}}  {text}\n")
+            if line.data[most:]:
+                self._write(f"    {line.address + most:#x}  {pairs(line.data[most:])}\n")
+
+
+def _new_parts(before: Sequence[str], part: Sequence[str]) -> list[str]:
+    """Return a line for each part that begins behind code of `before`, indented by how deep it is."""
+    if part == before or not part:
+        return []
+    same = sum(1 for _ in takewhile(bool, map(operator.eq, before, part)))
+    return [f"    ;{'  ' * depth} {part[depth]}" for depth in range(min(same, len(part) - 1), len(part))]
 
 
 def _added(probe: ProbeView) -> list[str]:
@@ -196,34 +222,23 @@ def _patched(probe: ProbeView) -> str:
 def _cost(probe: ProbeView) -> str:
     if probe.detour is None:
         return ""
-    if _STOP in probe.actions:
-        return f"; a hit costs {_until_stopped(probe)}"
-    return f"; a hit costs {_instructions(probe)}{_and_a_trap(probe)}"
+    others = f"; with the other probes there {_at_most(probe)}" if _shares(probe) else ""
+    return _hit(probe, probe.detour.own_least, probe.detour.own, _and_a_trap(probe), others)
 
 
-def _until_stopped(probe: ProbeView) -> str:
-    """Return the cost of a hit that may stop the guest."""
-    if not probe.condition:
-        return "a stop of the guest"
-    assert probe.detour is not None
-    least = f"{counted(probe.detour.own_least, 'instruction')}{_and_a_trap(probe)}"
-    return f"{least} where the condition is false, and stops the guest otherwise"
+def _hit(view: ProbeView | ExplainView, least: int, most: int, trap: str, others: str = "") -> str:
+    """Return what a hit costs; where the handler branches, the shortest path and the sum of all."""
+    cost = f"{counted(least, 'instruction')}{trap} where the condition is false, and stops the guest otherwise"
+    if _STOP in view.actions:
+        return f"; a hit costs {cost if view.condition else 'a stop of the guest'}"
+    cost = f"{counted(least, 'instruction')} where the condition is false, about {most} otherwise"
+    if least == most or not view.condition:
+        cost = f"{'' if least == most else 'about '}{counted(most, 'instruction')}"
+    return f"; a hit costs {cost}{others}{trap}"
 
 
 def _and_a_trap(probe: ProbeView) -> str:
     return ("", " and a trap", " and two traps")[traps(probe)]
-
-
-def _instructions(probe: ProbeView) -> str:
-    """Return how many instructions a hit adds; where the handler branches, the shortest path and the sum of all."""
-    assert probe.detour is not None
-    least, most = probe.detour.own_least, probe.detour.own
-    others = f"; with the other probes there {_at_most(probe)}" if _shares(probe) else ""
-    if least == most:
-        return f"{counted(most, 'instruction')}{others}"
-    if not probe.condition:
-        return f"about {counted(most, 'instruction')}{others}"
-    return f"{counted(least, 'instruction')} where the condition is false, about {most} otherwise{others}"
 
 
 def _shares(probe: ProbeView) -> bool:
@@ -238,7 +253,7 @@ def _at_most(probe: ProbeView) -> str:
 
 
 def _instructions_briefly(probe: ProbeView) -> str:
-    """Return the same for a column of a table."""
+    """Return what a hit costs, for a column of a table."""
     assert probe.detour is not None
     least, most = probe.detour.own_least, probe.detour.own
     site = f" (site: {_at_most(probe)})" if _shares(probe) else ""
@@ -425,14 +440,15 @@ def _size(slots: int, size: int) -> str:
 def _explanation(view: ExplainView, width: int) -> list[str]:
     """Return the text for one address."""
     where = place(view.address, view.symbol)
-    cost = f"; a hit costs {counted(view.instructions, 'instruction')}" if view.instructions else ""
+    trap = "" if view.tier == BEST else " and a trap"
+    cost = _hit(view, view.least, view.instructions, trap) if view.instructions else ""
     if view.tier == BEST:
         waits = "; waits until no thread is inside them" if view.waits else ""
         head = view.displaced[0].address if view.displaced else view.address
         at = f" at {head:#x}" if head != view.address else ""
         verdict = f"{where}: would be optimized, {view.patch_size} bytes patched{at}{waits}{cost}"
     elif view.tier:
-        stops = f"; a hit stops the guest {STOPS[view.tier]}" if view.tier in STOPS else f"{cost} and a trap"
+        stops = f"; a hit stops the guest {STOPS[view.tier]}" if view.tier in STOPS else cost
         verdict = f"{where}: would be {view.tier}{stops}"
     elif view.reason is not None and view.reason.code == WAITS:
         verdict = "would wait for its module"

@@ -8,6 +8,7 @@ from operator import attrgetter
 from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
 from gdb_optprobe.commands.options import REPORT_OPTIONS, SORT_FIELDS, Selection, parse_selection
 from gdb_optprobe.commands.output import Output
+from gdb_optprobe.commands.render_text import counted
 from gdb_optprobe.debugger import attach
 from gdb_optprobe.probes.views import FrameView, ProbeView
 
@@ -20,7 +21,9 @@ class ReportCommand(Subcommand[Selection]):
 
     The last lines say when the slot collector ran, what it freed and how long it stopped the guest.
 
-    -clear sets what was counted and gathered to zero afterwards, but for stops and a function's calls.
+    -clear sets what was counted and gathered to zero afterwards, but for stops and a function's calls:
+    of all probes, or of N.... Those that -top leaves out are cleared too, so that
+    the next -top compares the same time; a line says how many they were.
     -json prints a line of JSON for each probe.
     -sort sorts by hits, missed, dropped, faults or stops, most first, or by
     number or symbol. -top prints the first N probes only: without -sort those
@@ -46,7 +49,8 @@ class ReportCommand(Subcommand[Selection]):
     def run(self, args: Selection, out: Output) -> None:
         session = self.session if args.wanted or args.clear or attach.is_connected() else None
         numbers = resolve(session, args) if session else None
-        probes = chosen(session.reports(numbers), args) if session else ()
+        found = session.reports(numbers) if session else ()
+        probes = chosen(found, args)
         if args.timeline:
             out.timeline(probes)
         elif args.folded:
@@ -54,10 +58,12 @@ class ReportCommand(Subcommand[Selection]):
         else:
             out.report(probes, whole=args.whole or bool(args.wanted))
         records_alone = args.timeline or args.folded
-        if session and numbers is None and not records_alone and (found := session.collector()) is not None:
-            out.collector(found)
+        if session and numbers is None and not records_alone and (freed := session.collector()) is not None:
+            out.collector(freed)
         if session and args.clear:
             session.clear(numbers)
+            if (others := len(found) - len(probes)) and not args.json:
+                out.lines([f"cleared {counted(others, 'probe')} that -top left out, too"])
 
     def candidates(self, text: str) -> Sequence[str]:
         *_, before, _ = ["", *text.split(" ")]

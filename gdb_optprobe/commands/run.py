@@ -2,28 +2,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gdb_optprobe.commands.base import Subcommand, only
+import gdb
+
+from gdb_optprobe.commands.base import Subcommand, only, probe_words, resolve
 from gdb_optprobe.commands.options import RUN_OPTIONS, Run, parse_run
 from gdb_optprobe.commands.output import Output
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.views import ProbeView
 
 
 class RunCommand(Subcommand[Run]):
     """Let the guest run, stop it, and return.
 
     optprobe run [-for SECONDS] [-until-hits N:COUNT] [-timeout SECONDS] [-guest COMMAND]
-                 [-every SECONDS [-clear]]
+                 [-every SECONDS [-clear]] [-json]
+    optprobe run -follow [N...] [-for SECONDS] ...
 
     Without an option the guest runs until something stops it. When the time of -timeout has passed first, that is
     an error. -guest runs a command in the guest's shell, prints what it prints, and stops the guest at its end; the
     guest must be one of scripts/guest. Where something else stops the guest first, the command stays in it.
 
-    -every prints a report each so many seconds; -clear begins each of them at zero.
+    -every prints a report each so many seconds; -clear begins each of them at zero. -json prints a JSON value on each
+    line.
+
+    -follow prints the records of all probes, or of the given ones, in the order of time: those that are there, then
+    others as they come; in the end, how many were lost. A report does not have what was printed.
 
     Examples:
       optprobe run -for 2
       optprobe run -until-hits 1:1000 -timeout 30
       optprobe run -guest 'dd if=/dev/zero of=/dev/null bs=1 count=1000'
       optprobe run -every 1 -clear -for 10
+      optprobe run -follow 1 2
     """
 
     word = "run"
@@ -40,7 +50,25 @@ class RunCommand(Subcommand[Run]):
             if args.clear:
                 session.clear(None)
 
-        out.lines([session.run(args.seconds, until, args.timeout, args.guest, args.every, report)])
+        if not args.follow:
+            out.ran(session.run(args.seconds, until, args.timeout, args.guest, args.every, report))
+            return
+
+        def show(probes: Sequence[ProbeView]) -> None:
+            out.timeline(probes, more=True)
+            gdb.flush(gdb.STDOUT)
+
+        follower = session.follower(resolve(session, args), show)
+        with gdb.with_parameter("pagination", False):
+            try:
+                told = session.run(args.seconds, until, args.timeout, args.guest, follower.pause, follower)
+            except OptprobeError:
+                follower()
+                raise
+            try:
+                follower()
+            finally:
+                out.ran(told, follower)
 
     def candidates(self, text: str) -> Sequence[str]:
-        return tuple(RUN_OPTIONS)
+        return [*(probe_words() if "-follow" in text else ()), *RUN_OPTIONS]

@@ -138,10 +138,10 @@ def kprobe(
     when, do: a condition in C and actions, as typed after `if` and `do`. Without Python handlers they run in the guest.
     pre_handler, post_handler: called with the `Hit` where the condition is true, while the guest is stopped before, or
              after, the instruction.
-    pending: wait for a function of a module that is not loaded yet.
+    pending: wait for a function of a module that is not loaded yet, or of a kernel that has not started.
     Raises OptprobeError.
     """
-    session = current_session()
+    session = current_session(pending)
     actions = tuple(part.text for part in split(Fragment.whole(do))) if isinstance(do, str) else tuple(do)
     spec = Spec(
         location,

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import gdb
 
 from gdb_optprobe.debugger import kernel_symbols, objfiles
+from gdb_optprobe.debugger.boot import NOT_STARTED, BootTracker, Nowhere, move_up_when_booted
 from gdb_optprobe.debugger.gdb_symbols import GdbSymbols
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.guest_command import GuestCommand
@@ -23,10 +25,11 @@ from gdb_optprobe.debugger.parameters import current_settings, on_change
 from gdb_optprobe.debugger.running import Ends, describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
-from gdb_optprobe.errors import OptprobeError, Unreachable
+from gdb_optprobe.errors import NotBooted, OptprobeError, Unreachable
 from gdb_optprobe.guest.bare import BareGuest
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.guest.linux import boot
 from gdb_optprobe.guest.linux.arch import registry as linux_arches
 from gdb_optprobe.guest.linux.arch.base import LinuxArch
 from gdb_optprobe.guest.linux.arch.registry import ARCHES
@@ -39,6 +42,8 @@ from gdb_optprobe.isa.registry import ISAS, by_name
 from gdb_optprobe.probes.arena_source import GivenArena
 from gdb_optprobe.probes.leftovers import CALLS, LEFT, RECOVER
 from gdb_optprobe.probes.linux_arena import LinuxArena
+from gdb_optprobe.probes.probe import Presence
+from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site_tracer import SiteTracer
 from gdb_optprobe.probes.target import Command, NoTracer, Target
@@ -50,10 +55,13 @@ class Attachment:
     """One guest that GDB is connected to. `connection` changes when GDB reconnects to the same guest.
 
     symbols: the start of the code for which GDB got our symbols; None where it had symbols.
+    build: the build-id of the kernel; "" without one.
+    untold: the line that names probes of an earlier GDB, until a command prints it.
     leaving: a breakpoint of the user that is being deleted, and that GDB still lists.
     unguarded: GDB has printed that the guest has no guardian.
     gone: GDB has printed that the guest is another one now.
     breaks: addresses of the user's breakpoints when probes last moved down for them; at first, those that there were.
+    boot: set while probes wait for a kernel to start.
     """
 
     connection: gdb.RemoteTargetConnection
@@ -63,10 +71,13 @@ class Attachment:
     linux: LinuxGuest | None
     unwind: UnwindKernel | None
     symbols: int | None = None
+    build: str = ""
+    untold: str = ""
     leaving: gdb.Breakpoint | None = None
     unguarded: bool = False
     gone: bool = False
     breaks: frozenset[int] = field(default_factory=addresses_of_users)
+    boot: BootTracker | None = None
 
     def is_current(self) -> bool:
         """Return whether GDB is connected to that guest now, and the guest still has what was written; nothing is
@@ -86,30 +97,83 @@ class Attachments:
         self.guard = GuardianProcess()
         self._vain = KnownFailures()
 
-    def session(self) -> Session:
-        """Return the session. Raises OptprobeError where there is no guest to work on."""
+    def session(self, pending: bool = False) -> Session:
+        """Return the session. Raises OptprobeError where there is no guest to work on.
+
+        pending: whether probes may wait for its kernel to start; else one that has not is an error.
+        """
         connection = stopped_guest()
         if self.current is not None:
             if self.current.connection is not connection:
                 self._reconnect(connection)
+            if self.current is not None and self.current.boot is not None:
+                self.look_at_boot()
             if self.current is not None:
+                self._tell_of_earlier(self.current)
                 self._settle(self.current.session)
                 return self.current.session
-        return self._made(connection).session
+        made = self._made(connection, pending)
+        self._tell_of_earlier(made)
+        return made.session
 
-    def seen(self) -> Attachment:
+    def look_at_boot(self, is_at_stop: bool = False) -> None:
+        """Put the probes that wait for the guest's kernel into it, if it has come far enough; else see that the guest
+        stops where it may have. Raises OptprobeError.
+        """
+        waiting = self.current
+        if waiting is None or waiting.boot is None:
+            return
+        if not waiting.session.registry.probes():
+            self.forget()
+            return
+        if not any(probe.enabled for probe in waiting.session.registry.probes()):
+            return
+        guest = waiting.session.target.guest
+        try:
+            found = _find(waiting.machine, guest.isa, waiting.boot.arch, self._vain, waiting.session.registry)
+        except NotBooted:
+            found = None
+        if found is None:
+            if is_at_stop:
+                raise NotBooted("the guest's kernel is not known where it starts", "continue until it has booted")
+            waiting.boot.arm(None)
+            return
+        is_first = is_at_stop and waiting.boot.is_started
+        if not is_first and (is_at_stop or found.is_early):
+            waiting.boot.arm(found.linux)
+            return
+        if is_first:
+            found.linux.note_boot(ended=False)
+        waiting.boot.close()
+        self.current = _linux(waiting.connection, found, waiting.stops, waiting.session)
+        probes = waiting.session.registry.probes()
+        here = sum(probe.presence is Presence.HERE for probe in probes)
+        when = "before its first initcall" if is_first else "what ran before is not counted"
+        note(f"the guest's kernel has started: {here} of {len(probes)} probes in it, {when}")
+
+    def seen(self, tell: bool = True) -> Attachment:
         """Return the attachment, made where there is none. The guest is not changed, and pending work is not done.
 
+        tell: whether to print that there are probes of an earlier GDB; once is enough.
         Raises OptprobeError where there is no guest, or another one than the attachment's.
         """
         connection = stopped_guest()
         found = self.current or self._made(connection)
+        if found.boot is not None:
+            raise NotBooted(NOT_STARTED)
         if not found.is_current():
             raise OptprobeError("the guest is not the one that was probed (rebooted, or a snapshot?)", "optprobe list")
+        if tell:
+            self._tell_of_earlier(found)
         return found
 
-    def _made(self, connection: gdb.RemoteTargetConnection) -> Attachment:
-        self.current = attach(connection, self._vain, self._isas, self._arches)
+    def _tell_of_earlier(self, attachment: Attachment) -> None:
+        line, attachment.untold = attachment.untold, ""
+        if line:
+            note(line)
+
+    def _made(self, connection: gdb.RemoteTargetConnection, pending: bool = False) -> Attachment:
+        self.current = attach(connection, self._vain, self._isas, self._arches, self.look_at_boot if pending else None)
         on_change(self._setting_changed)
         return self.current
 
@@ -128,6 +192,8 @@ class Attachments:
             attachment, self.current = self.current, None
             attachment.session.abandon()
             attachment.stops.close()
+            if attachment.boot is not None:
+                attachment.boot.close()
             if attachment.symbols is not None:
                 kernel_symbols.withdraw(attachment.symbols)
 
@@ -198,9 +264,12 @@ class Attachments:
 attachments = Attachments()
 
 
-def current_session() -> Session:
-    """Return the session of the connected guest, made now if there was none. Raises OptprobeError."""
-    return attachments.session()
+def current_session(pending: bool = False) -> Session:
+    """Return the session of the connected guest, made now if there was none. Raises OptprobeError.
+
+    pending: see Attachments.session.
+    """
+    return attachments.session(pending)
 
 
 def session_or_none() -> Session | None:
@@ -247,11 +316,27 @@ class GdbDebugger:
         return addresses_of_users(without=leaving)
 
     def run(self, seconds: float | None, until: Ends | None = None) -> str | None:
-        stops = attachments.current.stops if attachments.current is not None else None
+        current = attachments.current
+        if current is not None and current.boot is not None:
+            return self._run_boot(current.boot, seconds, until)
+        stops = current.stops if current is not None else None
         stop = run_for(seconds, stops, until=until)
         if stop is None:
             return None
         return stops.announced.rstrip() if stops is not None and stops.announced else describe(stop)
+
+    def _run_boot(self, boot: BootTracker, seconds: float | None, until: Ends | None) -> str | None:
+        """Run a guest of which the kernel has not started: it also stops where that is to be looked at."""
+        end = time.monotonic() + seconds if seconds is not None else None
+        current = attachments.current
+        with boot.driven() as look:
+            while current is not None and current.boot is boot:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                stop = run_for(left, current.stops, until=until)
+                if not look():
+                    return describe(stop) if stop is not None else None
+                current = attachments.current
+        return self.run(None if end is None else max(0.0, end - time.monotonic()), until)
 
     def begin(self, command: str) -> Command:
         connection = gdb.selected_inferior().connection
@@ -271,51 +356,124 @@ class GdbDebugger:
 
 
 def attach(
-    connection: gdb.RemoteTargetConnection, vain: KnownFailures, isas: Sequence[Isa], arches: Sequence[LinuxArch]
+    connection: gdb.RemoteTargetConnection,
+    vain: KnownFailures,
+    isas: Sequence[Isa],
+    arches: Sequence[LinuxArch],
+    look: Callable[[bool], None] | None = None,
 ) -> Attachment:
     """Look at the guest and build its session. Raises OptprobeError; the guest is unchanged then.
 
-    vain: kernels known to have no symbols. isas, arches: the supported ones.
+    vain: kernels known to have no symbols. isas, arches: the supported ones. look: where probes may wait for a kernel
+    to start, what looks how far it is; else one that has not booted is an error.
     """
     isa = by_name(gdb.selected_inferior().architecture().name(), isas)
     arch = linux_arches.of(isa, arches)
     machine = GdbMachine(connection, attachments.guard, isa)
     machine.leave_physical_mode()
+    if kernel_symbols.of_another_program():
+        return _bare(connection, isa, machine, GdbStops(machine, isa, attachments.guard))
+    if arch is None:
+        raise _no_kernel()
+    unpatched = UnpatchedText()
+    try:
+        found = _find(machine, isa, arch, vain, unpatched.registry)
+        if found is None:
+            raise _no_kernel()
+        if found.is_early or (look is None and found.linux.is_booting()):
+            raise NotBooted("the guest's kernel has not booted yet")
+    except NotBooted:
+        if look is None:
+            raise
+        return _waiting(connection, isa, arch, machine, look)
+    return _linux(connection, found, GdbStops(machine, isa, attachments.guard))
+
+
+def _no_kernel() -> NotBooted:
+    return NotBooted(
+        "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
+        "continue until the kernel has booted, or load symbols with symbol-file",
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A kernel that was found in the guest. is_early: it may be before its first initcall."""
+
+    recovered: DiscoveredKernel
+    machine: GdbMachine
+    linux: LinuxGuest
+    unpatched: UnpatchedText
+    is_early: bool
+
+
+def _find(
+    machine: GdbMachine, isa: Isa, arch: LinuxArch, vain: KnownFailures, registry: Registry
+) -> _Found | None:
+    """Return the guest's kernel, as far as it has come; None where none is mapped. Raises NotBooted, OptprobeError."""
     cache = default_cache()
     if (why := cache.refused) is not None:
         warn(f"nothing is kept for the next session: {why}")
-    other = kernel_symbols.of_another_program()
     with interruptible():
-        recovered = None if other or arch is None else discover(machine, arch, cache, progress, vain, objfiles.files())
-    if recovered is None and not other:
-        raise OptprobeError(
-            "no Linux kernel is mapped in the guest, and GDB has no symbols of another program",
-            "continue until the kernel has booted, or load symbols with symbol-file",
-        )
-    stops = GdbStops(machine, isa, attachments.guard)
-    if recovered is None or arch is None:
-        return _bare(connection, isa, machine, stops)
-    kernel_symbols.warn_of_others(recovered.build)
+        recovered = discover(machine, arch, cache, progress, vain, objfiles.files())
+    if recovered is None:
+        return None
     memory = KernelMemory(machine, machine, recovered.view.walk)
-    machine.memory = memory
-    unpatched = UnpatchedText()
+    unpatched = UnpatchedText(registry)
     layouts = partial(objfiles.layouts, recovered.build)
     linux = LinuxGuest.of(recovered, machine, memory, isa, arch, unpatched, progress, GdbSymbols(), layouts)
-    arena = unpatched.earlier = LinuxArena(linux, current_settings, note)
+    is_early = linux.is_booting() and not boot.has_initcalls_begun(recovered.symbols, memory.read)
+    return _Found(recovered, machine, linux, unpatched, is_early)
+
+
+def _linux(
+    connection: gdb.RemoteTargetConnection, found: _Found, stops: GdbStops, session: Session | None = None
+) -> Attachment:
+    """Return the attachment to a Linux guest. session: of probes that waited for it. Raises OptprobeError."""
+    recovered, linux, machine = found.recovered, found.linux, found.machine
+    kernel_symbols.warn_of_others(recovered.build)
+    machine.memory = linux.memory
+    arena = found.unpatched.earlier = LinuxArena(linux, current_settings, note)
     unwind = _unwind(linux, recovered, machine)
-    loaded = kernel_symbols.provide(recovered, cache, isa.elf, unwound=unwind is not None)
-    locations = Locations(recovered.symbols, linux.entry, linux.text)
+    loaded = kernel_symbols.provide(recovered, default_cache(), linux.isa.elf, unwound=unwind is not None)
+    locations = Locations(recovered.symbols, linux.entries, linux.text)
     target = Target(
         guest=linux,
         debugger=GdbDebugger(locations, linux),
         stops=stops,
-        tracer=SiteTracer(linux.text, memory),
+        tracer=SiteTracer(linux.text, linux.memory),
         arena_source=arena,
         modules=LinuxModules(linux, locations, stops),
     )
-    session = Session(target, current_settings, unpatched.registry)
-    _tell_of_earlier(arena)
-    return Attachment(connection, session, machine, stops, linux, unwind, loaded)
+    if session is None:
+        session = Session(target, current_settings, found.unpatched.registry)
+    else:
+        for failure in session.kernel_started(target):
+            warn(failure)
+    if linux.is_booting():
+        move_up_when_booted(linux, stops, session)
+    # Looked for now: it takes packets, and GDB 13 crashes where the unwinder is the first to need the answer.
+    return Attachment(
+        connection, session, machine, stops, linux, unwind, loaded, recovered.build, untold=_earlier(arena)
+    )
+
+
+def _waiting(
+    connection: gdb.RemoteTargetConnection, isa: Isa, arch: LinuxArch, machine: GdbMachine, look: Callable[[bool], None]
+) -> Attachment:
+    """Return the attachment to a guest of which the kernel has not started: its probes can only wait."""
+    tracker = BootTracker(machine, arch, look)
+    guest = BareGuest(machine, isa, UnpatchedText(), GdbSymbols())
+    stops = GdbStops(machine, isa, attachments.guard)
+    target = Target(
+        guest=guest,
+        debugger=GdbDebugger(Nowhere(), guest),
+        stops=stops,
+        tracer=NoTracer(),
+        arena_source=GivenArena(current_settings, isa),
+        modules=tracker,
+    )
+    return Attachment(connection, Session(target, current_settings), machine, stops, None, None, boot=tracker)
 
 
 def _unwind(linux: LinuxGuest, recovered: DiscoveredKernel, machine: GdbMachine) -> UnwindKernel | None:
@@ -339,7 +497,7 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
     guest = BareGuest(machine, isa, unpatched, GdbSymbols())
     target = Target(
         guest=guest,
-        debugger=GdbDebugger(Locations(None, lambda address: address), guest),
+        debugger=GdbDebugger(Locations(None, lambda starts: starts), guest),
         stops=stops,
         tracer=NoTracer(),
         arena_source=GivenArena(current_settings, isa),
@@ -348,10 +506,13 @@ def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine,
     return Attachment(connection, session, machine, stops, None, None)
 
 
-def _tell_of_earlier(arena: LinuxArena) -> None:
+def _earlier(arena: LinuxArena) -> str:
+    """Return the line that names what an earlier GDB has left in the guest; "" where that is nothing."""
     try:
         left = arena.left()
-        if left is not None and (left.probes or left.users):
-            note(f"{LEFT if left.probes else CALLS}: {RECOVER}")
     except OptprobeError as error:
         warn(error)
+        return ""
+    if left is None or not (left.probes or left.users):
+        return ""
+    return f"{LEFT if left.probes else CALLS}: {RECOVER}"

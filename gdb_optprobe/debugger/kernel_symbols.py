@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -31,9 +32,9 @@ def of_another_program() -> bool:
 MADE = "elf_1"
 
 
-def warn_of_others(build: str) -> None:
-    """Warn of symbols of other builds than the guest's kernel, `build`."""
-    for other, path in objfiles.other_kernels(build).items():
+def warn_of_others(build: str, among: Mapping[str, Path] | None = None) -> None:
+    """Warn of symbols of other builds than the guest's kernel, `build`. among: files by build-id; None for all."""
+    for other, path in objfiles.other_kernels(build, among).items():
         warn(
             f"GDB's symbols in {path} are of another build than the guest's kernel: names, lines and backtraces are "
             f"wrong (build-id {other}, the guest has {build}); load the guest's own vmlinux, or none: symbol-file"

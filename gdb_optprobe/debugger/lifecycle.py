@@ -83,7 +83,7 @@ class Lifecycle:
         count = len(attachment.session.registry)
         if gdb.selected_thread() is None:  # it has disconnected before
             return
-        if not count:
+        if not count or attachment.boot is not None:  # what waits has changed nothing
             self._quietly(lambda: self._clean(attachment))
             return
         if not is_stopped():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from fnmatch import translate
 from typing import Protocol
 
@@ -27,6 +27,7 @@ _GLOB = re.compile(r"[*?\[]")
 MASK = (1 << 64) - 1
 MOST_SUGGESTED = 1 << 15
 """How many names are compared with a mistyped one. The guest decides how many begin alike."""
+EntriesOf = Callable[[Collection[int]], Iterable[int]]
 
 
 class Modules(Protocol):
@@ -38,15 +39,14 @@ class Modules(Protocol):
 
     def bounds(self, address: int) -> tuple[int, int] | None: ...
 
-
 class Locations:
-    """Resolves locations. entry_of: from a function's address to the one after its landing pad (endbr64)."""
+    """Resolves locations. entries_of: from functions' addresses to those of probes on them: LinuxGuest.entries."""
 
     def __init__(
-        self, symbols: SymbolTable | None, entry_of: Callable[[int], int], modules: Modules | None = None
+        self, symbols: SymbolTable | None, entries_of: EntriesOf, modules: Modules | None = None
     ) -> None:
         self._symbols = symbols
-        self._entry_of = entry_of
+        self._entries_of = entries_of
         self._modules = modules
 
     def resolve(self, location: str, glob: bool = False) -> tuple[int, ...]:
@@ -72,10 +72,13 @@ class Locations:
             return ()
         starts = sorted({at for name, at in self._modules.names(module) if name == named[1]})
         if named[2] is None:
-            return tuple(sorted({self._entry_of(start) for start in starts}))
+            return self._entries(starts)
         distance = _distance(named[2])
         bounds = (self._modules.bounds(start) for start in starts)
         return tuple(start + distance for start, end in filter(None, bounds) if start + distance < end)
+
+    def _entries(self, starts: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted({*self._entries_of({*starts})}))
 
     def _of_module(self, text: str) -> tuple[str, str]:
         """Split MODULE:NAME. The module is "" where none of that name is loaded."""
@@ -93,7 +96,7 @@ class Locations:
         starts = {symbol.address for symbol in own} | {at for name, at in loaded if matches(name)}
         if not starts:
             raise OptprobeError(f"no function matches '{pattern}'")
-        return tuple(sorted({self._entry_of(start) for start in starts}))
+        return self._entries(starts)
 
     def _addresses(self, name: str, module: str) -> list[int]:
         """Return the addresses of `name`: in `module`, if one is given; else in the kernel, else in any module."""
@@ -115,7 +118,7 @@ class Locations:
         if not addresses:
             return self._linespec(name if offset is None else f"{name}+{offset}")
         if offset is None:
-            return tuple(sorted({self._entry_of(address) for address in addresses}))
+            return self._entries(addresses)
         distance = _distance(offset)
         if len(addresses) > 1:
             raise OptprobeError(

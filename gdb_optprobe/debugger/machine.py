@@ -167,6 +167,8 @@ class GdbMachine:
     # packets -----------------------------------------------------------------------------------------------------
 
     def _packet(self, text: str) -> bytes:
+        if not self.connection.is_valid():  # QEMU has ended, and GDB has just noticed
+            raise OptprobeError("the connection to the guest is closed", "connect again: target remote")
         answer = self.connection.send_packet(text)
         return answer if isinstance(answer, bytes) else b""
 

@@ -11,13 +11,14 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi
 from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.probes.stops import Hit, StopPoint, Stops
+from gdb_optprobe.probes.target import NoModules
 
 LOADED = "do_init_module"
 """The kernel calls it with a loaded module before any code of the module runs (kernel/module/main.c)."""
 
 
 @dataclass(frozen=True)
-class LinuxModules:
+class LinuxModules(NoModules):
     linux: LinuxGuest
     locations: Locations
     stops: Stops

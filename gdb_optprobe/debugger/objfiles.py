@@ -24,9 +24,10 @@ def files() -> Mapping[str, Path]:
     return {each.build_id: Path(each.filename) for each in _objfiles() if each.build_id and each.filename}
 
 
-def other_kernels(build: str) -> Mapping[str, Path]:
-    """Return the files of kernels that are not the build `build`, by build-id."""
-    return {other: path for other, path in files().items() if other != build and is_kernel(path)}
+def other_kernels(build: str, among: Mapping[str, Path] | None = None) -> Mapping[str, Path]:
+    """Return the files of kernels that are not the build `build`, by build-id. among: files; None for all."""
+    found = files() if among is None else among
+    return {other: path for other, path in found.items() if other != build and is_kernel(path)}
 
 
 def layouts(build: str) -> Layouts | None:

@@ -52,6 +52,7 @@ def current_settings() -> Settings:
         exit_on_error=bool(value("exit-on-error")),
         max_probes=int(str(value("max-probes"))),
         guardian=bool(value("guardian")),
+        load_symbols=bool(value("load-symbols")),
         **{name.replace("-", "_"): int(str(value(name))) for name in SIZES},
     )
 
@@ -118,6 +119,7 @@ def register(fail: Callable[[OptprobeError], None]) -> None:
     _Switch("exit-on-error", "whether the first failure of an optprobe command ends GDB with status 1", batch)
     _MaxProbes()
     _Switch("guardian", "whether a process of its own frees the guest should GDB die", True)
+    _Switch("load-symbols", "whether GDB gets the kernel's symbols as soon as a guest is connected", True)
     for name in SIZES:
         _Size(name, fail)
 
@@ -132,6 +134,7 @@ NAMES = (
     "exit-on-error",
     "max-probes",
     "guardian",
+    "load-symbols",
     *SIZES,
 )
 

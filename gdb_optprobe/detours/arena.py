@@ -23,6 +23,7 @@ from gdb_optprobe.detours.journal import Item, Journal, TableKind
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot, Slots
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.machine import Memory
 
 CODE_STEP = 8
@@ -64,7 +65,7 @@ class Arena:
         self.probe_read: tuple[Slot, Detour] | None = None
         self.pads = _Pool([])
         self._pages: list[Slot] = []
-        self._doorbell: Slot | None = None
+        self._tickets: Slot | None = None
         self._retired: dict[Slot, Detour] = {}
         self._dispatchers: set[Slot] = set()
         self._called: set[Slot] = set()
@@ -97,16 +98,33 @@ class Arena:
             self._add_pad_page(page)
         return self.pads.allocate(stop_pad.SIZE, low, high, near)
 
-    def doorbell_page(self, near: int, reach: int) -> Slot:
-        """Return the page of data with the doorbell that programs ring before they go to a pad. Raises Refused."""
-        if self._doorbell is None:
-            low, high = near - reach + stop_pad.PAGE, near + reach - stop_pad.PAGE
-            self._doorbell = self.data.claim_page(stop_pad.PAGE, low, high)
-            if self._doorbell is not None:
-                self.journal.put(Item.DATA, self._doorbell.address, self._doorbell.size)
-        if self._doorbell is None:
-            raise Refused(Refusal.ARENA_FULL.because(used=self.data.used, size=self.data.size))
-        return self._doorbell
+    def tickets(self, near: int, reach: int) -> Slot:
+        """Return the word that counts the hits that stop in programs; it is there as long as pads. Raises Refused."""
+        if self._tickets is None:
+            self._tickets = self.allocate_data(8, near, reach)
+        return self._tickets
+
+    def allocate_counts(
+        self, count: int, code: int, data: int, text: Range, reach: int, data_reach: int
+    ) -> tuple[list[Slot], list[Slot]]:
+        """Allocate a block of `count` slots of `code` bytes within reach of all of `text`, and as many of `data`.
+
+        Raises Refused where no block has room for all. The code memory's content is not checked.
+        """
+        first, last = text
+        (low, _), (_, high) = _code_range(last, reach, code), _code_range(first, reach, code)
+        block = self.code.allocate(count * code, low, high, first)
+        try:
+            (low, _), (_, high) = (_data_range(at, data_reach, count * data) for at in (block.end, block.address))
+            counters = self.data.allocate(count * data, low, high, first)
+        except BaseException:
+            self.code.free(block)
+            raise
+        pieces = self.data.split(counters, data)
+        for piece in pieces:
+            self._allocated_after[piece.address] = self._retirements
+            self.journal.put(Item.DATA, piece.address, piece.size)
+        return self.code.split(block, code), pieces
 
     def free_code(self, near: int, reach: int) -> int:
         """Return the start of free memory for code that a branch at `near` reaches; nothing is allocated.
@@ -205,9 +223,9 @@ class Arena:
         """Raise Refused if `allocate_code` would; nothing is allocated."""
         self.code.find(size, *_code_range(near, reach, size), near)
 
-    def check_data(self, size: int, near: int, reach: int) -> None:
-        """Raise Refused if `allocate_data` would; nothing is allocated."""
-        self.data.find(size, *_data_range(near, reach, size), near)
+    def check_data(self, size: int, near: int, reach: int) -> int:
+        """Return where `allocate_data` would; nothing is allocated. Raises Refused as that does."""
+        return self.data.find(size, *_data_range(near, reach, size), near)[1]
 
     def code_patch(self, slot: Slot, data: bytes, memory: Memory, padding: bytes) -> Patch:
         """Return the patch that fills `slot` with `data` and `padding`.
@@ -221,6 +239,43 @@ class Arena:
             raise TextChanged(slot.address, bytes([self.ranges.fill]) * slot.size, old)
         self._overwritten[slot] = old
         return Patch(slot.address, old, new)
+
+    @property
+    def code_step(self) -> int:
+        """Return what sizes of code are multiples of."""
+        return self._step
+
+    def free_count(self, slot: Slot | None) -> None:
+        """Free the data of a count that no code was led to."""
+        if slot is not None:
+            self.data.free(slot)
+            self._allocated_after.pop(slot.address, None)
+            self.journal.drop(Item.DATA, slot.address)
+
+    def claim_block(self, slots: Sequence[Slot], memory: Memory) -> bool:
+        """Return whether `slots`, which follow one another, hold nothing of others; they are freed where they do."""
+        size = slots[0].size
+        held = memory.read(slots[0].address, size * len(slots))
+        if self.ranges.fill is None:
+            self._overwritten |= {slot: held[at * size : (at + 1) * size] for at, slot in enumerate(slots)}
+        elif held != bytes([self.ranges.fill]) * len(held):
+            for slot in slots:
+                self.code.free(slot)
+            return False
+        return True
+
+    def write_block(self, slots: Sequence[Slot], data: bytes, memory: Memory) -> None:
+        """Write `data` into `slots`, which follow one another, and read it back. Raises TextChanged.
+
+        In pieces that hold whole slots: should GDB be killed, each slot is written or is not.
+        """
+        start, size = slots[0].address, slots[0].size
+        step = max(1, runs.LONGEST // size) * size
+        for at in range(0, len(data), step):
+            memory.write(start + at, data[at : at + step])
+        for at in range(0, len(data), step):
+            if (found := memory.read(start + at, len(data[at : at + step]))) != data[at : at + step]:
+                raise TextChanged(start + at, data[at : at + step], found)
 
     def wipe(self, slots: Iterable[Slot], memory: Memory) -> None:
         """Restore the bytes of `slots`, which no vCPU can be inside: fill that traps, or what was overwritten."""
@@ -322,10 +377,10 @@ class Arena:
 
     def _empty(self, inside: Collection[Range]) -> tuple[Slot, ...]:
         """Return the released code that no saved PC is in and that no caller can reach."""
-        empty = [slot for slot in self.code.dirty if (slot.address, slot.end) not in inside]
-        callers = [slot for slot in self.code.dirty if slot not in empty and slot not in self._called]
+        dirty = self.code.dirty
+        callers = [slot for slot in dirty if (slot.address, slot.end) in inside and slot not in self._called]
         called = {slot for slot in self._called if self._is_referenced(slot.address, callers)}
-        return tuple(slot for slot in empty if slot not in called)
+        return tuple(slot for slot in dirty if (slot.address, slot.end) not in inside and slot not in called)
 
     def _is_referenced(self, address: int, by: Iterable[Slot]) -> bool:
         """Return whether some of this code may reference what begins at `address`."""
@@ -381,11 +436,18 @@ class Arena:
 
     def _reclaim_data(self) -> None:
         """Free the released data that no retired code may write to."""
-        left = [(slot, self._retired_as.get(slot, self._retirements + 1)) for slot in self.code.dirty]
+        # The last retirement of code that may reference anything; of code that may reference an address.
+        unknown, known = 0, dict[int, int]()
+        for slot in self.code.dirty:
+            left_as = self._retired_as.get(slot, self._retirements + 1)
+            if (references := self._references.get(slot.address)) is None:
+                unknown = max(unknown, left_as)
+                continue
+            for address in references:
+                known[address] = max(known.get(address, 0), left_as)
 
         def is_used(data: Slot) -> bool:
-            since = self._allocated_after.get(data.address, 0)
-            return self._is_referenced(data.address, (slot for slot, left_as in left if left_as > since))
+            return max(unknown, known.get(data.address, 0)) > self._allocated_after.get(data.address, 0)
 
         empty = [slot for slot in self.data.dirty if not is_used(slot)]
         for slot in empty:
@@ -406,10 +468,11 @@ class Arena:
             self._pages.remove(page)
             self.code.free(page)
             self.journal.drop(Item.PADS, page.address)
-        if self._doorbell is not None and not self._pages:
-            self.data.free(self._doorbell)
-            self.journal.drop(Item.DATA, self._doorbell.address)
-            self._doorbell = None
+        if self._tickets is not None and not self._pages:
+            self.data.free(self._tickets)
+            self._allocated_after.pop(self._tickets.address, None)
+            self.journal.drop(Item.DATA, self._tickets.address)
+            self._tickets = None
         return freed
 
 
@@ -479,6 +542,9 @@ class _Pool:
     def claim(self, address: int, size: int) -> Slot | None:
         """Allocate the piece at `address` that an earlier session uses; None if it is not a free piece of the arena."""
         return next((found for s in self.slots if (found := s.claim(address, size)) is not None), None)
+
+    def split(self, slot: Slot, size: int) -> list[Slot]:
+        return self._of(slot.address).split(slot, size)
 
     def release(self, slot: Slot) -> None:
         self._of(slot.address).release(slot)

@@ -18,6 +18,7 @@ The removal of an item is written with the next change: until then it does no ha
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -69,6 +70,7 @@ class Journal:
     memory, start, size: where it is kept; without `memory` nothing is written.
     fill:  the byte that this memory holds before and after.
     found: what an earlier GDB has left there.
+    when_full: called once it holds no more: from then on another GDB reads only that.
     """
 
     memory: Memory | None = None
@@ -76,6 +78,7 @@ class Journal:
     size: int = 0
     fill: int = 0
     found: Found = field(default_factory=Found)
+    when_full: Callable[[], None] = lambda: None
     state: State = field(init=False)
     _changes: State = field(default_factory=dict)
     _generation: int = field(init=False)
@@ -183,16 +186,23 @@ class Journal:
     # its memory --------------------------------------------------------------------------------------------------
 
     def _rewrite(self) -> None:
-        """Write all of it into the other half. If that has too little room, write that it is full and close it."""
+        """Write all of it into the other half. If that has too little room, write that it is full and close it.
+
+        What is there already stays readable then; where nothing is there yet, a journal is written that only says so.
+        """
         # Random, so that a generation from before a snapshot was loaded is not taken for one from after.
         generation, half = self._generation + 1 + random.randrange(_AGES), 1 - self._half
         body, unpacked = journal_format.body(self.state), journal_format.Unpacked()
         data = journal_format.record(body, generation)
         # A record that no reader accepts is as bad as one that has no room.
         if journal_format.HEADER + len(data) + _LAST > self.size // 2 or not unpacked.holds(body, _LAST):
-            self._append(journal_format.record(journal_format.body({FULL: True}), self._generation))
             self._open = False
-            return
+            body = journal_format.body({FULL: True})
+            if self._generation:
+                self._append(journal_format.record(body, self._generation))
+                self.when_full()
+                return
+            data, unpacked = journal_format.record(body, generation), journal_format.Unpacked()
         at = self._at(half)
         self._write(at + journal_format.HEADER, data)
         self._write(at, journal_format.header(generation))
@@ -203,6 +213,8 @@ class Journal:
         unpacked.spend(body)
         self._unpacked = unpacked
         self._changes.clear()
+        if not self._open:
+            self.when_full()
 
     def _append(self, data: bytes) -> None:
         for offset, part in journal_format.in_order(self._at(self._half) + self._tail, data):

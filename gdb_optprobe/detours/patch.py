@@ -9,11 +9,14 @@ The caller chooses the order: the target of a branch before the branch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.interrupts import held
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,35 @@ def apply(patches: Sequence[Patch], memory: Memory) -> None:
         raise
 
 
+def apply_in_runs(patches: Sequence[Patch], memory: Memory) -> None:
+    """Write all of `patches`, which are in the order of their addresses, or none. Raises TextChanged, Unreadable.
+
+    A Ctrl-C waits. Not for patches that must be written in an order.
+    """
+    if not patches:
+        return
+    with held():
+        places = [(patch.address, patch.end) for patch in patches]
+        before = runs.read(places, memory)
+        for patch, found in zip(patches, runs.at(places, before), strict=True):
+            if found != patch.old:
+                raise TextChanged(patch.address, patch.old, found)
+        after = [*_patched(before, patches)]
+        written: list[tuple[runs.Run, runs.Run]] = []
+        try:
+            for old, new in zip(before, after, strict=True):
+                written.append((old, new))
+                memory.write(new.address, new.data)
+            for new in after:
+                if (found := memory.read(new.address, len(new.data))) != new.data:
+                    raise TextChanged(new.address, new.data, found)
+        except OptprobeError:
+            for old, _ in reversed(written):
+                with suppress(OptprobeError):  # the first error tells; what cannot be written was not written before
+                    memory.write(old.address, old.data)
+            raise
+
+
 def revert(patches: Sequence[Patch], memory: Memory) -> None:
     """Restore the old bytes, last patch first, if memory still holds the bytes of all patches. Raises TextChanged."""
     apply([patch.reverse for patch in reversed(patches)], memory)
@@ -91,3 +123,15 @@ def _holds(memory: Memory, address: int, data: bytes) -> bool:
         return memory.read(address, len(data)) == data
     except OptprobeError:
         return False
+
+
+def _patched(before: Sequence[runs.Run], patches: Sequence[Patch]) -> Iterator[runs.Run]:
+    left = iter(patches)
+    patch = next(left, None)
+    for run in before:
+        data = bytearray(run.data)
+        while patch is not None and patch.address < run.end:
+            start = patch.address - run.address
+            data[start : start + len(patch.new)] = patch.new
+            patch = next(left, None)
+        yield runs.Run(run.address, bytes(data))

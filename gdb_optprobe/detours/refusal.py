@@ -96,6 +96,10 @@ class Refusal(Enum):
         "load it again: the probe comes back with what it has counted, unless it was given by address",
     )
     PENDING = ("{location} is not there yet{why}", "it comes as soon as its module is loaded")
+    KERNEL_PENDING = (
+        "{location} waits for the guest's kernel to start{why}",
+        "let the guest run: it goes in before the kernel's first initcall, and counts nothing of what ran before",
+    )
     INIT_TEXT = ("{address} is init text, which is freed once it has run", "")
     FOREIGN_BREAKPOINT = (
         "{address} holds a breakpoint instruction that is not optprobe's",
@@ -177,6 +181,10 @@ class Refusal(Enum):
         "probe an instruction of at least {needed} bytes",
     )
     ARENA_MISSING = ("there is no memory for detours: {why}", "set optprobe arena code=START-END data=START-END")
+    BOOTING = (
+        "the guest's kernel is booting: none of its memory is free for detours yet",
+        "let the guest run: it is tried again before the first process runs",
+    )
     ARENA_FULL = (
         "the memory for detours is full ({used} of {size} bytes in use)",
         "delete probes, or set optprobe arena",
@@ -263,7 +271,8 @@ A breakpoint of the guest's own in the middle of a function may hide which instr
 
 
 NO_MEMORY = frozenset(
-    reason.name for reason in (Refusal.ARENA_MISSING, Refusal.ARENA_FULL, Refusal.ARENA_OUT_OF_REACH)
+    reason.name
+    for reason in (Refusal.ARENA_MISSING, Refusal.ARENA_FULL, Refusal.ARENA_OUT_OF_REACH, Refusal.BOOTING)
 )
 """Codes of a tier that the address would have with more memory."""
 

@@ -10,7 +10,7 @@ A released piece of data is dirty too: code that still runs may write there.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -62,11 +62,16 @@ class Slots:
     def find(self, size: int, low: int = 0, high: int = 1 << 64) -> int | None:
         """Return the start of the lowest free piece of `size` bytes inside [low, high); None if there is none."""
         size = self._rounded(size)
-        for hole in self._free:
+        for index in range(self._hole_at(low), len(self._free)):
+            hole = self._free[index]
             at = self._rounded(max(hole.address, low))
             if at + size <= min(hole.end, high):
                 return at
         return None
+
+    def _hole_at(self, address: int) -> int:
+        """Return the index of the last free piece that begins at `address` or before, 0 if none does."""
+        return max(bisect_right(self._free, address, key=_address_of) - 1, 0)
 
     def allocate(self, size: int, low: int = 0, high: int = 1 << 64) -> Slot | None:
         """Allocate the lowest free piece of `size` bytes inside [low, high); None if there is none."""
@@ -76,13 +81,20 @@ class Slots:
     def claim(self, address: int, size: int) -> Slot | None:
         """Allocate the piece of `size` bytes at `address`; None if it is not free, or no piece begins there."""
         size = self._rounded(size)
-        for index, hole in enumerate(self._free):
+        index = self._hole_at(address)
+        for hole in self._free[index : index + 1]:
             if hole.address <= address and address + size <= hole.end and address % self.granularity == 0:
-                del self._free[index]
                 left = (Slot(hole.address, address - hole.address), Slot(address + size, hole.end - address - size))
-                self._free[index:index] = [piece for piece in left if piece.size]
+                self._free[index : index + 1] = [piece for piece in left if piece.size]
                 return self._used.setdefault(address, Slot(address, size))
         return None
+
+    def split(self, slot: Slot, size: int) -> list[Slot]:
+        """Divide a used slot into slots of `size`, a multiple of the granularity; they are released one by one."""
+        del self._used[slot.address]
+        pieces = [Slot(at, size) for at in range(slot.address, slot.end, size)]
+        self._used |= {piece.address: piece for piece in pieces}
+        return pieces
 
     def release(self, slot: Slot) -> None:
         """Make a used slot dirty: nothing leads there any more, but a saved PC may be inside."""
@@ -110,11 +122,16 @@ class Slots:
         return -(-number // self.granularity) * self.granularity
 
     def _join(self, slot: Slot) -> None:
-        insort(self._free, slot)
-        joined: list[Slot] = []
-        for hole in self._free:
-            if joined and joined[-1].end == hole.address:
-                joined[-1] = Slot(joined[-1].address, joined[-1].size + hole.size)
-            else:
-                joined.append(hole)
-        self._free = joined
+        first = last = bisect_left(self._free, slot.address, key=_address_of)
+        start, end = slot.address, slot.end
+        if first and self._free[first - 1].end == start:
+            first -= 1
+            start = self._free[first].address
+        if last < len(self._free) and self._free[last].address == end:
+            end = self._free[last].end
+            last += 1
+        self._free[first:last] = [Slot(start, end - start)]
+
+
+def _address_of(slot: Slot) -> int:
+    return slot.address

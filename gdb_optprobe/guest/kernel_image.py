@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gdb_optprobe.budget import OverBudget
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import NotBooted, OptprobeError
 from gdb_optprobe.guest_text import printable
 
 __all__ = ["BuildId", "Image", "Run", "banner", "build_id", "find", "find_build_id", "is_note_of", "merged"]
@@ -28,6 +28,7 @@ __all__ = ["BuildId", "Image", "Run", "banner", "build_id", "find", "find_build_
 # A .notes entry: sizes of name and description, type NT_GNU_BUILD_ID, name (include/linux/elfnote.h).
 NOTE = re.compile(rb"\x04\0\0\0([\x08-\x40])\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
 BANNER = re.compile(rb"Linux version \d[ -~]{0,511}")
+UNPROTECTED = "the guest's kernel has not booted yet (its code is not write-protected)"
 # Limits (budget.py), and what Debian's kernels have at the most.
 MOST_EMBEDDED = 64
 """ELF files within the constants: 4, of vDSOs."""
@@ -70,19 +71,16 @@ class BuildId:
 
 
 def find(runs: Iterable[Run]) -> Image:
-    """Return the kernel among the mappings of the kernel's half of the address space. Raises OptprobeError."""
+    """Return the kernel among the mappings of the kernel's half of the address space. Raises NotBooted."""
     known = list(merged(runs))
     if not known:
-        raise OptprobeError("no Linux kernel is mapped in the guest", "let the guest boot, then try again")
+        raise NotBooted("no Linux kernel is mapped in the guest")
     text = _largest(run for run in known if run.executable and not run.writable)
     constant = [run for run in known if text and run.start >= text.end and not run.executable and not run.writable]
     rodata = _largest(constant)
     writable = [run for run in known if rodata and run.start >= rodata.end and run.writable and not run.executable]
     if not text or not rodata or not writable:
-        raise OptprobeError(
-            "the guest's kernel has not booted yet (its code is not write-protected)",
-            "continue until its first process runs, then try again",
-        )
+        raise NotBooted(UNPROTECTED)
     start, end = writable[0].start, writable[-1].end
     return Image(text, rodata, Run(start, end - start, writable=True, executable=False))
 

@@ -5,6 +5,8 @@ No fault is lost: what may fault stays, even if its value is not needed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gdb_optprobe.handlers import arithmetic
 from gdb_optprobe.handlers.ir import (
     MASK,
@@ -98,7 +100,7 @@ def convert(value: Expr, bits: int, signed: bool) -> Expr:
     if isinstance(value, Convert) and bits <= value.bits:
         return convert(value.value, bits, signed)
     if isinstance(value, Load) and bits in (8, 16, 32) and bits <= 8 * value.size:
-        return Load(value.address, bits // 8, signed, value.mapped)
+        return replace(value, size=bits // 8, signed=signed)
     return Convert(value, bits, signed)
 
 

@@ -99,12 +99,16 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """size bytes (1, 2, 4 or 8) at `address`, extended to a word. mapped: known to be readable, in any context."""
+    """size bytes (1, 2, 4 or 8) at `address`, extended to a word.
+
+    mapped: known to be readable, in any context. source: as typed, "" where nothing was.
+    """
 
     address: Expr
     size: int
     signed: bool
     mapped: bool = False
+    source: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,10 @@ from gdb_optprobe.handlers.ir import (
     UnaryOp,
     children,
 )
-from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue, noted
 from gdb_optprobe.maps.aggregate import number
 
+PROBE_READ = "probe_read"
 UNMAPPED = "memory that may not be mapped is not read here"
 
 
@@ -132,13 +133,13 @@ class ExpressionLowering:
                 read = lower_strings.read_array if node.whole else lower_strings.read_text
                 read(self._emitter, made, memory, node.size)
         else:
-            with self.using_probe_read(node), self.word(node.address) as at:
+            with self.using_probe_read(node), self.word(node.address) as at, noted(self._emitter, PROBE_READ):
                 lower_strings.read_probed_text(self._emitter, made, at, node.size, node.whole, self.fault)
         return [*made]
 
     def store_text(self, node: StringLoad, into: Address) -> None:
         """Store the words of text that may not be mapped at `into`."""
-        with self.using_probe_read(node), self.word(node.address) as at:
+        with self.using_probe_read(node), self.word(node.address) as at, noted(self._emitter, PROBE_READ):
             lower_strings.store_probed_text(self._emitter, into, at, node.size, node.whole, self.fault)
 
     def into(self, to: str, node: Expr) -> None:
@@ -156,9 +157,11 @@ class ExpressionLowering:
                     emit.load(to, MemoryValue(memory, size, signed))
             case Load(address, size, signed):
                 with self.using_probe_read(node):
-                    emit.probe_read(to, self._first(to, address), size, self.fault)
-                if size < WORD:
-                    emit.extend(to, to, 8 * size, signed)
+                    at = self._first(to, address)
+                    with noted(emit, f"{PROBE_READ} {node.source}".rstrip()):
+                        emit.probe_read(to, at, size, self.fault)
+                        if size < WORD:
+                            emit.extend(to, to, 8 * size, signed)
             case Unary(op, value, bits, signed):
                 verb = emit.negate if op is UnaryOp.NEGATE else emit.invert
                 verb(to, self._first(to, value), bits, signed)
@@ -210,7 +213,7 @@ class ExpressionLowering:
             case StringEquals(address, literal, True):
                 self._text(address, literal, when, label)
             case StringEquals(address, literal):
-                with self.using_probe_read(node), self.word(address) as at:
+                with self.using_probe_read(node), self.word(address) as at, noted(emit, PROBE_READ):
                     lower_strings.branch_on_probed_text(emit, at, literal, when, label, self.fault)
             case _:
                 with self.compared(node) as word:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.handlers.lower_program import lower_saving, ring_doorbell
+from gdb_optprobe.handlers.lower_program import RESTORED, lower_save, lower_saving
 from gdb_optprobe.handlers.lower_returns import (
     EntryPart,
     PlacedSlots,
@@ -33,6 +33,7 @@ from gdb_optprobe.isa.codegen import (
     MemoryValue,
     OuterSaves,
     RegisterPool,
+    noted,
 )
 from gdb_optprobe.isa.return_codegen import ReturnBackend, ReturnEmitter
 from gdb_optprobe.maps.call_table import (
@@ -159,16 +160,18 @@ def _entry(
     pc = (isa.pc, function.pc)
     saved = isa.kept(used.usual, before)
     emit.pool = usual = RegisterPool(isa.order(before))
-    emit.save(saved)
+    lower_save(emit, saved)
     lower_entry_conditions(emit, pc, parts, end)
     slot, word = usual.allocate(), usual.allocate()
-    _home(emit, table, slot, word)
-    emit.claim(Address(slot), taken)
-    emit.bind(claimed)
-    emit.key(word)
-    emit.store(Address(slot, KEY), word)
-    emit.return_address(word)
-    emit.store(Address(slot, RETURN), word)
+    with noted(emit, "a slot for the call"):
+        _home(emit, table, slot, word)
+        emit.claim(Address(slot), taken)
+    with noted(emit, "its return address, kept"):
+        emit.bind(claimed)
+        emit.key(word)
+        emit.store(Address(slot, KEY), word)
+        emit.return_address(word)
+        emit.store(Address(slot, RETURN), word)
     usual.free(word)
     for part in parts:
         lower_kept_words(emit, pc, part, slot)
@@ -177,25 +180,30 @@ def _entry(
     if any(part.around is not None for part in parts):
         acting.reserve(slot)
         more = tuple(name for name in isa.kept(used.acting, before) if name not in saved)
-        emit.save(more)
+        lower_save(emit, more)
         for part in parts:
             lower_entry_actions(emit, pc, part, slot)
-        emit.restore(more)
+        with noted(emit, RESTORED):
+            emit.restore(more)
     emit.pool = usual
     usual.reserve(word)
-    emit.return_to(function.trampoline)
-    emit.jump(end)
+    with noted(emit, "its return, to the trampoline"):
+        emit.return_to(function.trampoline)
+        emit.jump(end)
     emit.bind(taken)
     emit.pool = other = RegisterPool(isa.order(freed))
     other.reserve(slot), other.reserve(word)
     more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
-    emit.save(more)
-    _search(emit, table, function, slot, word)
-    emit.restore(more)
-    emit.pool = usual
-    emit.branch(Comparison.NE, slot, 0, False, claimed)
-    emit.bind(end)
-    emit.restore(saved)
+    with noted(emit, "that slot is taken: another one"):
+        lower_save(emit, more)
+        _search(emit, table, function, slot, word)
+        with noted(emit, RESTORED):
+            emit.restore(more)
+        emit.pool = usual
+        emit.branch(Comparison.NE, slot, 0, False, claimed)
+    with noted(emit, RESTORED):
+        emit.bind(end)
+        emit.restore(saved)
     return EntryRegisters(frozenset(usual.used), frozenset(other.used), frozenset(acting.used))
 
 
@@ -230,12 +238,11 @@ class PadExit:
     """How a trampoline leaves to `pad` where one of `flags` (offsets in the slot) is set.
 
     The slot's register holds all flags there, unless the trampoline saves registers: then all are as the function left
-    them. doorbell: see lower_program.LoweringContext.
+    them.
     """
 
     flags: tuple[int, ...]
     pad: int
-    doorbell: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +308,6 @@ def _trampoline(
     if leaving is not None:
         on = Label()
         end.branch(Comparison.EQ, wishes, 0, False, on)
-        ring_doorbell(end, leaving.doorbell)
         if not kept:
             end.copy(slot, wishes)
             end.save(())

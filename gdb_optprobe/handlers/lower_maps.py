@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from gdb_optprobe.handlers.ir import Constant, Emit, Expr, HashMap, Operand, StringLoad, Update
+from gdb_optprobe.handlers.ir import Constant, Emit, Expr, HashMap, StringLoad, Update
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
-from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue, noted
 from gdb_optprobe.maps import ring
 from gdb_optprobe.maps.aggregate import MASK, Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
 from gdb_optprobe.maps.aggregate import number as as_number
@@ -23,19 +23,27 @@ def layout(table: HashMap, bits: int) -> HashMapLayout:
 
 def count_by(emit: Emitter, words: ExpressionLowering, action: Update, table: HashMapLayout, at: int) -> None:
     """Lower an update of a table: add a value to the aggregate of its key."""
+    assert isinstance(action.target, HashMap)
     with ExitStack() as stack:
-        value = stack.enter_context(words.operand(action.value or Constant(0)))
-        key = [word for part in action.by for word in words.words(stack, part)]
+        with noted(emit, "value"):
+            value = stack.enter_context(words.operand(action.value or Constant(0)))
+        key: list[str | int] = []
+        for part, column in zip(action.by, action.target.columns, strict=True):
+            with noted(emit, f"key {column.label}"):
+                key += words.words(stack, part)
         slot = stack.enter_context(emit.pool.scratch())
         done, found = Label(), Label()
-        _first_slot(emit, slot, key, table, at)
-        with emit.pool.scratch() as left:
-            _search(emit, slot, left, key, table, found)
-        emit.atomic_add(Address(offset=at + OVERFLOW, near=True), 1)
-        emit.jump(done)
-        emit.bind(found)
-        update(emit, table.aggregate, Address(slot, table.value_offset), value)
-        emit.bind(done)
+        with noted(emit, "lookup"):
+            _first_slot(emit, slot, key, table, at)
+            with emit.pool.scratch() as left:
+                _search(emit, slot, left, key, table, found)
+        with noted(emit, "no room: counted"):
+            emit.atomic_add(Address(offset=at + OVERFLOW, near=True), 1)
+            emit.jump(done)
+        with noted(emit, "update"):
+            emit.bind(found)
+            update(emit, table.aggregate, Address(slot, table.value_offset), value)
+            emit.bind(done)
 
 
 def _first_slot(emit: Emitter, slot: str, key: Sequence[str | int], table: HashMapLayout, at: int) -> None:
@@ -91,29 +99,34 @@ def record(
         fields = words.with_own_fault()
         number, place = (stack.enter_context(emit.pool.scratch()) for _ in range(2))
         full = Label()
-        emit.atomic_fetch_add(number, Address(offset=at + ring.NEXT, near=True), 1)
-        emit.load(place, MemoryValue(Address(offset=at + ring.FIRST, near=True)))
-        emit.binary(Arithmetic.SUB, place, number, place, 64, False)
-        emit.branch(Comparison.GE, place, layout.places, False, full)
-        emit.binary(Arithmetic.AND, place, number, layout.places - 1, 64, False)
-        emit.binary(Arithmetic.MUL, place, place, layout.record_size, 64, False)
-        emit.address(place, Address(place, as_number(at + ring.HEADER, True)))
-        with emit.pool.scratch() as now:
-            emit.clock(now)
-            emit.store(Address(place, ring.TIME), now)
-        emit.store(Address(place, ring.KIND), kind, 4)
-        with words.operand(cpu) as word:
-            emit.store(Address(place, ring.CPU), word, 4)
-        _store_fields(emit, fields, place, action.fields)
+        with noted(emit, "a place in the ring"):
+            emit.atomic_fetch_add(number, Address(offset=at + ring.NEXT, near=True), 1)
+            emit.load(place, MemoryValue(Address(offset=at + ring.FIRST, near=True)))
+            emit.binary(Arithmetic.SUB, place, number, place, 64, False)
+            emit.branch(Comparison.GE, place, layout.places, False, full)
+            emit.binary(Arithmetic.AND, place, number, layout.places - 1, 64, False)
+            emit.binary(Arithmetic.MUL, place, place, layout.record_size, 64, False)
+            emit.address(place, Address(place, as_number(at + ring.HEADER, True)))
+        with noted(emit, "time, kind, CPU"):
+            with emit.pool.scratch() as now:
+                emit.clock(now)
+                emit.store(Address(place, ring.TIME), now)
+            emit.store(Address(place, ring.KIND), kind, 4)
+            with words.operand(cpu) as word:
+                emit.store(Address(place, ring.CPU), word, 4)
+        _store_fields(emit, fields, place, action)
         if action.target.stack:
-            (_try_stack if action.target.tried else _copy_stack)(emit, fields, action, place)
-        _finish(emit, number, place)
-        if fields.faulted:
-            emit.jump(full)
-            emit.bind(fields.fault)
-            emit.store(Address(place, ring.KIND), ring.VOID, 4)
+            with noted(emit, "copy of the stack"):
+                (_try_stack if action.target.tried else _copy_stack)(emit, fields, action, place)
+        with noted(emit, "publish"):
             _finish(emit, number, place)
-            emit.jump(words.fault)
+        if fields.faulted:
+            with noted(emit, "a fault: the record is void"):
+                emit.jump(full)
+                emit.bind(fields.fault)
+                emit.store(Address(place, ring.KIND), ring.VOID, 4)
+                _finish(emit, number, place)
+                emit.jump(words.fault)
         emit.bind(full)
 
 
@@ -167,15 +180,15 @@ def _stack_pointer(action: Emit) -> Expr:
     return found
 
 
-def _store_fields(emit: Emitter, words: ExpressionLowering, place: str, fields: Sequence[Operand]) -> None:
+def _store_fields(emit: Emitter, words: ExpressionLowering, place: str, action: Emit) -> None:
     """Store the fields one after the other: each needs registers only for itself, a text one per word."""
     at = ring.FIELDS
-    for field in fields:
-        if isinstance(field, StringLoad) and not field.mapped:
-            words.store_text(field, Address(place, at))
-            at += -(-field.size // 8) * 8
-            continue
-        with ExitStack() as stack:
+    for field, column in zip(action.fields, action.target.columns, strict=True):
+        with noted(emit, column.label), ExitStack() as stack:
+            if isinstance(field, StringLoad) and not field.mapped:
+                words.store_text(field, Address(place, at))
+                at += -(-field.size // 8) * 8
+                continue
             for word in words.words(stack, field):
                 emit.store(Address(place, at), word)
                 at += 8

@@ -8,7 +8,6 @@
     │   use beyond that       │           │
     │ action ─────────────────┼─► fault   │   faults + 1, then the next action
     │ …                       │           │
-    │ stop: ring the doorbell │           │   counted, see detours/stop_pad.py
     │ restore                 │           │
     │ stop: restore, ─────────┼─► the pad │   where GDB has a breakpoint; then behind the program
     │ fault of the condition  │           │   faults + 1
@@ -21,7 +20,7 @@ another register, so the set of used ones grows, up to all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -53,11 +52,13 @@ from gdb_optprobe.isa.codegen import (
     ProbeReadRoutines,
     RegisterPool,
     TooManyRegisters,
+    noted,
+    noted_code,
 )
 from gdb_optprobe.maps.ring import RingLayout
 
-RING_COUNT = 64
-"""Distance from the doorbell to its count."""
+FAULT = "a fault: counted"
+RESTORED = "restored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,6 @@ class LoweringContext:
     first_kind: the kind of records of the program's first object; that of the next object is one more.
     cpu:     this CPU's number.
     pad:     address that a program jumps to in order to stop; None if none can.
-    doorbell: address that it writes to before; 8 bytes RING_COUNT behind it count the stops.
     passed:  dead registers behind the program, if it may stop.
     kept:    see isa.codegen.EntryState.
     """
@@ -90,7 +90,6 @@ class LoweringContext:
     cpu: Expr | None = None
     readers: ProbeReadRoutines | None = None
     pad: int | None = None
-    doorbell: int = 0
     passed: Dead = field(default_factory=Dead)
     kept: OuterSaves = field(default_factory=OuterSaves)
 
@@ -137,7 +136,7 @@ def lower_saving(emit: Callable[[Used], tuple[Emitter, Used]], nothing: Used) ->
     while True:
         emitter, now = emit(used)
         if (more := used | now) == used:
-            return emitter.finish
+            return noted_code(emitter)
         used = more
 
 
@@ -150,15 +149,15 @@ def _emit(
     words = ExpressionLowering(emit, pc)
     saved = machine.kept(used.condition, before)
     emit.pool = condition = RegisterPool(machine.order(before))
-    emit.save(saved)
+    lower_save(emit, saved)
     if program.condition is not None:
-        with refused(program.condition):
+        with refused(program.condition), noted(emit, "condition"):
             words.jump(program.condition, False, end)
     # What is saved may be overwritten.
     dead = replace(before.dead, registers=before.dead.registers | {*saved})
     emit.pool = actions = RegisterPool(machine.order(replace(before, dead=dead)))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
-    emit.save(more)
+    lower_save(emit, more)
     objects = iter(enumerate(around.objects))
     for action in program.actions:
         if isinstance(action, Stop):
@@ -166,28 +165,30 @@ def _emit(
         index, address = next(objects) if not isinstance(action, Put) else (0, 0)
         with refused(action):
             lower_action(emit, pc, around, action, index, address)
-    if program.stop is not None:
-        ring_doorbell(emit, around.doorbell)
-    emit.restore(more)
+    with noted(emit, RESTORED):
+        emit.restore(more)
     emit.pool = condition
     if program.stop is not None:
         if around.pad is None:
             raise NotLowered(program.stop, "native code cannot stop here")
-        emit.restore_and_jump(saved, around.pad)
-    elif words.faulted:
-        emit.jump(end)
+        with noted(emit, "stop"):
+            emit.restore_and_jump(saved, around.pad)
     if words.faulted:
-        emit.bind(words.fault)
-        emit.atomic_add(Address(offset=around.faults, near=True), 1)
-    emit.bind(end)
-    emit.restore(saved, around.passed if program.stop is not None else Dead())
+        with noted(emit, "condition"), noted(emit, FAULT):
+            if program.stop is None:
+                emit.jump(end)
+            emit.bind(words.fault)
+            emit.atomic_add(Address(offset=around.faults, near=True), 1)
+    with noted(emit, RESTORED):
+        emit.bind(end)
+        emit.restore(saved, around.passed if program.stop is not None else Dead())
     return UsedRegisters(frozenset(condition.used), frozenset(actions.used))
 
 
-def ring_doorbell(emit: Emitter, doorbell: int) -> None:
-    """Count a stop."""
-    emit.atomic_add(Address(offset=doorbell + RING_COUNT, near=True), 1)
-    emit.store(Address(offset=doorbell, near=True), 1)
+def lower_save(emit: Emitter, names: Sequence[str]) -> None:
+    """Emit: save on the stack what is used."""
+    with noted(emit, f"saved: {', '.join(names)}"):
+        emit.save(names)
 
 
 @contextmanager
@@ -204,6 +205,25 @@ def lower_action(
 ) -> None:
     """Lower an action. index: of its object in the program. address: of that object. Raises TooManyRegisters."""
     words = ExpressionLowering(emit, pc)
+    with noted(emit, "kept for the stop" if isinstance(action, Put) else action.target.name):
+        _lower_action(emit, words, around, action, index, address)
+        if words.faulted:
+            with noted(emit, FAULT):
+                done = Label()
+                emit.jump(done)
+                emit.bind(words.fault)
+                emit.atomic_add(Address(offset=around.faults, near=True), 1)
+                emit.bind(done)
+
+
+def _lower_action(
+    emit: Emitter,
+    words: ExpressionLowering,
+    around: LoweringContext,
+    action: Update | Emit | Put,
+    index: int,
+    address: int,
+) -> None:
     match action:
         case Update(HashMap() as table):
             count_by(emit, words, action, layout(table, around.table_bits), address)
@@ -219,9 +239,3 @@ def lower_action(
             if around.cpu is None:
                 raise NotLowered(action, "a record has the CPU's number, and where this kernel keeps that is not known")
             record(emit, words, action, around.ring, address, around.first_kind + index, around.cpu)
-    if words.faulted:
-        done = Label()
-        emit.jump(done)
-        emit.bind(words.fault)
-        emit.atomic_add(Address(offset=around.faults, near=True), 1)
-        emit.bind(done)

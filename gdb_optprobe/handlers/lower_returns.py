@@ -16,10 +16,10 @@ from typing import Generic, Protocol, TypeVar
 
 from gdb_optprobe.handlers.ir import Clock, Constant, Expr, Register, Stop, nodes
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
-from gdb_optprobe.handlers.lower_program import LoweringContext, lower_action, refused
+from gdb_optprobe.handlers.lower_program import FAULT, LoweringContext, lower_action, refused
 from gdb_optprobe.handlers.lower_slot_search import SlotArray
 from gdb_optprobe.handlers.return_scope import EntryProgram
-from gdb_optprobe.isa.codegen import Address, Comparison, Emitter, Label, MemoryValue
+from gdb_optprobe.isa.codegen import Address, Comparison, Emitter, Label, MemoryValue, noted
 from gdb_optprobe.maps.call_table import FACTOR, KEY, SAVED, SHIFT, WORD, CallSlots
 
 Layout = TypeVar("Layout", bound=CallSlots)
@@ -97,15 +97,16 @@ def lower_entry_conditions(emit: Emitter, pc: tuple[str, int], parts: Sequence[E
     for number, (test, faults) in enumerate(tests, 1):
         assert test is not None
         words, no, is_last = ExpressionLowering(emit, pc), Label(), number == len(tests)
-        with refused(test):
+        with refused(test), noted(emit, "condition at the entry"):
             words.jump(test, not is_last, end if is_last else wanted)
-        if words.faulted:
-            emit.jump(wanted if is_last else no)
-            emit.bind(words.fault)
-            emit.atomic_add(Address(offset=faults, near=True), 1)
-            if is_last:
-                emit.jump(end)
-        emit.bind(no)
+            if words.faulted:
+                with noted(emit, FAULT):
+                    emit.jump(wanted if is_last else no)
+                    emit.bind(words.fault)
+                    emit.atomic_add(Address(offset=faults, near=True), 1)
+                    if is_last:
+                        emit.jump(end)
+            emit.bind(no)
     emit.bind(wanted)
 
 
@@ -114,14 +115,16 @@ def lower_kept_words(emit: Emitter, pc: tuple[str, int], part: EntryPart, slot: 
     for offset, node in part.kept:
         at = Address(slot, offset)
         words, done = ExpressionLowering(emit, pc), Label()
-        with refused(node), words.operand(node) as word:
-            emit.store(at, word)
-        if words.faulted:
-            emit.jump(done)
-            emit.bind(words.fault)
-            emit.atomic_add(Address(offset=part.faults, near=True), 1)
-            emit.store(at, 0)
-            emit.bind(done)
+        with noted(emit, "kept for the return"):
+            with refused(node), words.operand(node) as word:
+                emit.store(at, word)
+            if words.faulted:
+                with noted(emit, FAULT):
+                    emit.jump(done)
+                    emit.bind(words.fault)
+                    emit.atomic_add(Address(offset=part.faults, near=True), 1)
+                    emit.store(at, 0)
+                    emit.bind(done)
 
 
 def lower_entry_actions(emit: Emitter, pc: tuple[str, int], part: EntryPart, slot: str) -> None:
@@ -130,7 +133,8 @@ def lower_entry_actions(emit: Emitter, pc: tuple[str, int], part: EntryPart, slo
         return
     skip = Label()
     if part.armed:
-        emit.branch(Comparison.EQ, MemoryValue(Address(slot, part.armed)), 0, False, skip)
+        with noted(emit, "does it look at the call?"):
+            emit.branch(Comparison.EQ, MemoryValue(Address(slot, part.armed)), 0, False, skip)
     for index, (action, address) in enumerate(zip(part.entry.actions, part.around.objects, strict=True)):
         assert not isinstance(action, Stop), "it was refused"
         with refused(action):

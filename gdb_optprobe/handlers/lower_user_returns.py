@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.ir import MASK, Expr
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
-from gdb_optprobe.handlers.lower_program import lower_saving
+from gdb_optprobe.handlers.lower_program import RESTORED, lower_save, lower_saving
 from gdb_optprobe.handlers.lower_returns import (
     EntryPart,
     PlacedSlots,
@@ -39,6 +39,7 @@ from gdb_optprobe.isa.codegen import (
     Label,
     MemoryValue,
     RegisterPool,
+    noted,
 )
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
@@ -145,10 +146,11 @@ def lower_call_entered(
         emitter, end = isa.emitter(before, writable), Label()
         saved = machine.kept(used, before)
         emitter.pool = RegisterPool([name for name in machine.order(before) if name not in reads])
-        emitter.save(saved)
+        lower_save(emitter, saved)
         _entered(emitter, table, function, parts, traps, isa, end)
-        emitter.bind(end)
-        emitter.restore(saved)
+        with noted(emitter, RESTORED):
+            emitter.bind(end)
+            emitter.restore(saved)
         return emitter, frozenset(emitter.pool.used)
 
     return lower_saving(emit, frozenset[str]())
@@ -167,20 +169,23 @@ def _entered(
     missed, crowded, taken, claimed = (Label() for _ in range(4))
     lower_entry_conditions(emit, pc, parts, end)
     place = emit.pool.allocate()
-    emit.return_place(place, function.size, missed)
+    with noted(emit, "where the stack has its return address"):
+        emit.return_place(place, function.size, missed)
     mm, key, slot, word = (emit.pool.allocate() for _ in range(4))
-    emit.atomic_fetch_add(word, function.count(ACTIVE), 1)
-    emit.branch(Comparison.GE, word, function.maxactive, True, crowded)
-    ExpressionLowering(emit, pc).into(mm, table.mm)
-    _key_of_trap(emit, key, function.size, traps, isa)
-    _home(emit, table, key, mm, slot, word)
-    emit.claim(Address(slot, KEY), taken)
-    emit.bind(claimed)
-    emit.store(Address(slot, SPACE), mm)
-    emit.load(word, MemoryValue(Address(place), function.size))
-    emit.store(Address(slot, RETURN), word)
-    emit.store(Address(slot, CODE), function.code)
-    emit.store(Address(slot, COUNTERS), function.counters)
+    with noted(emit, "a slot for the call"):
+        emit.atomic_fetch_add(word, function.count(ACTIVE), 1)
+        emit.branch(Comparison.GE, word, function.maxactive, True, crowded)
+        ExpressionLowering(emit, pc).into(mm, table.mm)
+        _key_of_trap(emit, key, function.size, traps, isa)
+        _home(emit, table, key, mm, slot, word)
+        emit.claim(Address(slot, KEY), taken)
+    with noted(emit, "its return address, kept"):
+        emit.bind(claimed)
+        emit.store(Address(slot, SPACE), mm)
+        emit.load(word, MemoryValue(Address(place), function.size))
+        emit.store(Address(slot, RETURN), word)
+        emit.store(Address(slot, CODE), function.code)
+        emit.store(Address(slot, COUNTERS), function.counters)
     for register in (mm, key, word):
         emit.pool.free(register)
     for part in parts:
@@ -188,29 +193,32 @@ def _entered(
     for part in parts:
         lower_entry_actions(emit, pc, part, slot)
     emit.pool.reserve(word), emit.pool.reserve(key)
-    _trampoline(emit, word, function, traps)
-    emit.store(Address(slot, TRAMPOLINE), word)
-    emit.store(Address(place), word, function.size)
-    _key_of_trap(emit, key, function.size, traps, isa)
-    emit.publish(Address(slot, KEY), key)
-    emit.jump(end)
+    with noted(emit, "its return, to the trampoline"):
+        _trampoline(emit, word, function, traps)
+        emit.store(Address(slot, TRAMPOLINE), word)
+        emit.store(Address(place), word, function.size)
+        _key_of_trap(emit, key, function.size, traps, isa)
+        emit.publish(Address(slot, KEY), key)
+        emit.jump(end)
     emit.bind(taken)
     emit.pool.reserve(mm)
     other = emit.pool.allocate()
     search = Label()
-    emit.load(other, MemoryValue(Address(place), function.size))
-    _trampoline(emit, word, function, traps)
-    emit.branch(Comparison.EQ, other, word, False, search)
-    calls = _Search(emit, table, key, mm, other)
-    lower_drop_dead(emit, calls, slot, word)
-    emit.bind(search)
-    with emit.pool.scratch() as hole:
-        lower_claim(emit, calls, slot, word, hole, lambda: emit.jump(crowded))
-    emit.jump(claimed)
-    emit.bind(crowded)
-    emit.atomic_add(function.count(ACTIVE), MASK)
-    emit.bind(missed)
-    emit.atomic_add(function.count(MISSED), 1)
+    with noted(emit, "that slot is taken: another one"):
+        emit.load(other, MemoryValue(Address(place), function.size))
+        _trampoline(emit, word, function, traps)
+        emit.branch(Comparison.EQ, other, word, False, search)
+        calls = _Search(emit, table, key, mm, other)
+        lower_drop_dead(emit, calls, slot, word)
+        emit.bind(search)
+        with emit.pool.scratch() as hole:
+            lower_claim(emit, calls, slot, word, hole, lambda: emit.jump(crowded))
+        emit.jump(claimed)
+    with noted(emit, "no room: missed"):
+        emit.bind(crowded)
+        emit.atomic_add(function.count(ACTIVE), MASK)
+        emit.bind(missed)
+        emit.atomic_add(function.count(MISSED), 1)
 
 
 def _trampoline(emit: Emitter, to: str, function: ProbedUserFunction, traps: UserTrapping) -> None:

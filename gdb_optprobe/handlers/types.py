@@ -143,18 +143,18 @@ class Typer:
         type_ = _scalar(place.type, where)
         if place.unit is not None:
             size, shift = place.unit
-            raw = fold.binary(Op.SHR, self._word(place, size, signed=False), fold.constant(shift), 64, False)
+            raw = fold.binary(Op.SHR, self._word(place, size, False, where), fold.constant(shift), 64, False)
             assert isinstance(type_, Integer)
             return Rvalue(fold.convert(raw, type_.width, type_.signed), type_)
         size = size_of(type_) or 0
         if size not in _SIZES:
             raise fault(f"'{describe(type_)}' of {size} bytes is not supported", where, "cast its address: *(long *)&x")
         signed = not isinstance(type_, Pointer) and type_.signed
-        return Rvalue(self._word(place, size, signed), type_)
+        return Rvalue(self._word(place, size, signed, where), type_)
 
-    def _word(self, place: Lvalue, size: int, signed: bool) -> Expr:
+    def _word(self, place: Lvalue, size: int, signed: bool, where: Fragment) -> Expr:
         known = isinstance(place.address, Constant) and self._scope.is_mapped(place.address.value, size)
-        return Load(place.address, size, signed, place.mapped or known)
+        return Load(place.address, size, signed, place.mapped or known, where.text)
 
     def _address_of(self, meaning: Meaning, where: Fragment) -> Rvalue:
         if isinstance(meaning, Rvalue):

@@ -17,6 +17,9 @@ LONGEST = 16
 Code = Callable[[int], bytes]
 """Instructions by the address that they will run at, of the same size at every one. The last one falls through."""
 
+Notes = Mapping[int, tuple[str, ...]]
+"""What code is for, by the address from which it is: the whole first, then its part; () for what is not known."""
+
 ReadMemory = Callable[[int, int], bytes]
 
 Before = Mapping[int, Code]
@@ -130,6 +133,22 @@ class Effects:
     writes: tuple[tuple[int, bytes], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class NotedCode:
+    """A Code that can say what each part of it is for. notes: by where it will run, as `encode`."""
+
+    encode: Code
+    notes: Callable[[int], Notes]
+
+    def __call__(self, at: int) -> bytes:
+        return self.encode(at)
+
+
+def notes_of(code: Code, at: int) -> Notes:
+    """Return what the parts of code at `at` are for; none where the code does not know."""
+    return code.notes(at) if isinstance(code, NotedCode) else {}
+
+
 def joined(parts: Sequence[Code]) -> Code:
     """Return the code of all parts, one behind the other."""
 
@@ -139,4 +158,11 @@ def joined(parts: Sequence[Code]) -> Code:
             code += part(at + len(code))
         return code
 
-    return whole
+    def notes(at: int) -> Notes:
+        found: dict[int, tuple[str, ...]] = {}
+        for part in parts:
+            found |= {at: (), **notes_of(part, at)}
+            at += len(part(at))
+        return found
+
+    return NotedCode(whole, notes)

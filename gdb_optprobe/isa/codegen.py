@@ -15,13 +15,13 @@ A program is emitted more than once: first to find out which registers it uses, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from gdb_optprobe.isa.base import Dead, ReadMemory
+from gdb_optprobe.isa.base import Dead, NotedCode, Notes, ReadMemory
 
 
 class Arithmetic(Enum):
@@ -113,6 +113,13 @@ class ProbeReadCode:
 
 class Label:
     """A position in a program, by identity."""
+
+
+class Note(Label):
+    """The position where code for `text` begins; None: where the innermost such code ends."""
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
 
 
 class TooManyRegisters(Exception):
@@ -265,6 +272,36 @@ class Emitter(Protocol):
 
     def finish(self, at: int) -> bytes:
         """Return the code to run at `at`. Raises OutOfReach."""
+
+    def labels(self) -> Iterator[tuple[int, Label]]:
+        """Yield the offset in the code of each label that was bound, in order."""
+
+
+@contextmanager
+def noted(emit: Emitter, text: str) -> Iterator[None]:
+    """Note what the code that is emitted within the block is for."""
+    emit.bind(Note(text))
+    yield
+    emit.bind(Note(None))
+
+
+def noted_code(emit: Emitter) -> NotedCode:
+    """Return what was emitted, with its notes."""
+    return NotedCode(emit.finish, lambda at: _notes(at, emit.labels()))
+
+
+def _notes(at: int, labels: Iterable[tuple[int, Label]]) -> Notes:
+    """Return the notes among labels. Of those at one place the last is of the code there."""
+    around: list[str] = []
+    found: dict[int, tuple[str, ...]] = {}
+    for offset, label in labels:
+        if isinstance(label, Note):
+            if label.text is not None:
+                around.append(label.text)
+            else:
+                around.pop()
+            found[at + offset] = tuple(around)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

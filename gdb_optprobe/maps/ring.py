@@ -50,12 +50,13 @@ class RingContents:
     """The records since a position.
 
     records: the finished ones, in order.
-    dropped: how many found no place.
+    dropped: how many found no place. fullness: numbers since `first` for each place; more than 1 where some dropped.
     header, position: to empty the ring, write `header` to its start and continue from `position`.
     """
 
     records: tuple[Record, ...]
     dropped: int
+    fullness: float
     header: bytes
     position: RingPosition
 
@@ -93,9 +94,14 @@ class RingLayout:
         return RingContents(
             records=tuple(record for record in found.values() if record is not None and record.kind != VOID),
             dropped=max(0, following - max(limit, since.following)),
+            fullness=(following - first) / self.places,
             header=self._header(following, first if pending and following > limit else min((*pending, following))),
             position=RingPosition(following, pending),
         )
+
+    def has_more(self, header: bytes, since: RingPosition) -> bool:
+        """Return whether there are, or may be, records since a position. header: the ring's first HEADER bytes."""
+        return bool(since.pending) or int.from_bytes(header[NEXT : NEXT + 8], "little") != since.following
 
     def _record(self, data: bytes, number: int) -> Record | None:
         at = HEADER + number % self.places * self.record_size

@@ -145,8 +145,20 @@ def overwrites(site: Site, guest: Guest, keeps: PreservedRegisters, read: Preser
     less, more = (_dead_for(site.plan.dead, each, guest.isa) for each in (keeps, keeps | read))
     if less == more:
         return False
-    now, then = (joined([code for _, code in _site_programs(site, guest, each)]) for each in (keeps, keeps | read))
+    both = (_site_programs(site, site.plan, guest, each) for each in (keeps, keeps | read))
+    now, then = (joined([code for _, code in codes]) for codes in both)
     return now(site.address) != then(site.address)
+
+
+def installed_programs(site: Site, guest: Guest) -> Iterator[tuple[int, Code]]:
+    """Yield where in the guest each program at the address of `site` begins, and the program, lowered again."""
+    if site.branch is None or site.installed_plan is None or site.is_stale:
+        return
+    codes = _site_programs(site, site.installed_plan, guest, site.branch.preserved) if site.branch.parts else ()
+    of_probe = {probe.number: code for probe, code in codes}
+    for part in site.branch.parts:
+        if part.address == site.address and part.number in of_probe:
+            yield part.start, of_probe[part.number]
 
 
 def _programs(sites: Sequence[Site], guest: Guest, arena: Arena, keeps: PreservedRegisters) -> Codes:
@@ -154,17 +166,17 @@ def _programs(sites: Sequence[Site], guest: Guest, arena: Arena, keeps: Preserve
     for site in sites:
         for probe in site.enabled:
             reserve(probe, site.plan, guest, arena, keeps)
-    return {site.address: _site_programs(site, guest, keeps) for site in sites}
+    return {site.address: _site_programs(site, site.plan, guest, keeps) for site in sites}
 
 
-def _site_programs(site: Site, guest: Guest, keeps: PreservedRegisters) -> Sequence[tuple[Probe, Code]]:
+def _site_programs(site: Site, plan: Plan, guest: Guest, keeps: PreservedRegisters) -> Sequence[tuple[Probe, Code]]:
     codes = [
-        (probe, program_of(probe, probe.counter.address, site.plan, guest, keeps))
+        (probe, program_of(probe, probe.counter.address, plan, guest, keeps))
         for probe in site.enabled
         if not probe.is_return and probe.counter is not None
     ]
     if site.rethook is not None and (returning := site.return_probes):
-        dead, _ = _dead_for(site.plan.dead, keeps, guest.isa)
+        dead, _ = _dead_for(plan.dead, keeps, guest.isa)
         codes.append((returning[-1], site.rethook.entry_code(dead, guest)))
     return codes
 

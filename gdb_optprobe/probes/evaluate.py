@@ -5,8 +5,6 @@ The compiler of conditions types it and their interpreter computes it: a value h
 
 from __future__ import annotations
 
-from functools import partial
-
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.names import NamesAt
@@ -15,12 +13,13 @@ from gdb_optprobe.handlers import fold, interpreter
 from gdb_optprobe.handlers.arithmetic import Fault
 from gdb_optprobe.handlers.ctype import Array, CType, Enum, Function, Integer, Pointer, Struct, describe, size_of
 from gdb_optprobe.handlers.parser import parse_expression, parse_type_or_expression
-from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue
+from gdb_optprobe.handlers.scope import Lvalue, Meaning, Rvalue
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.strings import StringValue, characters
 from gdb_optprobe.handlers.syntax import Str, TypeName
 from gdb_optprobe.handlers.types import Typer, member_of
 from gdb_optprobe.maps.aggregate import number
+from gdb_optprobe.probes.handler import interpreted_hit
 from gdb_optprobe.probes.stops import Hit
 
 MOST_MEMBERS = 1024
@@ -42,10 +41,7 @@ class _Writer:
 
     def __init__(self, found: NamesAt, hit: Hit, guest: Guest) -> None:
         self._names, self._typer, self._guest = found.names, Typer(found.names), guest
-        probe_read = None if isinstance(found.reads, Missing) else partial(found.reads.read, hit.regs)
-        register = guest.isa.system.per_cpu
-        per_cpu = hit.regs[register] if register else 0
-        self._hit = interpreter.Hit(hit.regs, hit.read, per_cpu, probe_read=probe_read)
+        self._hit = interpreted_hit(hit, found.reads, guest.isa.system.per_cpu)
 
     def of_text(self, part: Fragment) -> list[str]:
         node = parse_expression(part, self._names.is_type)

@@ -218,9 +218,7 @@ class Handler:
 
     def interpreted_hit(self, hit: Hit) -> interpreter.Hit:
         """Return a hit that stopped the guest, as the interpreter has it."""
-        per_cpu = hit.regs[self.per_cpu_register] if PerCpuBase() in self._nodes() else 0
-        probe_read = None if isinstance(self.unmapped, Missing) else partial(self.unmapped.read, hit.regs)
-        return interpreter.Hit(hit.regs, hit.read, per_cpu, probe_read=probe_read)
+        return interpreted_hit(hit, self.unmapped, self.per_cpu_register if PerCpuBase() in self._nodes() else "")
 
     @property
     def dereferences(self) -> bool:
@@ -268,7 +266,6 @@ class Handler:
             cpu=self.cpu,
             readers=readers,
             pad=pad.address if pad is not None else None,
-            doorbell=pad.doorbell if pad is not None else 0,
             passed=passed,
             kept=kept,
         )
@@ -342,6 +339,13 @@ class Handler:
                 yield next(cells)
             else:
                 yield memory + self.ring_offset
+
+
+def interpreted_hit(hit: Hit, unmapped: Reads | Missing, per_cpu_register: str) -> interpreter.Hit:
+    """Return a hit that stopped the guest, as the interpreter has it. per_cpu_register: "" where it is not needed."""
+    per_cpu = hit.regs[per_cpu_register] if per_cpu_register else 0
+    probe_read = None if isinstance(unmapped, Missing) else partial(unmapped.read, hit.regs)
+    return interpreter.Hit(hit.regs, hit.read, per_cpu, probe_read=probe_read)
 
 
 def _is_count(action: object) -> bool:

@@ -23,7 +23,6 @@ LayOut = Callable[[int], Detour]
 
 def install_pad(address: int, data: bytes, guest: Guest, arena: Arena) -> StopPad:
     """Return a pad for a probe at `address`, that holds `data`. Raises Refused."""
-    bell = arena.doorbell_page(address, guest.isa.data_reach)
     while True:
         slot = arena.allocate_pad(address, guest.isa.branch_reach)
         try:
@@ -35,7 +34,7 @@ def install_pad(address: int, data: bytes, guest: Guest, arena: Arena) -> StopPa
         except OptprobeError:
             arena.pads.discard(slot)
             raise
-        return StopPad(slot, change.new, bell.address)
+        return StopPad(slot, change.new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class InstalledDetour:
     @staticmethod
     def check_memory(address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> None:
         """Raise Refused where `install` would; nothing is allocated."""
-        arena.check_code(_trial(address, lay_out, guest, arena).size, address, guest.isa.branch_reach)
+        arena.check_code(trial(address, lay_out, guest, arena).size, address, guest.isa.branch_reach)
 
     @classmethod
     def install(
@@ -66,7 +65,7 @@ class InstalledDetour:
 
         uses: see Arena.set_references.
         """
-        detour = _trial(address, lay_out, guest, arena)
+        detour = trial(address, lay_out, guest, arena)
         while True:
             slot = arena.allocate_code(detour.size, address, guest.isa.branch_reach)
             if detour.address != slot.address:
@@ -129,7 +128,7 @@ class InstalledDetour:
         return False
 
 
-def _trial(address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> Detour:
+def trial(address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> Detour:
     """Return the detour where code memory is free now: its length does not depend on its address. Raises Refused."""
     try:
         return lay_out(arena.free_code(address, guest.isa.branch_reach))

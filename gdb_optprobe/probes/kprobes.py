@@ -8,7 +8,6 @@ what they were made for changes (Optimizer.plan, Handler.code), so that `install
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,10 +23,11 @@ from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.probes import kernel_rethooks, kretprobe, site_views
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.installed_detour import InstalledDetour
+from gdb_optprobe.probes.installed_detour import InstalledDetour, trial
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_views import SiteCode, SiteView, explain_view
@@ -37,8 +37,6 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import ExplainView
-
-_FUNCTION = re.compile(r"([A-Za-z_][\w-]*:)?[A-Za-z_.$][\w.$]*(\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Kprobes:
         try:
             return self.target.debugger.resolve(spec.location, spec.glob)
         except OptprobeError:
-            if not spec.pending or spec.glob or not can_be_pending(spec.location):
+            if not spec.pending or not self.target.modules.can_wait(spec):
                 raise
             return ()
 
@@ -175,9 +173,7 @@ class Kprobes:
             if probe.is_return:
                 kretprobe.check_code(probe.handler, plan, self.target.guest)
                 return
-            at, handler = plan.address, probe.handler
-            readers = None if isinstance(handler.unmapped, Missing) else ProbeReadRoutines(at, at)
-            handler.code(self.target.guest.isa, plan, plan.dead, at, readers, StopPad(Slot(at, 0), b"", at))
+            self._trial_code(probe.handler, plan, plan.address)
 
     def install(self, probes: Sequence[Probe]) -> list[Probe]:
         """Bring the sites of `probes` to their tiers; return those of globs that lack memory for the tier asked for.
@@ -243,7 +239,7 @@ class Kprobes:
         A Refused is the answer. Raises any other OptprobeError as `add` does.
         """
         if not addresses:
-            why = Refusal.PENDING.because(location=spec.location, why="")
+            why = self.target.modules.waits(spec.location, "")
             yield site_views.unprobeable_view(0, why, self.target.guest)
         errors: list[OptprobeError] = []
         views = [self._explain_at(address, spec, errors) for address in addresses]
@@ -266,11 +262,32 @@ class Kprobes:
             plan = replace(self._plan_with_memory(plan, probe), moved=plan.moved)
         except Refused as refused:
             return site_views.unprobeable_view(address, refused.reason, self.target.guest)
-        # Of a count the cost is known beforehand.
-        counts = spec.is_plain_count and not spec.is_return and not plan.tier.stops
-        cost = site_views.count_cost(plan, self.target.guest) if counts else 0
         notes = (site_views.plan_note(plan, self.target.guest), handler.note)
-        return explain_view(plan, self.target.guest.symbol, cost, "; ".join(filter(None, notes)))
+        cost = self._cost(plan, probe)
+        return explain_view(plan, self.target.guest.symbol, spec, cost, "; ".join(filter(None, notes)))
+
+    def _cost(self, plan: Plan, probe: Probe) -> tuple[int, int]:
+        """Return what a hit would add, alone in its detour, most and least; 0 where it is not known beforehand."""
+        guest, isa, handler = self.target.guest, self.target.guest.isa, probe.handler
+        if plan.tier.stops or probe.is_return:
+            return 0, 0
+        if handler.is_plain:
+            return (count := site_views.count_cost(plan, guest)), count
+        try:
+            arena = self.optimizer.find_arena()
+            memory = arena.check_data(handler.size, plan.address, isa.data_reach)
+            with handler.errors_at_source(probe.spec):
+                code = self._trial_code(handler, plan, memory)
+            detour = trial(plan.head, lambda at: build_detour(plan, isa, at, {plan.address: code}), guest, arena)
+        except Refused:  # until garbage is collected, no place is known
+            return 0, 0
+        return site_views.hit_cost(plan, detour, guest)
+
+    def _trial_code(self, handler: Handler, plan: Plan, memory: int) -> Code:
+        """Return the program of `handler` with all that it calls at the probed address. Raises NotLowered."""
+        at = plan.address
+        readers = None if isinstance(handler.unmapped, Missing) else ProbeReadRoutines(at, at)
+        return handler.code(self.target.guest.isa, plan, plan.dead, memory, readers, StopPad(Slot(at, 0), b""))
 
     def _plan_with_memory(self, plan: Plan, probe: Probe) -> Plan:
         """Return `plan` as it is possible beside the probes that are there and in free memory. Raises Refused."""
@@ -310,12 +327,6 @@ class Kprobes:
             return build_count(plan, isa, at, at + site_views.COUNTER_DISTANCE)
 
         _unless_full(arena, lambda: InstalledDetour.check_memory(plan.head, lay_out, self.target.guest, arena))
-
-
-
-def can_be_pending(location: str) -> bool:
-    """Return whether a location is a function's name, which may be a module's."""
-    return _FUNCTION.fullmatch(location.strip()) is not None
 
 
 def _unless_full(arena: Arena, check: Callable[[], object]) -> None:

@@ -11,6 +11,7 @@ are right. Links are removed before their targets: a retired detour has none, th
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours import patch
@@ -27,29 +28,36 @@ class Links:
 
     guest: Guest
     registry: Registry
-    _exits: defaultdict[int, list[Insn]] = field(default_factory=lambda: defaultdict(list))
+    _exits: defaultdict[int, dict[int, Insn]] = field(default_factory=lambda: defaultdict(dict))
     _linked: dict[int, Patch] = field(default_factory=dict)
 
     def add(self, branch: Branch) -> None:
         """Link `branch`, which was written, with the installed branches, itself among them."""
         ways = branch.detour.exits
         for insn in ways:
-            self._exits[insn.target or 0].append(insn)
-        self._link([*ways, *self._exits[branch.plan.head]])
+            self._exits[insn.target or 0][insn.address] = insn
+        self._link([*ways, *self._exits_to(branch)])
 
     def remove(self, branch: Branch) -> None:
         """Remove the links into and out of the detour of `branch`, which is about to be removed. Raises TextChanged."""
         own = branch.detour.exits
-        linked = {insn.address for insn in (*own, *self._exits[branch.plan.head])} & self._linked.keys()
+        linked = {insn.address for insn in (*own, *self._exits_to(branch))} & self._linked.keys()
         patch.revert([self._linked[at] for at in sorted(linked)], self.guest.machine)
         for at in linked:
             del self._linked[at]
         for insn in own:
-            self._exits[insn.target or 0].remove(insn)
+            ways = self._exits[insn.target or 0]
+            del ways[insn.address]
+            if not ways:
+                del self._exits[insn.target or 0]
 
     def is_linked(self, branch: Branch) -> bool:
         """Return whether a thread may enter the detour of `branch` without passing its head in the text."""
-        return any(insn.address in self._linked for insn in self._exits[branch.plan.head])
+        return any(insn.address in self._linked for insn in self._exits_to(branch))
+
+    def _exits_to(self, branch: Branch) -> Collection[Insn]:
+        """Return the exits of detours that lead to the head of `branch`."""
+        return self._exits[branch.plan.head].values() if branch.plan.head in self._exits else ()
 
     def detour_bytes(self, branch: Branch) -> bytes:
         """Return what the detour of `branch` holds now."""

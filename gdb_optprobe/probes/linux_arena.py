@@ -18,6 +18,11 @@ from gdb_optprobe.probes.arena_source import given_arena
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 from gdb_optprobe.probes.unpatched_text import unpatched
 
+FULL = (
+    "the journal in the guest is full: should GDB be killed now, no other GDB can take these probes away, and the "
+    "guest must be rebooted; delete all probes, and add fewer"
+)
+
 
 @dataclass
 class LinuxArena:
@@ -55,6 +60,8 @@ class LinuxArena:
         return arena
 
     def _found(self) -> Arena:
+        if self.linux.is_booting():
+            raise Refused(Refusal.BOOTING.because())
         settings = self.settings()
         if settings.arena is not None:
             self._check_given(settings.arena)
@@ -97,12 +104,13 @@ class LinuxArena:
                 continue
 
     def _arena(self, room: Room) -> Arena:
+        self._journal.when_full = lambda: self.tell(FULL)
         return Arena(Ranges(code=room.code, data=(room.data,), fill=room.fill), self.linux.isa.alignment, self._journal)
 
     def left(self) -> ArenaContents | None:
         """Probes of an earlier GDB, or of a snapshot; None where there are none, or not any more. Raises OptprobeError.
         """
-        if self._took:
+        if self._took or self.linux.is_booting():
             return None
         self._asked, self._covered = False, ()
         earlier = self._look_back()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.refusal import Refusal
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps.call_table import CallCounts
 from gdb_optprobe.probes.branch import Branch
@@ -59,9 +59,15 @@ class ModuleTracker:
     def _is_same_load(self, address: int, identity: object) -> bool:
         return self.target.modules.identity(address) == identity
 
-    def wait_for_load(self, probe: Probe) -> None:
-        """Register `probe` as pending: it comes to be in the guest when its module is loaded."""
-        self._set_pending(probe, "")
+    def wait_for_load(self, probe: Probe, obstacle: OptprobeError | None = None) -> None:
+        """Register `probe` as pending: it comes to be in the guest when its module is loaded.
+
+        obstacle: what keeps it out of the kernel's own text.
+        """
+        if isinstance(obstacle, Refused):
+            self.registry.set_absent(probe, Presence.PENDING, obstacle.reason)
+        else:
+            self._set_pending(probe, f": {obstacle.message}" if obstacle is not None else "")
         self._tried_modules = None
 
     def mark_gone(self, probe: Probe) -> None:
@@ -189,7 +195,7 @@ class ModuleTracker:
         self.optimizer.write_records(placed)
 
     def _set_pending(self, probe: Probe, why: str) -> None:
-        reason = Refusal.PENDING.because(location=probe.spec.location, why=why)
+        reason = self.target.modules.waits(probe.spec.location, why)
         self.registry.set_absent(probe, Presence.PENDING, reason)
 
     def _install(self, probe: Probe) -> bool:

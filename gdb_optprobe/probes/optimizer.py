@@ -126,7 +126,7 @@ class Optimizer:
             hook.address <= address < hook.end for hook in self.registry.hooks
         ):
             raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.guest.text.spell(address)))
-        limits = self._limits(specs)
+        limits = self.limits(specs)
         best = self._plan_once(address, limits, neighbours or self._neighbours())
         if best.tier not in _NEED_MEMORY:
             return best
@@ -163,12 +163,17 @@ class Optimizer:
     def plan_without_detour(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
         """Return the best plan for `address` that needs no detour: a better one cannot be carried out, for `reason`."""
         request = PlanRequest(address, breakpoints=self.target.debugger.breakpoints())
-        without = replace(self._limits(specs), optimization=False, trap=False, boost=False)
+        without = replace(self.limits(specs), optimization=False, trap=False, boost=False)
         lower = plan(request, self._cfgs, without)
         refusals = tuple((tier, reason if tier in _NEED_MEMORY else why) for tier, why in lower.refused)
         return replace(lower, reason=reason, refused=refusals)
 
-    def _limits(self, specs: Sequence[Spec]) -> TierLimits:
+    def is_lost(self, address: int) -> bool:
+        """Return whether a branch that could not be removed covers `address`."""
+        return self._lost_branches.covers(address)
+
+    def limits(self, specs: Sequence[Spec]) -> TierLimits:
+        """Return what `specs` and the settings rule out."""
         settings = self.settings()
         forced = [Tier(spec.tier) for spec in specs if spec.tier]
         return TierLimits(
@@ -192,7 +197,7 @@ class Optimizer:
             site = self.registry.site(address)
             if site is None or not site.enabled:
                 return None
-            return Neighbour(site.enabled[0].number, not site.is_lost and may_share_detour(self._limits(site.specs)))
+            return Neighbour(site.enabled[0].number, not site.is_lost and may_share_detour(self.limits(site.specs)))
 
         return neighbour
 
@@ -257,7 +262,7 @@ class Optimizer:
             self.replan(site, neighbours)
         self._planned.clear()  # what is written from here on may be in a plan's way
         # Find the threads that new branches have to wait for.
-        groups = _groups(sites)
+        groups, served = _groups(sites), _by_branch(sites)
         new = [group for group in groups if self._must_be_quiescent(group[0].plan) and not self._current_branch(group)]
         if new and self.arena is not None and self.arena.retired:
             self.collector.collect(self.arena, Trigger.BRANCH)
@@ -267,8 +272,8 @@ class Optimizer:
         failures: list[OptprobeError] = []
         for group in groups:
             if not blocked.get(group[0].plan.head):
-                failures += self._exchange(group, sites)
-        failures += self._remove_branches(sites, groups)
+                failures += self._exchange(group, served)
+        failures += self._remove_branches(_by_branch(sites), groups)
         for site in sites:
             site.blocked_by = blocked.get(site.plan.head, "") if site.enabled else ""
         for group in groups:
@@ -447,11 +452,17 @@ class Optimizer:
     def _sites_near(self, addresses: Iterable[int]) -> list[Site]:
         """Return the sites on the straight-line runs that `addresses` lie on, ascending."""
         looked_at: set[int] = set()
+
+        @cache
+        def has_enabled(block: int) -> bool:
+            """Return whether a site in this block of FAR bytes, or next to it, is enabled."""
+            return any(site.enabled for site in self.registry.near(block * FAR + FAR // 2, FAR + FAR // 2))
+
         for address in addresses:
             if address in looked_at:
                 continue
             looked_at.add(address)
-            if not any(site.enabled for site in self.registry.near(address, FAR)):
+            if not has_enabled(address // FAR):
                 continue
             cfg = self._cfgs.at(address)
             insn = cfg.containing(address) if cfg is not None else None
@@ -461,14 +472,19 @@ class Optimizer:
         found = (self.registry.site(address) for address in sorted(looked_at))
         return [site for site in found if site is not None and not site.is_lost]
 
-    def _exchange(self, group: Sequence[Site], sites: Sequence[Site]) -> Sequence[OptprobeError]:
+    def _exchange(self, group: Sequence[Site], served: Mapping[int, Sequence[Site]]) -> Sequence[OptprobeError]:
         """Redirect the old branch of `group` to its new detour, by one write: if GDB dies meanwhile, it still counts.
+
+        served: the sites of each branch, by its head.
 
         Where that fails nothing has changed, and the old branch must be removed first. Return what went wrong with the
         old detour.
         """
         old = group[0].branch
-        if old is None or self._current_branch(group) is old or not self._is_exchangeable(old, group, sites):
+        if old is None or self._current_branch(group) is old:
+            return ()
+        sites = [site for site in served[old.plan.head] if site.branch is old]
+        if not self._is_exchangeable(old, group, sites):
             return ()
         arena = self.take_arena()
         try:
@@ -486,7 +502,7 @@ class Optimizer:
             return ()
         self.registry.remove_branch(old)
         for site in sites:
-            if site.branch is old:
+            if site.branch is old:  # else the new one is attached
                 site.detach_branch()
         self._arm(branch, group)
         return self._release_detour(old, arena)
@@ -509,29 +525,34 @@ class Optimizer:
             return False
         if any(site.branch not in (old, None) for site in group):
             return False
-        return all(site in group or not site.enabled for site in sites if site.branch is old)
+        return all(not site.enabled or any(site is one for one in group) for site in sites)
 
-    def _remove_branches(self, sites: Sequence[Site], groups: Sequence[Sequence[Site]]) -> list[OptprobeError]:
-        """Remove the branches that are not what `groups` want. Return what went wrong; some may be left."""
+    def _remove_branches(
+        self, served: Mapping[int, Sequence[Site]], groups: Sequence[Sequence[Site]]
+    ) -> list[OptprobeError]:
+        """Remove the branches that are not what `groups` want. Return what went wrong; some may be left.
+
+        served: the sites of each branch, by its head.
+        """
         failures: list[OptprobeError] = []
         standing = (self._current_branch(group) for group in groups if not any(site.pinned for site in group))
         stay = {branch.plan.head for branch in standing if branch is not None}
-        for head, branch in {site.branch.plan.head: site.branch for site in sites if site.branch is not None}.items():
-            if head in stay:
+        for head, sites in served.items():
+            branch = sites[0].branch
+            if head in stay or branch is None:
                 continue
             assert self.arena is not None
-            served = [site for site in sites if site.branch is branch]
             self.registry.remove_branch(branch)
             try:
                 self.links.remove(branch)
                 lifted = self.kernel_stops.forget_branch(branch)
-                branch_patch.remove(branch, served, self.target.guest, self.arena, lifted)
+                branch_patch.remove(branch, sites, self.target.guest, self.arena, lifted)
                 self.traps.clear(branch.plan.head)
             except OptprobeError as error:
                 failures.append(error)
                 self._lost_branches.branches.append(branch)
                 # Our bytes were changed by others: they are left alone, and so is the detour that they may lead to.
-                for site in served:
+                for site in sites:
                     site.abandon()
             else:
                 self._release_tracer(branch.plan)
@@ -623,6 +644,15 @@ def _groups(sites: Sequence[Site]) -> list[list[Site]]:
         if site.enabled and not site.plan.tier.stops:
             groups.setdefault(site.plan.head, []).append(site)
     return list(groups.values())
+
+
+def _by_branch(sites: Iterable[Site]) -> dict[int, list[Site]]:
+    """Return the sites that each installed branch serves, by its head."""
+    found: dict[int, list[Site]] = {}
+    for site in sites:
+        if site.branch is not None:
+            found.setdefault(site.branch.plan.head, []).append(site)
+    return found
 
 
 def _as_breakpoint(wanted: Plan) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gdb_optprobe.detours.refusal import Reason
@@ -64,6 +64,12 @@ class Probe:
     def clear(self) -> None:
         """No hit was seen."""
         self.seen = self._before = Results.empty(self.handler)
+
+    def forget_records(self, dropped: int) -> None:
+        """Keep no record of hits that were seen. dropped: those of the ring that is emptied."""
+        self.seen, self._before = (
+            replace(each, records=(), dropped=each.dropped + dropped) for each in (self.seen, self._before)
+        )
 
     def add_hit(self, outcome: Outcome, vcpu: int) -> None:
         """Count a hit that was seen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.planner import Plan
@@ -14,7 +14,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest_text import printable
 from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.ir import WORD, Column, Form, Records
-from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.base import Code, Flow, Insn, Notes, notes_of
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.call_table import CallCounts
 from gdb_optprobe.probes import save
@@ -44,6 +44,7 @@ from gdb_optprobe.probes.views import (
 Frames = Callable[[Mapping[str, int], bytes], Iterable[FrameView]]
 """Registers and words of a stack to its frames."""
 _OF_TIME = re.compile(r"latency\b|\w+\(\s*\$elapsed\s*[,)]")
+_NO_NOTES: Notes = {}
 READ = 50
 """Instructions of what a program calls to read memory that may not be there, most often."""
 
@@ -79,12 +80,16 @@ class SiteView:
 
 @dataclass(frozen=True, slots=True)
 class SiteCode:
-    """What `show` lists of a site, as each kind of site gives it. notes: on the detour's code, by address."""
+    """What `show` lists of a site, as each kind of site gives it.
+
+    notes: on the detour's code, by address. programs: what the probes of the site should have there, by address.
+    """
 
     original: tuple[CodeLine, ...]
     patched: tuple[CodeLine, ...]
     detour: Detour | None
     notes: Mapping[int, str]
+    programs: Mapping[int, Code] = field(default_factory=dict)
 
 
 def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> ProbeView:
@@ -125,13 +130,21 @@ def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> Pr
 def show_view(view: ProbeView, code: SiteCode, guest: Guest) -> ShowView:
     """Return the probed place as it was, as it is in the guest now, and the detour it leads to; of any kind."""
     insns: Sequence[Insn] = ()
+    parts: dict[int, tuple[str, ...]] = {}
     if (detour := code.detour) is not None:
-        insns = guest.isa.decode(guest.machine.read(detour.address, detour.size), detour.address)
-    return ShowView(view, code.original, code.patched, code_lines(insns, code.notes))
+        data = guest.machine.read(detour.address, detour.size)
+        insns = guest.isa.decode(data, detour.address)
+        for at, program in sorted(code.programs.items()):
+            made = program(at)
+            if data.startswith(made, at - detour.address):  # else the notes are of other code
+                parts |= {**notes_of(program, at), at + len(made): ()}
+    return ShowView(view, code.original, code.patched, code_lines(insns, code.notes, parts))
 
 
-def explain_view(plan: Plan, symbol: Callable[[int], str], instructions: int, note: str = "") -> ExplainView:
-    """Return what a plan for a probe of any kind would do. symbol: names an address. instructions: see ExplainView."""
+def explain_view(
+    plan: Plan, symbol: Callable[[int], str], spec: Spec, cost: tuple[int, int], note: str = ""
+) -> ExplainView:
+    """Return what a plan for a probe of any kind would do. symbol: names an address. cost: of a hit, most and least."""
     return ExplainView(
         address=plan.address,
         symbol=symbol(plan.address),
@@ -141,7 +154,10 @@ def explain_view(plan: Plan, symbol: Callable[[int], str], instructions: int, no
         refused=refused_views(plan.refused),
         patch_size=plan.patch_size,
         waits=plan.needs_quiescence,
-        instructions=instructions,
+        instructions=cost[0],
+        least=cost[1],
+        condition=spec.condition,
+        actions=spec.actions,
         nearest=plan.near,
         nearest_symbol=symbol(plan.near) if plan.near is not None else "",
         note=note,
@@ -241,5 +257,11 @@ def cost_of(insn: Insn) -> int:
     return 1 + READ * (insn.flow is Flow.CALL)
 
 
-def code_lines(insns: Iterable[Insn], notes: Mapping[int, str]) -> tuple[CodeLine, ...]:
-    return tuple(CodeLine(insn.address, insn.data, insn.text, notes.get(insn.address, "")) for insn in insns)
+def code_lines(insns: Iterable[Insn], notes: Mapping[int, str], parts: Notes = _NO_NOTES) -> tuple[CodeLine, ...]:
+    """Return a listing. notes: by the address of the instruction that they are on. parts: of programs."""
+    part: tuple[str, ...] = ()
+    lines = []
+    for insn in insns:
+        part = parts.get(insn.address, part)
+        lines.append(CodeLine(insn.address, insn.data, insn.text, notes.get(insn.address, ""), part))
+    return tuple(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gdb_optprobe.detours import quiescence
@@ -40,9 +41,12 @@ def find_busy(
     """
     if not plans:
         return {}
+    left, pads = (arena.retired, arena.pad_pages) if arena is not None else ((), ())
+    # By the original code that they replace.
+    places = sorted((at, one.address, one.end) for one in (*left, *detours) for at in one.original_addresses)
     windows: dict[quiescence.Range, set[int]] = {}
     for plan in plans:
-        for window in _windows(plan, detours, arena):
+        for window in _windows(plan, places, pads):
             windows.setdefault(window, set()).add(plan.head)
     try:
         inside = quiescence.busy(windows, guest.saved())
@@ -56,14 +60,15 @@ def find_busy(
     return {head: text for window, text in words.items() for head in windows[window]}
 
 
-def _windows(plan: Plan, detours: Sequence[Detour], arena: Arena | None) -> Iterator[quiescence.Range]:
+def _windows(
+    plan: Plan, places: Sequence[tuple[int, int, int]], pads: Sequence[quiescence.Range]
+) -> Iterator[quiescence.Range]:
+    """Yield what no thread may be inside. places: the detours as (original address, start, end), ascending."""
     yield quiescence.window(plan.head, plan.end - plan.head)
-    left, pads = (arena.retired, arena.pad_pages) if arena is not None else ((), ())
-    for detour in (*left, *detours):
-        if any(plan.head < address < plan.end for address in detour.original_addresses):
-            yield detour.address, detour.end
-            # A pad leads to a detour.
-            yield from pads
+    inside = places[bisect_left(places, (plan.head + 1,)) : bisect_left(places, (plan.end,))]
+    yield from dict.fromkeys((start, end) for _, start, end in inside)
+    if inside:  # a pad leads to a detour
+        yield from pads
 
 
 def describe_busy_slots(slots: Sequence[Slot], guest: Guest) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.maps.ring import HEADER, RingContents
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.results import Results
+from gdb_optprobe.probes.results import Results, rows_of
 
 # Counters nearer to each other than this are read in one piece: a packet costs as much as some hundred bytes.
 GAP = 256
@@ -33,6 +35,27 @@ def read_results(probes: Sequence[Probe], guest: Guest, whole: bool = False) -> 
             theirs = Results.decode(probe.handler, memory[probe.counter.address], probe.since)
             found[probe.number] = probe.seen.merged(probe.handler, theirs)
     return found
+
+
+def read_new_records(probes: Sequence[Probe], guest: Guest) -> Iterator[tuple[Probe, Results, RingContents | None]]:
+    """Yield each probe that has records with these alone, and the ring they are in, if there is one."""
+    for probe in probes:
+        found, contents, ring = probe.seen, None, probe.handler.ring
+        if ring is not None and probe.counter is not None:
+            at = probe.counter.address + probe.handler.ring_offset
+            if ring.has_more(guest.machine.read(at, HEADER), probe.since):
+                contents = ring.decode(guest.machine.read(at, ring.size), probe.since)
+                found = replace(found, records=found.records + rows_of(contents), dropped=contents.dropped)
+        if contents is not None or found.records:
+            yield probe, found, contents
+
+
+def empty_ring(probe: Probe, contents: RingContents | None, guest: Guest) -> None:
+    """Take away the records that were read, of hits that we saw too. How many were dropped is kept."""
+    if contents is not None and probe.counter is not None:
+        guest.machine.write(probe.counter.address + probe.handler.ring_offset, contents.header)
+        probe.since = contents.position
+    probe.forget_records(contents.dropped if contents is not None else 0)
 
 
 def clear_results(probes: Iterable[Probe], guest: Guest, is_inside: Callable[[Probe], bool]) -> None:

@@ -34,10 +34,18 @@ class Registry:
         self._by_slot: dict[int, Branch] = {}
         self._slots: list[int] = []
         self._next = 1
+        self._kept: int | None = None
 
     def next_number(self) -> int:
+        if self._kept is not None:
+            number, self._kept = self._kept, None
+            return number
         number, self._next = self._next, self._next + 1
         return number
+
+    def keep_number(self, number: int | None) -> None:
+        """Have the next new probe get `number`, which a removed one had; None for a new one."""
+        self._kept = number
 
     def add(self, probe: Probe, site: Site | UprobeSite) -> None:
         """Add `probe`, which is at `site`."""
@@ -63,6 +71,37 @@ class Registry:
         self._probes[probe.number] = probe
         self._next = max(self._next, probe.number + 1)  # the number may be that of an earlier GDB
 
+    def add_all(self, probes: Sequence[tuple[Probe, Site]], branches: Sequence[Branch]) -> None:
+        """Add probes, each at a new site of its own in the kernel, that read no registers, and their branches."""
+        for probe, site in probes:
+            self._put(probe, Presence.HERE, None)
+            site.probes.append(probe)
+            self._sites[site.address] = site
+        self._addresses = sorted(self._sites)
+        self._branches |= {branch.plan.head: branch for branch in branches}
+        self._by_slot |= {branch.detour.address: branch for branch in branches}
+        self._heads, self._slots = sorted(self._branches), sorted(self._by_slot)
+
+    def remove_branches(self, branches: Sequence[Branch]) -> None:
+        """Do as `remove_branch` with each."""
+        for branch in branches:
+            del self._branches[branch.plan.head], self._by_slot[branch.detour.address]
+        self._heads, self._slots = sorted(self._branches), sorted(self._by_slot)
+
+    def remove_all(self, probes: Sequence[Probe]) -> None:
+        """Do as `remove` with each."""
+        plain = [one for one in probes if one.is_in_kernel and one.read_registers == frozenset()]
+        for probe in plain:
+            site = self._sites[probe.address]
+            site.probes.remove(probe)
+            if not site.probes:
+                del self._sites[probe.address]
+            del self._probes[probe.number]
+        self._addresses = sorted(self._sites)
+        for probe in probes:
+            if self.has(probe):
+                self.remove(probe)
+
     def remove(self, probe: Probe) -> None:
         """Forget a probe."""
         self.leave_site(probe)
@@ -77,10 +116,10 @@ class Registry:
         site = self._sites[probe.address]
         site.probes.remove(probe)
         if probe.read_registers != frozenset():
-            self._reading.remove(probe.address)
+            _discard(self._reading, probe.address)
         if not site.probes:
             del self._sites[probe.address]
-            self._addresses.remove(probe.address)
+            _discard(self._addresses, probe.address)
 
     def probes(self, numbers: Sequence[int] | None = None) -> list[Probe]:
         """These probes, in order of creation (None: all). Raises OptprobeError for a number that is not there."""
@@ -139,8 +178,8 @@ class Registry:
 
     def remove_branch(self, branch: Branch) -> None:
         """Remove `branch`, which is not in the guest any more, or is not ours any more."""
-        self._heads.remove(branch.plan.head)
-        self._slots.remove(branch.detour.address)
+        _discard(self._heads, branch.plan.head)
+        _discard(self._slots, branch.detour.address)
         del self._branches[branch.plan.head], self._by_slot[branch.detour.address]
 
     def branches(self) -> Iterator[Branch]:
@@ -192,3 +231,10 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._probes)
+
+
+def _discard(ascending: list[int], number: int) -> None:
+    """Remove one `number`, which is there."""
+    at = bisect_left(ascending, number)
+    assert ascending[at] == number, "it was inserted"
+    del ascending[at]

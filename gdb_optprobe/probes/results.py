@@ -9,7 +9,7 @@ from gdb_optprobe.handlers.interpreter import Done, Outcome
 from gdb_optprobe.handlers.ir import Cell, Put, Records, Stop
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Aggregate
-from gdb_optprobe.maps.ring import RingPosition
+from gdb_optprobe.maps.ring import RingContents, RingPosition
 from gdb_optprobe.probes.handler import HITS, Handler
 
 Rows = Mapping[bytes, tuple[int, ...]]
@@ -70,8 +70,7 @@ class Results:
         if handler.ring is None:
             return found
         ring = handler.ring.decode(data[at:], since)
-        rows = tuple(Row(one.kind, one.cpu, one.time, one.fields) for one in ring.records)
-        return replace(found, records=rows, dropped=ring.dropped)
+        return replace(found, records=rows_of(ring), dropped=ring.dropped)
 
     def after_hit(self, handler: Handler, outcome: Outcome, vcpu: int) -> Results:
         """After one more hit."""
@@ -113,6 +112,11 @@ class Results:
         lost = tuple(ours + theirs for ours, theirs in zip(self.lost, other.lost, strict=True))
         records = self.records + other.records
         return Results(tuple(head), tables, lost, records, self.dropped + other.dropped)
+
+
+def rows_of(ring: RingContents) -> tuple[Row, ...]:
+    """Return the finished records of a ring."""
+    return tuple(Row(one.kind, one.cpu, one.time, one.fields) for one in ring.records)
 
 
 def _add(rows: dict[bytes, tuple[int, ...]], kind: Aggregate, done: Done) -> None:

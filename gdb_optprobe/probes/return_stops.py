@@ -117,7 +117,7 @@ class ReturnStops:
             isa = return_backend(target.guest)
             self.pad = install_pad(self.address, isa.end, target.guest, arena)
             self._breakpoint = target.stops.stop_at_return(ReturnStop(self.pad, partial(self._on_pad, target.guest)))
-        return PadExit(flags, self.pad.address, self.pad.doorbell)
+        return PadExit(flags, self.pad.address)
 
     def release_pad(self, arena: Arena) -> None:
         """Free the pad once no thread can come to it: no call is entered any more."""

@@ -17,16 +17,18 @@ from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
-from gdb_optprobe.interrupts import checkpoint
+from gdb_optprobe.interrupts import checkpoint, held
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save
+from gdb_optprobe.probes.batch import Batches
+from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
 from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.module_tracker import ModuleTracker
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_waits
-from gdb_optprobe.probes.read_results import clear_results, read_results
+from gdb_optprobe.probes.read_results import clear_results, empty_ring, read_new_records, read_results
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
@@ -39,6 +41,7 @@ AT_ONCE = 256
 
 SLICE = 0.1
 LONGEST_SLICE = 1.0
+STILL_RUNS = "the command still runs in the guest; another waits until it ends"
 
 
 class Session:
@@ -47,16 +50,53 @@ class Session:
     def __init__(
         self, target: Target, settings: Callable[[], Settings], registry: Registry | None = None
     ) -> None:
-        self.target = target
         self.settings = settings
         self.registry = registry if registry is not None else Registry()
+        self.last_number: int | None = None
+        self._work_on(target)
+
+    def _work_on(self, target: Target) -> None:
+        settings = self.settings
+        self.target = target
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
+        self.batches = Batches(target, self.registry, self.optimizer, settings)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
         )
-        self.last_number: int | None = None
+
+    # a guest that boots ------------------------------------------------------------------------------------------
+
+    def kernel_started(self, target: Target) -> tuple[str, ...]:
+        """Put the probes that waited for the guest's kernel into it. Return why some cannot be, in words.
+
+        target: the same guest, of which more is known now. What cannot be in the kernel stays pending.
+        """
+        waiting, last = self.registry.probes(), self.last_number
+        self.module_tracker.abandon()
+        self._work_on(target)
+        failures = []
+        for probe in waiting:
+            self.registry.remove(probe)
+            self.registry.keep_number(probe.number)
+            try:
+                views = self.add(probe.spec)
+                if not probe.enabled:
+                    self.disable([view.number for view in views])
+            except OptprobeError as error:
+                failures.append(f"probe {probe.number} cannot be in the kernel: {error}")
+                self.module_tracker.wait_for_load(probe, error)
+            finally:
+                self.registry.keep_number(None)
+        self.last_number = last
+        self.module_tracker.update_load_hook()
+        return tuple(failures)
+
+    def kernel_booted(self) -> None:
+        """Move the probes up: the kernel is done with the pages of its image. Raises OptprobeError."""
+        self.optimizer.release_arena()
+        self.resettle()
 
     # adding and removing -----------------------------------------------------------------------------------------
 
@@ -77,7 +117,11 @@ class Session:
                     added.append(self._add_pending(spec))
                     continue
                 kind, left_out = self._kind(spec), list[LeftOut]()
-                for first in range(0, len(addresses) or 1, AT_ONCE):
+                with held():  # until all is in `added`
+                    added += (batch := self.batches.add(spec, addresses) if spec.glob else [])
+                taken = {probe.address for probe in batch}
+                addresses = tuple(address for address in addresses if address not in taken)
+                for first in range(0, len(addresses) or not batch, AT_ONCE):
                     checkpoint()
                     new, without = kind.plan(spec, addresses[first : first + AT_ONCE])
                     added += new
@@ -181,16 +225,23 @@ class Session:
         for probe in probes:
             probe.enabled = False
         failure: OptprobeError | None = None
+        try:
+            away = self.batches.take_away(probes)
+        except OptprobeError as error:
+            away, failure = set(), error
+        rest = [probe for probe in probes if probe.number not in away]
         # Where a kprobe stays, uprobes are removed nevertheless: their memory and pads are freed below.
         for remove in (self.kprobes.settle, self.uprobes.remove):
             try:
-                remove(probes)
+                remove(rest)
             except OptprobeError as error:
                 failure = failure or error
         left = sum(self._kind(probe.spec).is_left(probe) for probe in probes)
         for probe in probes:
             self.optimizer.release_counter(probe)
-            self.registry.remove(probe)
+            if probe.is_return:
+                self.registry.remove(probe)  # the last one of a function gives its table of calls back
+        self.registry.remove_all([probe for probe in probes if self.registry.has(probe)])
         self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
@@ -410,6 +461,41 @@ class Session:
             for one in branches
         )
 
+    def follower(
+        self, numbers: Sequence[int] | None, show: Callable[[Sequence[ProbeView]], object]
+    ) -> Follower:
+        """Return what takes the records of these probes out of the guest. show: gets those that are new, each time.
+
+        Raises OptprobeError where none of the probes keeps any.
+        """
+        chosen = {probe.number for probe in self.registry.probes(numbers)}
+        if not any(probe.handler.ring for probe in self.registry.probes(numbers)):
+            raise OptprobeError("no probe keeps records", "optprobe add LOCATION do record(EXPR), or print, or stack")
+
+        def drain() -> Drained:
+            self.check_alive()
+            guest = self.target.guest
+            probes = [each for each in self.registry.probes() if numbers is None or each.number in chosen]
+            found = [*read_new_records(probes, guest)]
+            show(
+                [
+                    probe_views.probe_view(probe, self._kind(probe.spec).site_view(probe), results, guest)
+                    for probe, results, _ in found
+                ]
+            )
+            # They are shown before they are gone: an error in between loses none.
+            for probe, _, ring in found:
+                empty_ring(probe, ring, guest)
+            self.optimizer.write_records(probe for probe, _, ring in found if ring is not None)
+            rings = [ring for _, _, ring in found if ring is not None]
+            return Drained(
+                records=sum(len(results.records) for _, results, _ in found),
+                lost=sum(ring.dropped for ring in rings),
+                fullness=max((ring.fullness for ring in rings), default=0),
+            )
+
+        return Follower(drain)
+
     # running -----------------------------------------------------------------------------------------------------
 
     def run(
@@ -419,18 +505,21 @@ class Session:
         timeout: float | None = None,
         guest: str = "",
         every: float | None = None,
-        then: Callable[[], object] = bool,
+        then: Callable[[], float | None] = bool,
     ) -> str:
         """Let the guest run. Return why it stopped, how long it ran, and the hits.
 
-        then: what is done each `every` seconds, at a stop. guest: a command in the guest; the run ends with it.
+        then: what is done after `every` seconds, at a stop. It returns when it is done again; None: as long after.
+        guest: a command in the guest; the run ends with it.
         Raises OptprobeError when `timeout` seconds pass first.
         """
         if until_hits is not None:
             self.registry.probes([until_hits[0]])
         command = self.target.debugger.begin(guest) if guest else None
         try:
-            return self._run(seconds, until_hits, timeout, command, every, then)
+            said = self._run(seconds, until_hits, timeout, command, every, then)
+            still_runs = command is not None and not command.outcome() and self.is_same_guest()
+            return f"{said}\n{STILL_RUNS}" if still_runs else said
         finally:
             if command is not None:
                 command.close()
@@ -442,7 +531,7 @@ class Session:
         timeout: float | None,
         command: Command | None,
         every: float | None,
-        then: Callable[[], object],
+        then: Callable[[], float | None],
     ) -> str:
         before, counted, start = self._hits_by_number(), 0, time.monotonic()
         bound = min((limit for limit in (seconds, timeout) if limit is not None), default=None)
@@ -455,10 +544,10 @@ class Session:
                 return f"{outcome}\n{self._ran(elapsed, before, counted)}"
             if every is not None and due is not None and elapsed >= due:
                 counted += self._hits_since(before)
-                then()
+                pause_until_next = then() or every
                 before = self._hits_by_number()
                 elapsed = time.monotonic() - start
-                due = elapsed + every
+                due = elapsed + pause_until_next
             left = None if bound is None else bound - elapsed
             if left is not None and left <= 0:
                 break

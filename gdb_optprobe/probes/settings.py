@@ -36,6 +36,7 @@ class Settings:
     exit_on_error: whether the first failure ends GDB with status 1.
     max_probes:    how many addresses one glob may match.
     guardian:      whether a process of its own frees the guest should the debugger die.
+    load_symbols:  whether GDB gets the kernel's symbols as soon as a guest is connected.
     table_keys, ring_records, string_length, stack_size: of new probes, see SIZES.
     """
 
@@ -48,6 +49,7 @@ class Settings:
     exit_on_error: bool = False
     max_probes: int = DEFAULT_MAX_PROBES
     guardian: bool = True
+    load_symbols: bool = True
     table_keys: int = 512
     ring_records: int = 512
     string_length: int = 64

@@ -26,6 +26,7 @@ from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit, Move, StopPoint
 from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.views import DetourView
 
 
 class SiteState(Enum):
@@ -54,6 +55,7 @@ class Site:
     pinned: it stays a stop point for now, because the user steps through it.
     is_text_there: whether the text here is still what was probed; a module may be gone whenever the guest has run.
     blocked_by: the threads inside the bytes that the branch would cover, in words; "" where there are none.
+    detour_views: what a hit costs, by probe number, each with what it was found for (site_views).
     """
 
     address: int
@@ -68,6 +70,7 @@ class Site:
     blocked_by: str = ""
     pinned: bool = False
     stops_before: int = 0
+    detour_views: dict[int, tuple[tuple[object, ...], DetourView]] = field(default_factory=dict)
     _copy: InstalledDetour | None = None
     _breakpoints: list[StopPoint] = field(default_factory=list)
     _post_handlers: dict[int, tuple[Probe, ...]] = field(default_factory=dict)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import ftrace_sites
+from gdb_optprobe.guest.linux.ftrace_sites import FlagsChange
 from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.text import FtraceSite
+
+MANY = 64
+"""Sites of which the records are read and written in runs."""
 
 
 class NoSuchRecord(OptprobeError):
@@ -43,6 +49,30 @@ class SiteTracer:
         self._still_disabled[site.address] = site
         self.give_back()
 
+    def hold_all(self, sites: Sequence[FtraceSite]) -> None:
+        """Do as `hold` with each, of the kernel's own text, in few writes: all or none."""
+        records = self._text.ftrace.all_records(site.address for site in sites)
+        for site in sites:
+            if (record := records.get(site.address)) is None:
+                raise NoSuchRecord(f"the tracer's record of {self._text.spell(site.address)} is gone")
+            if record.in_use:
+                raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(site.address)))
+        self._change_all(ftrace_sites.disable(record) for record in records.values() if not record.disabled)
+        for site in sites:
+            self._still_disabled.pop(site.address, None)
+            self._held[site.address] = site
+
+    def release_all(self, sites: Sequence[FtraceSite]) -> None:
+        """Do as `release` with each, in few writes."""
+        for site in sites:
+            self._held.pop(site.address, None)
+            self._still_disabled[site.address] = site
+        self.give_back()
+
+    def _change_all(self, changes: Iterable[FlagsChange]) -> None:
+        ordered = sorted(changes, key=lambda one: one.at)
+        patch.apply_in_runs([Patch(one.at, one.old, one.new) for one in ordered], self._memory)
+
     def forget(self, site: FtraceSite) -> None:
         self._held.pop(site.address, None)
         self._still_disabled.pop(site.address, None)
@@ -57,6 +87,10 @@ class SiteTracer:
         if not self._still_disabled or self._text.ftrace.tracing():
             return
         disabled, self._still_disabled = self._still_disabled, {}
+        if len(disabled) > MANY:
+            records = self._text.ftrace.all_records(at for at in disabled if self._text.at(at) is None)
+            self._change_all(ftrace_sites.enable(record) for record in records.values() if record.disabled)
+            disabled = {address: site for address, site in disabled.items() if address not in records}
         for site in disabled.values():
             try:
                 record = self._record(site)

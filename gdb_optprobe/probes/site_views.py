@@ -15,6 +15,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.call_table import CallTable
+from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.probe_views import (
@@ -103,13 +104,22 @@ def _reason_view(site: Site, state: str) -> ReasonView | None:
 
 
 def _detour_view(probe: Probe, site: Site, guest: Guest) -> DetourView | None:
-    detour = site.detour
-    if detour is None:
+    """Return what a hit costs; decoded once for each detour, except where return probes share in it."""
+    if (detour := site.detour) is None:
         return None
+    if site.rethook is not None:
+        return _measured(probe, site, detour, guest)
+    made_of = detour, site.installed_plan or site.plan, site.branch
+    known = site.detour_views.get(probe.number)
+    if known is None or any(one is not other for one, other in zip(known[0], made_of, strict=True)):
+        known = site.detour_views[probe.number] = made_of, _measured(probe, site, detour, guest)
+    return known[1]
+
+
+def _measured(probe: Probe, site: Site, detour: Detour, guest: Guest) -> DetourView:
     count = len(guest.isa.decode(detour.data, detour.address))
     plan = site.installed_plan or site.plan
-    most = added_instructions(plan, detour, guest)
-    least = most - skippable(program for original, program in _programs(detour, guest) if original == plan.address)
+    most, least = hit_cost(plan, detour, guest)
     own, own_least = most, least
     if site.rethook is not None and site.return_probes:
         costs = site.rethook.costs
@@ -162,6 +172,7 @@ def site_code(site: Site, guest: Guest) -> SiteCode:
         patched=code_lines(guest.isa.decode(now, site.address), {site.address: change}),
         detour=site.detour,
         notes=_detour_notes(site, site.detour, guest) if site.detour is not None else {},
+        programs=dict(branch_patch.installed_programs(site, guest)),
     )
 
 
@@ -172,18 +183,21 @@ def _detour_notes(site: Site, detour: Detour, guest: Guest) -> Mapping[int, str]
         at: f"replaces {spell(original)}" if original in displaced else f"back to {spell(original)}"
         for at, original in detour.origins
     }
+    here = {part.start: part.number for part in site.branch.parts} if site.branch is not None else {}
+    done = {probe.number: _describe_program(probe) for probe in site.enabled}
+    together = "; ".join(dict.fromkeys(done.values()))
     for start, end, original in detour.programs:
-        what = f": {_describe_programs(site)}" if original == site.address else ""
-        notes |= {start: f"the program of {spell(original)}{what}", end: notes[start]}
+        # At a site of the tracer no instruction is behind the program, but the branch back.
+        what = f": {together}" if original == site.address else ""
+        notes = {end: notes[start], **notes, start: f"the program of {spell(original)}{what}"}
+        for at, number in here.items():
+            if start <= at < end and number in done:
+                notes[at] = f"the program of {spell(original)}: {done[number]}"
     return notes
 
 
-def _describe_programs(site: Site) -> str:
-    """Return what the programs at the address of `site` do, one after the other."""
-    done = [", ".join(probe.spec.actions) for probe in site.enabled if not probe.is_return]
-    if site.return_probes:
-        done.append("the entry of a call with a probed return")
-    return "; ".join(done)
+def _describe_program(probe: Probe) -> str:
+    return "the entry of a call with a probed return" if probe.is_return else ", ".join(probe.spec.actions)
 
 
 def plan_note(plan: Plan, guest: Guest) -> str:
@@ -213,4 +227,10 @@ def left_out_view(address: int, error: OptprobeError, guest: Guest) -> ExplainVi
 def count_cost(plan: Plan, guest: Guest) -> int:
     """Return the instructions that a hit of a count would add, if it were alone in its detour."""
     at = somewhere(plan.address, guest.isa)
-    return added_instructions(plan, build_count(plan, guest.isa, at, at + COUNTER_DISTANCE), guest)
+    return hit_cost(plan, build_count(plan, guest.isa, at, at + COUNTER_DISTANCE), guest)[0]
+
+
+def hit_cost(plan: Plan, detour: Detour, guest: Guest) -> tuple[int, int]:
+    """Return the instructions that a hit adds in all, and where every jump takes the shortest path."""
+    most = added_instructions(plan, detour, guest)
+    return most, most - skippable(program for original, program in _programs(detour, guest) if original == plan.address)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.probes.arena_source import ArenaSource
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import StopPoint, Stops
+
+_FUNCTION = re.compile(r"([A-Za-z_][\w-]*:)?[A-Za-z_.$][\w.$]*(\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
 
 
 class Command(Protocol):
@@ -65,6 +70,12 @@ class Tracer(Protocol):
     def release(self, site: FtraceSite) -> None:
         """Enable the site again, or later, where a tracer runs now."""
 
+    def hold_all(self, sites: Sequence[FtraceSite]) -> None:
+        """Do as `hold` with each, in few writes, all or none."""
+
+    def release_all(self, sites: Sequence[FtraceSite]) -> None:
+        """Do as `release` with each, in few writes."""
+
     def give_back(self) -> None:
         """Enable the sites that were released while a tracer ran, once none runs."""
 
@@ -99,6 +110,17 @@ class Modules(Protocol):
     def on_load(self, call: Callable[[int], None]) -> StopPoint:
         """Stop the guest at each load of a module, before it runs, to `call` with the module. Raises OptprobeError."""
 
+    def can_wait(self, spec: Spec) -> bool:
+        """Return whether a probe may wait for its location. Raises OptprobeError where something else forbids it."""
+
+    def waits(self, location: str, why: str) -> Reason:
+        """Return what a probe on `location` waits for. why: what has kept it out so far, with a colon before; or ""."""
+
+
+def can_be_of_module(spec: Spec) -> bool:
+    """Return whether a location is a function's name, which may be a module's."""
+    return not spec.glob and _FUNCTION.fullmatch(spec.location.strip()) is not None
+
 
 class NoTracer:
     """Implements Tracer in a guest that has none."""
@@ -107,6 +129,12 @@ class NoTracer:
         """Nothing traces there."""
 
     def release(self, site: FtraceSite) -> None:
+        """Nothing traces there."""
+
+    def hold_all(self, sites: Sequence[FtraceSite]) -> None:
+        """Nothing traces there."""
+
+    def release_all(self, sites: Sequence[FtraceSite]) -> None:
         """Nothing traces there."""
 
     def give_back(self) -> None:
@@ -139,6 +167,12 @@ class NoModules:
 
     def on_load(self, call: Callable[[int], None]) -> StopPoint:
         raise OptprobeError("no text comes or goes in this guest: a probe has nothing to wait for")
+
+    def can_wait(self, spec: Spec) -> bool:
+        return can_be_of_module(spec)
+
+    def waits(self, location: str, why: str) -> Reason:
+        return Refusal.PENDING.because(location=location, why=why)
 
 
 @dataclass(frozen=True)

@@ -214,12 +214,17 @@ class CollectorView:
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """One instruction of a listing; `note` says what the part it opens is for, "" inside a part."""
+    """One instruction of a listing.
+
+    note: what the section that it opens is for, "" inside a section.
+    part: of a probe's program, what it is for: the whole, a part of that, …; empty where that is not known.
+    """
 
     address: int
     data: bytes
     text: str
     note: str = ""
+    part: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +253,9 @@ class ExplainView:
 
     patch_size:   bytes that would be overwritten; 0 unless optimized.
     waits:        whether the patch covers several instructions and so waits until no thread is inside.
-    instructions: what a hit would run beyond the original code; 0 for a tier that stops the guest.
+    instructions: what a hit would run beyond the original code, alone there; 0 where that is not known beforehand.
+    least:        the same where the condition is false and every jump takes the shortest path.
+    condition, actions: as typed.
     nearest:      the nearest address that would be optimized, where this one would not.
     note:         why it is behind the requested address, or why calls may bypass it; "" where nothing is known.
     """
@@ -262,6 +269,9 @@ class ExplainView:
     patch_size: int = 0
     waits: bool = False
     instructions: int = 0
+    least: int = 0
+    condition: str = ""
+    actions: tuple[str, ...] = ()
     nearest: int | None = None
     nearest_symbol: str = ""
     note: str = ""

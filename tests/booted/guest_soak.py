@@ -124,8 +124,8 @@ def _memory(session: Session) -> dict[str, Any]:
     owned = {probe.counter.address for probe in session.registry.probes() if probe.counter is not None}
     owned |= {slot.address for slot in optimizer.traps.dispatcher.memory} | {point.memory.address for point in points}
     owned |= {slot.address for slot in optimizer._lost_branches.counters.values()}
-    if arena._doorbell is not None:
-        owned.add(arena._doorbell.address)
+    if arena._tickets is not None:
+        owned.add(arena._tickets.address)
     # Memory that another session needs to take over from this one.
     if arena._reserve is not None:
         owned.add(arena._reserve[1].address)

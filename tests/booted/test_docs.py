@@ -24,11 +24,11 @@ from tests.booted import answer, calls
 from tests.booted.conftest import running, skip_unknown
 from tests.booted.gdb import COLUMNS, ROOT, Console
 from tests.booted.progress import WAITS
-from tests.docs.sessions import ANY, COLLECTOR, PAGES, Step, blocks, difference
+from tests.docs.sessions import ANY, CALLED, COLLECTOR, PAGES, Step, blocks, difference
 
 UPDATE = bool(os.environ.get("OPTPROBE_UPDATE"))
 ONE_SESSION = "tutorial.md"
-"""The blocks of the other pages are each on their own: their probes are removed."""
+"""The blocks of the other pages are each on their own: their probes are removed, and numbers begin anew."""
 ACCELERATOR = ("--extra=-accel", "--extra=tcg,thread=single")
 """See conftest.py."""
 ON_PPC64LE = (
@@ -40,7 +40,7 @@ ON_PPC64LE = (
 )
 """What the pages have for x86-64, and what is there on ppc64le: the kernel there has no types."""
 LOCAL_ENTRY = "+0x8"
-PROGRAM, CALLS = "/tmp/calls", 500
+PROGRAM = "/tmp/calls"
 """A program with symbols, which the guest has none of."""
 SHOWN = "/tmp/optprobe-1000"
 """What a page has for the folder of the guest's sockets."""
@@ -49,23 +49,33 @@ _QUIET = ("set confirm off", "set pagination off", "set style enabled off", PATI
 _WRAPPED = re.compile(rf"(?m)^(.{{{COLUMNS}}})\n")
 _LEFT_OUT = re.compile(rf"(?m)^(?:Continuing\.|\[Switching to .*\]|(?:{'|'.join(WAITS)}).*)\n")
 _SOCKET = re.compile(r"(?<=target remote )[^\s']+")
+_NUMBER = re.compile(r"(?:\bProbes? |\bhit optprobe |# optprobe )\d+(?:-\d+)?\b")
+_ROW = re.compile(r"(?m)^(?=[ \d]*\d )[ \d]{3}(?= )")
+_TABLES = ("optprobe report", "optprobe list")
+_LAST = "python from gdb_optprobe.debugger import attach; print(attach.current_session().registry._next - 1)"
 
 
 class Reader:
-    """What types the blocks: one guest, and a GDB from the first command of GDB's."""
+    """What types the blocks: one guest, and a GDB from the first command of GDB's until a page ends it."""
 
     def __init__(self, arch: str, folder: Path) -> None:
         self.arch = arch
         self._environment = {**os.environ, "TMPDIR": str(folder)}
+        self._folder = folder
         self._place = folder / f"optprobe-{os.getuid()}" / "default"
         self._started = ""
         self._guest: Guest | None = None
         self._gdb: Console | None = None
         self._work: Command | None = None
+        self._before = 0
+        """The number of the last probe before this block, where numbers begin anew."""
 
     def type(self, step: Step) -> str:
         """Type a command, and what is typed while it runs. Return what was printed, without what a page leaves out."""
         printed = _LEFT_OUT.sub("", _WRAPPED.sub(r"\1", self._type(step)))
+        printed = _NUMBER.sub(lambda found: re.sub(r"\d+", self._anew, found[0]), printed)
+        if step.command.startswith(_TABLES):
+            printed = _ROW.sub(lambda row: re.sub(r"\d+", self._anew, row[0]).strip().rjust(3), printed)
         if self.arch == "ppc64le":
             printed = printed.replace(LOCAL_ENTRY, "")
         if not step.shown and step.interrupted:
@@ -85,6 +95,8 @@ class Reader:
             printed = gdb.rest()
             self.close()
             return printed.removeprefix(typed).lstrip("\n")
+        if typed.startswith("add-symbol-file "):
+            return gdb(typed.replace(" ", f" {self._folder}/")).replace(f"{self._folder}/", "")
         if not (step.during or step.interrupted):
             return self._spelled(typed, gdb(_SOCKET.sub(str(self.guest.gdb_socket), typed), PATIENCE))
         gdb.send(typed)
@@ -117,9 +129,14 @@ class Reader:
         quiet = (word for line in _QUIET for word in ("-iex", line))
         return Console(self.guest, *quiet, *options, bare=True)
 
+    def _anew(self, number: re.Match[str]) -> str:
+        return str(int(number[0]) - self._before)
+
     def clean(self) -> None:
-        """Remove probes and breakpoints, and let the guest's command end."""
+        """Remove probes and breakpoints, let the guest's command end, and count the numbers of probes anew."""
+        self._before = 0
         if self._gdb is not None:
+            self._before = int(self._gdb(_LAST))
             self._gdb("optprobe delete")
             self._gdb("delete")
             if self._work is not None:
@@ -152,7 +169,9 @@ class Reader:
         """Run a command of the host's. The guest is started once, and stopped by `stop`."""
         words = shlex.split(typed)
         if words[0].startswith("gdb"):
-            self.close()
+            if self._gdb is not None:
+                self.close()
+                self._before = 0
             found = [_SOCKET.sub(str(self.guest.gdb_socket), word) for word in words[1:]]
             self._gdb = self._connect(*found)
             return self._spelled(typed, self._gdb.transcript.removesuffix("(gdb) "))
@@ -166,8 +185,8 @@ class Reader:
             self._started = started.replace(str(self._place.parent), SHOWN).replace(str(ROOT), ANY)
             self._guest = Guest.find(self._place)
             running.append(self._guest)
-            with tempfile.TemporaryDirectory() as build:
-                answer.put(self._guest, calls.build(Path(build), CALLS, self.arch), PROGRAM)
+            program = calls.build(self._folder, int(CALLED[PROGRAM]), self.arch)
+            answer.put(self._guest, program.rename(self._folder / Path(PROGRAM).name), PROGRAM)
         return self._started if words[1] == "start" else self._run(words)
 
     def _run(self, words: list[str]) -> str:
@@ -211,13 +230,15 @@ def test_what_the_page_shows_is_what_is_printed(reader: Reader, page: Path) -> N
                 told.append(f"{where}\n{error}")
                 reader.close()
                 break
-            if differs := difference(step.shown, printed.splitlines()):
+            is_its_machine = reader.arch == "x86_64"
+            if differs := difference(step.shown, printed.splitlines(), block.typed, is_its_machine=is_its_machine):
                 wrong.append((step, printed))
                 told.append(f"{where}\n{differs}\nIt printed:\n{printed}")
         if page.name != ONE_SESSION:
             reader.clean()
+    if told:
+        reader.close()
     reader.clean()
-    reader.close()
     if UPDATE and reader.arch == "x86_64":
         rewrite(page, wrong)
     assert not told, "\n\n".join(told)

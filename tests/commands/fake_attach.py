@@ -27,7 +27,7 @@ vars(attach).update(
     Attachment=object,
     attachments=NoGuest(),
     stopped_guest=NoGuest().seen,
-    current_session=lambda: session,
+    current_session=lambda pending=False: session,
     session_or_none=lambda: session,
     is_connected=lambda: True,
     convenience=gdb.convenience_variable,

@@ -9,6 +9,7 @@ from typing import Any
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps.aggregate import Count, Greatest, Powers, Sum, update
+from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import (
     CodeLine,
@@ -85,7 +86,10 @@ SHOWN = ShowView(
     original=(CodeLine(VFS_READ, NOP, "nop dword ptr [rax + rax]"),),
     patched=(CodeLine(VFS_READ, JUMP, "jmp 0xffffffff81840000"),),
     detour=(
-        CodeLine(0xFFFFFFFF81840000, bytes.fromhex("f048ff05f9ff1f00"), "lock inc qword ptr [rip + 0x1ffff9]", "count"),
+        CodeLine(
+            *(0xFFFFFFFF81840000, bytes.fromhex("f048ff05f9ff1f00"), "lock inc qword ptr [rip + 0x1ffff9]", "count"),
+            part=("hits",),
+        ),
         CodeLine(0xFFFFFFFF81840008, bytes.fromhex("e948cc b0ff"), "jmp 0xffffffff8134cc55", "back"),
     ),
 )
@@ -230,11 +234,22 @@ class FakeSession:
         timeout: float | None = None,
         guest: str = "",
         every: float | None = None,
-        then: Callable[[], object] = bool,
+        then: Callable[[], float | None] = bool,
     ) -> str:
         if every is not None:
-            then()
+            assert then() is None or every
         return f"fake: run {seconds} {until_hits} {timeout}{f' {guest}' if guest else ''}"
+
+    def follower(
+        self, numbers: Sequence[int] | None, show: Callable[[Sequence[ProbeView]], object]
+    ) -> Follower:
+        """Each call takes all records that a report has."""
+
+        def drain() -> Drained:
+            show(self.reports(numbers))
+            return Drained(2, 3)
+
+        return Follower(drain)
 
     def matches(self, prefix: str) -> tuple[str, ...]:
         return tuple(name for name in ("vfs_read", "vfs_readv", "vfs_write") if name.startswith(prefix))

@@ -194,6 +194,14 @@ def test_a_report_has_the_first_probes_of_its_order() -> None:
     assert [line["number"] for line in lines if line["type"] == "probe"] == [1, 2, 2]
 
 
+def test_a_report_of_some_tells_what_else_it_clears() -> None:
+    adds = ("optprobe add a", "optprobe add b", "optprobe add c")
+    reports = ("optprobe report -top 1 -clear", "optprobe report 1 2 -top 1 -clear -json", "optprobe list")
+    ended = shared_gdb(*adds, *reports)
+    assert ended.out.count("that -top left out, too") == 1 and "cleared 2 probes that" in ended.out
+    assert "1000" not in ended.out.splitlines()[-1]
+
+
 def test_the_collector_is_told_behind_all_probes() -> None:
     commands = ("optprobe report", "optprobe add vfs_read", "optprobe report -json", "optprobe commit -timeout 3")
     ended = shared_gdb(*commands)
@@ -294,6 +302,7 @@ def test_settings() -> None:
         "optprobe exit-on-error is on.",
         "optprobe max-probes is 4096.",
         "optprobe guardian is on.",
+        "optprobe load-symbols is on.",
         "optprobe table-keys is 512.",
         "optprobe ring-records is 512.",
         "optprobe string-length is 64.",

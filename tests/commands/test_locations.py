@@ -27,7 +27,7 @@ symbols = SimpleNamespace(
 )
 modules = SimpleNamespace(has=lambda name: name == "ext4", names=lambda name="": iter([("sync_fs", 5)]))
 try:
-    Locations(symbols, lambda address: address, modules).resolve("{location}")
+    Locations(symbols, lambda starts: starts, modules).resolve("{location}")
 except OptprobeError as error:
     print(error.message, "|", error.hint)
 """

@@ -49,6 +49,8 @@ def test_selection_refuses(text: str) -> None:
         ("-for 2", Run(seconds=2.0)),
         ("-until-hits 1:1000 -timeout 0.5", Run(until_hits=(1, 1000), timeout=0.5)),
         ("-every 2 -clear", Run(every=2.0, clear=True)),
+        ("-follow", Run(follow=True)),
+        ("1 -follow -for 2 3-4 reads -json", Run(2.0, follow=True, wanted=(1, 3, 4, "reads"), json=True)),
         ("-guest 'dd bs=1' -timeout 3", Run(timeout=3.0, guest="dd bs=1")),
         ("-until-hits reads:10", Run(until_hits=("reads", 10))),
         ("-until-hits $optprobe:10", Run(until_hits=("$optprobe", 10))),

@@ -13,6 +13,7 @@ from gdb_optprobe.probes.views import (
     ActiveCallView,
     Address,
     CallsView,
+    CodeLine,
     DoctorView,
     FacilityView,
     GuestView,
@@ -223,6 +224,21 @@ def test_json_has_the_keys_of_the_contract_in_its_order() -> None:
     assert list(other["reason"]) == ["code", "text"]
 
 
+def test_explanation_tells_the_cost_as_add_does() -> None:
+    costly = replace(EXPLAINED, tier="optimized", instructions=51, least=3)
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({}, "about 51 instructions"),
+        ({"least": 51}, "51 instructions"),
+        ({"condition": "x"}, "3 instructions where the condition is false, about 51 otherwise"),
+        ({"actions": ("stop",)}, "a stop of the guest"),
+    )
+    for changes, cost in cases:
+        told = text("explanation", [replace(costly, **changes)])[0]
+        assert told.endswith(f"a hit costs {cost}"), told
+    trapped = replace(costly, tier="trapped", condition="x")
+    assert text("explanation", [trapped])[0].endswith("about 51 otherwise and a trap")
+
+
 def test_explanation_as_json() -> None:
     (value,) = values("explanation", [EXPLAINED])
     assert list(value) == ["address", "symbol", "tier", "reason", "displaced", "refused"]
@@ -271,6 +287,16 @@ def test_show_has_its_three_parts() -> None:
     assert "    0xffffffff8134cc50  e9 ab 33 4f 00  jmp 0xffffffff81840000" in lines
     (value,) = values("show", [SHOWN])
     assert list(value) == ["probe", "original", "patched", "detour"]
+
+
+def test_show_heads_each_part_of_a_program() -> None:
+    parts = [(), ("saved",), ("count", "key"), ("count", "key"), ("count",), ("count", "lookup", "hash"), ("hits",), ()]
+    code = [CodeLine(at, b"\x90", "nop", "the program" if not at else "", part) for at, part in enumerate(parts)]
+    lines = text("show", [replace(SHOWN, detour=tuple(code))])
+    heads = [line for line in lines[lines.index("detour:") :] if line.strip().startswith(";")]
+    assert [line.removeprefix("    ;") for line in heads] == [
+        *(" the program", " saved", " count", "   key", " count", "   lookup", "     hash", " hits")
+    ]
 
 
 def test_colour_touches_the_assembler_text_only() -> None:

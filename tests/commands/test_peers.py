@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.commands.parse import parse_add
+from gdb_optprobe.commands.parse import parse_add, parse_break
 from gdb_optprobe.errors import OptprobeError
 
 ANSWERS = [
@@ -55,6 +55,14 @@ def test_a_peers_line_is_answered_with_ours(typed: str, peer: str, ours: str) ->
     assert error.message.startswith(f"this is the syntax of {peer}\n")
     assert error.hint == f"optprobe add {ours}"
     parse_add(ours).specs()
+
+
+@pytest.mark.parametrize("typed", ["kprobe:f { @[comm] = count(); }", "f do @[comm] = count()"])
+def test_the_answer_is_the_command_that_was_typed(typed: str) -> None:
+    for command, parse in (("break", parse_break), ("explain", lambda text: parse_add(text, "explain"))):
+        with pytest.raises(OptprobeError) as caught:
+            parse(typed).specs()
+        assert caught.value.hint == f"optprobe {command} f do count by $comm"
 
 
 @pytest.mark.parametrize("typed", ["tracepoint:sched:sched_switch", "profile:hz:99 { @[kstack] = count(); }"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gdb_optprobe.commands.options import REPORT_OPTIONS, parse_selection
+from gdb_optprobe.commands.options import REPORT_OPTIONS, parse_run, parse_selection
 from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.commands.render_text import Text
 from gdb_optprobe.errors import OptprobeError
@@ -100,3 +100,25 @@ def test_stacks_have_one_form_at_a_time(other: str) -> None:
     with pytest.raises(OptprobeError) as caught:
         parse_selection(f"-folded {other}", REPORT_OPTIONS)
     assert caught.value.message.startswith(f"{other} and -folded exclude each other")
+
+
+def test_records_that_are_followed_stand_in_the_same_columns() -> None:
+    written: list[str] = []
+    out = Text(written.append)
+    for probes in ([recorded(2, 10)], [], [recorded(1, 30)]):
+        out.timeline(probes, more=True)
+    assert written == ["2 ff [0] 10: n=2\n", "1 f  [0] 30: n=1\n"]
+
+
+def test_a_run_that_follows_ends_with_what_was_lost() -> None:
+    ended = shared_gdb("optprobe add gathers", "optprobe run -follow 1", "optprobe run -follow 1 -json", "optprobe run")
+    _, first, second, ran, taken, hint, *lines, last = ended.out.splitlines()
+    assert (first, second, ran) == (*["1 vfs_read [1] 5: dd 12"] * 2, "fake: run None None None")
+    assert taken == "4 records, 6 lost" and hint.startswith("HINT: set optprobe ring-records")
+    assert [json.loads(line)["type"] for line in lines] == ["record", "record", "run"] and last == ran
+
+
+def test_what_is_followed_must_be_known() -> None:
+    for typed in ("-follow -every 1", "1 -for 2"):
+        with pytest.raises(OptprobeError, match=r"exclude each other|not expected here"):
+            parse_run(typed)

@@ -108,7 +108,7 @@ class Gdb(Names):
         ]
         self._inferior.threads = lambda: self._all
         self._selected = self._all[0]
-        self.connection = SimpleNamespace(send_packet=self.stub.ask)
+        self.connection = SimpleNamespace(send_packet=self.stub.ask, is_valid=lambda: True)
         self.RemoteTargetConnection = SimpleNamespace
         self.InferiorThread = SimpleNamespace
 

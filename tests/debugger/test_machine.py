@@ -172,3 +172,9 @@ def test_an_address_of_more_than_64_bits_wraps_round(machine: Any, address: int)
     for read in (machine.read, machine.read_virtual):
         with pytest.raises(Unreadable):
             read((1 << 64) - 2, 4)
+
+
+def test_a_connection_that_has_closed_is_named(gdb: Gdb, machine: Any) -> None:
+    gdb.connection.is_valid = lambda: False
+    with pytest.raises(OptprobeError, match="the connection to the guest is closed"):
+        machine.leave_physical_mode()

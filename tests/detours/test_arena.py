@@ -225,8 +225,7 @@ def test_pads_have_a_page_to_themselves_and_it_comes_back() -> None:
     assert len({pad.address & -4096 for pad in pads}) == 2 and detour.address < pads[0].address
     others = {arena.allocate_code(900, start, REACH).address & -4096 for _ in range(6)}
     assert others.isdisjoint(page for page, _ in arena.pad_pages)
-    bell = arena.doorbell_page(start, REACH)
-    assert bell == arena.doorbell_page(start, REACH) and bell.size == 4096
+    assert arena.tickets(start, REACH) == arena.tickets(start, REACH)
     for pad in pads:
         arena.pads.release(pad)
     assert arena.reclaim(lambda ranges: [ranges[-1]]) == (), "somebody is at a pad, and goes on anywhere from there"

@@ -176,16 +176,30 @@ def test_cut_short(size: int) -> None:
 
 
 def test_full_is_told() -> None:
-    memory = Memory()
-    journal = Journal(memory, START, SIZE, FILL)
+    memory, said = Memory(), []
+    journal = Journal(memory, START, SIZE, FILL, when_full=lambda: said.append(memory.found()))
     journal.begin()
     for number in range(500):
         journal.put(Item.PROBE, number, [number * 0x9E3779B97F4A7C15 % (1 << 64)])
         journal.flush()
     found = memory.found()
-    assert found is not None
+    assert found is not None and said == [found]
     with pytest.raises(OptprobeError, match="more probes"):
         decode(found.state, BOUNDS, memory, X86_64)
+    journal.clear()
+    assert memory.data == bytes([FILL]) * SIZE
+
+
+def test_one_that_is_full_from_its_beginning_is_told() -> None:
+    memory, said = Memory(), []
+    journal = Journal(memory, START, SIZE, FILL, when_full=lambda: said.append(memory.found()))
+    for number in range(500):
+        journal.put(Item.PROBE, number, [number * 0x9E3779B97F4A7C15 % (1 << 64)])
+    journal.begin()
+    journal.put(Item.PROBE, 0, 1)
+    journal.flush()
+    found = memory.found()
+    assert found is not None and found.state == {"full": True} and not journal.is_open and said == [found]
     journal.clear()
     assert memory.data == bytes([FILL]) * SIZE
 

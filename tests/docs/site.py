@@ -12,10 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
 from tests.docs.blocks import ROOT
+from tests.docs.sessions import PROMPT
 
 CONFIGURATION = ROOT / "docs" / "site.yml"
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
@@ -38,7 +40,19 @@ def build(folder: Path) -> None:
         configuration.write_text(f"docs_dir: {tree.name}\n{CONFIGURATION.read_text()}")
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", configuration, "-d", folder.resolve()]
         # Material announces a version of MkDocs that is not used here.
-        environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+        environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
+
+
+def gdb(source: str, *_: object, **__: object) -> str:
+    """Return a session at GDB's prompt as HTML, for docs/site.yml: what is typed differs from what is printed."""
+    lines = "\n".join(map(_shown, source.split("\n")))
+    return f'<div class="highlight"><pre><code>{lines}\n</code></pre></div>'
+
+
+def _shown(line: str) -> str:
+    if typed := PROMPT.match(line):
+        return f'<span class="gp">{escape(typed[1])}</span> {escape(typed[2])}'
+    return f'<span class="go">{escape(line)}</span>'

@@ -1,4 +1,4 @@
-"""What the pages show is compared with what is printed: in words exactly, in numbers by whether they are 0."""
+"""What the pages show is compared with what is printed: in words and in figures that do not differ from run to run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.sessions import PAGES, Block, Step, blocks, difference
+from tests.docs.sessions import PAGES, Block, Step, blocks, difference, steps
 
 PAGE = """
 ```gdb
@@ -61,7 +61,10 @@ def test_the_pages_can_be_read(page: Path) -> None:
 
 def test_blocks_that_are_not_run_are_these() -> None:
     left_out = [(page.name, block.left_out.split()[0]) for page in PAGES for block in blocks(page) if block.left_out]
-    assert left_out == [("returns.md", "tests/booted/test_returns_profile.py")]
+    assert left_out == [
+        ("cookbook.md", "tests/booted/test_early.py"),
+        ("returns.md", "tests/booted/test_returns_profile.py"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,42 @@ def test_blocks_that_are_not_run_are_these() -> None:
 )
 def test_the_same(shown: str, printed: str) -> None:
     assert difference(shown.split("\n"), printed.split("\n")) == ""
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "on_its_machine"),
+    [
+        ("[dd]: 500", "[dd]: 501", False),
+        ("max(count): 700", "max(count): 701", False),
+        ("    [64, 128)  500 |@@@ |", "    [64, 128)  499 |@@@ |", False),
+        ("    [64]: 500", "    [65]: 500", False),
+        ("Probe 1 at", "Probe 2 at", True),
+        ("Probes 1-452: 452 addresses, 452 optimized", "Probes 1-453: 453 addresses, 453 optimized", True),
+        ("5 bytes patched", "4 bytes patched", True),
+        ("costs 3 instructions where", "costs 4 instructions where", True),
+        ("false, about 97 otherwise", "false, about 98 otherwise", True),
+        ("0 3 or ~97 instructions", "0 3 or ~98 instructions", True),
+        ("Thread 2 hit optprobe 1,", "Thread 1 hit optprobe 2,", True),
+    ],
+)
+def test_figures_that_are_compared(shown: str, printed: str, on_its_machine: bool) -> None:
+    typed = parsed_numbers("(gdb) optprobe add f if n > 64 && n < 700\n(gdb) continue\nguest# dd bs=1 count=500")
+    for line in (shown, printed):
+        assert not difference([line], [line], typed, is_its_machine=on_its_machine)
+    assert difference([shown], [printed], typed, is_its_machine=on_its_machine)
+    assert not difference([shown], [printed])
+
+
+def parsed_numbers(block: str) -> frozenset[str]:
+    return Block(Path(), 1, "", False, tuple(steps(block.splitlines(), 0))).typed
+
+
+def test_figures_that_are_typed() -> None:
+    assert parsed_numbers("(gdb) x/10i f\n(gdb) c\nguest# dd bs=4k count=100; /tmp/calls") == {"100", "500"}
+
+
+def test_a_bar_of_times_is_no_figure() -> None:
+    assert not difference(["  [1ns, 2ns)  500 |@ |"], ["  [1ns, 2ns)  9 |@ |"], {"500"})
 
 
 @pytest.mark.parametrize(

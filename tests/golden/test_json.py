@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.views import (
     ActiveCallView,
     Address,
@@ -115,6 +116,13 @@ def test_explain() -> None:
     others = (EXPLAINED, replace(EXPLAINED, note="the kernel calls it only on Sundays", reason=None))
     found = written(lambda json: json.explanation([EXPLAINED])) + written(lambda json: json.explanation(others))
     assert found == golden("explain.json")
+
+
+def test_run() -> None:
+    follower = Follower(Drained, records=3, lost=2)
+    found = written(lambda json: json.timeline([GATHERED], more=True))
+    found += written(lambda json: json.ran("ran for 2 s: 5 hits of 1 probe", follower))
+    assert found + written(lambda json: json.ran("stopped")) == golden("run.json")
 
 
 def test_doctor() -> None:

@@ -93,10 +93,6 @@ class Side:
     def counter(self) -> int:
         return self.tables[0] & -PAGE | 0x1_F000
 
-    @property
-    def bell(self) -> int:
-        return self.counter + 0x800
-
     def lost(self, dead: Dead) -> dict[str, int]:
         """By register, the bits that need not be what they were."""
         fields = {number for number, name in enumerate(power.CR_FIELDS) if name in dead.registers}
@@ -212,7 +208,7 @@ class World:
     def made(self) -> Trampoline:
         reads = {name for program in self.programs for name in program.registers}
         before = EntryState(self.dead_after, frozenset((*reads, "rax", "r3")), base=self.side.base)
-        leaving = PadExit(self.flags, self.side.pad, self.side.bell) if self.flags else None
+        leaving = PadExit(self.flags, self.side.pad) if self.flags else None
         return lower_trampoline(self._table, before, self.side.returning, leaving)
 
     def _whole(self) -> bytes:

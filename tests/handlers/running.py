@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct, routine
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import MASK, Cell, Constant, HashMap, Program, Records, Stop
 from gdb_optprobe.handlers.lower_maps import layout
-from gdb_optprobe.handlers.lower_program import RING_COUNT, LoweringContext, lower
+from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.codegen import BACKEND
@@ -56,7 +56,6 @@ ROUTINE = routine(DIRECT)
 READERS = ROUTINE.at(CODE + 4 * PAGE)
 _PLACES = {DATA: 1, STACK - PAGE: 2, CODE: 5, GS + PER_CPU: 1}  # address: pages
 _OBJECT_PAGES = 32
-BELL_OFFSET = 31 * PAGE
 PAD = CODE + 4 * PAGE - 16
 
 
@@ -229,14 +228,13 @@ def objects(program: Program, faults: int = FAULTS) -> dict[int, bytes]:
     ring_at = faults + RING_OFFSET
     found[ring_at] = RING.initial()
     assert all(at == ring_at or at + len(data) <= ring_at for at, data in found.items())
-    found[faults + BELL_OFFSET + RING_COUNT] = bytes(8)
     return found
 
 
 def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> LoweringContext:
     where = places(program, faults)
     found = LoweringContext(CODE, where, faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS)
-    return replace(found, passed=dead, pad=PAD, doorbell=faults + BELL_OFFSET)
+    return replace(found, passed=dead, pad=PAD)
 
 
 def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> Sequence[str]:
@@ -263,9 +261,6 @@ def wrong_objects(program: Program, left: Left, outcome: interpreter.Outcome, fa
     actions = [action for action in program.actions if not isinstance(action, Stop)]
     if left.stops != outcome.stops:
         yield f"it stops: {left.stops}"
-    rung = int.from_bytes(left.read(faults + BELL_OFFSET + RING_COUNT, 8), "little")
-    if rung != left.stops:
-        yield f"it has rung {rung} times"
     for index, (at, action) in enumerate(zip(places(program, faults), actions, strict=True)):
         done = given.get(id(action))
         data = left.read(at, len(initial(action.target)))

@@ -32,7 +32,7 @@ def code_of(isa: Isa, *handlers: Handler) -> list[str]:
     memory = FakeMemory(at + DATA, bytes(0x1000))
     guest = cast(Guest, SimpleNamespace(isa=isa, machine=memory))
     plan = SimpleNamespace(address=at, dead=Dead(True, frozenset(DEAD[isa])), base=None)
-    pad = SimpleNamespace(address=at + PAD, doorbell=at + DATA + 0x800)
+    pad = SimpleNamespace(address=at + PAD)
     nothing = {"counter": None, "readers": None, "pad": pad, "is_return": False}
     enabled = [SimpleNamespace(handler=handler, address=at, **nothing) for handler in handlers]
     site = cast(Site, SimpleNamespace(address=at, plan=plan, enabled=enabled, rethook=None))

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, Loan, Room, StillLent
 from gdb_optprobe.guest.linux.linux import LinuxGuest
@@ -22,13 +23,18 @@ from tests.guest.linux.fake_kernel import Pages
 FILL = 0xCC
 
 
+def linux_guest(*parts: Any, **rest: Any) -> LinuxGuest:
+    """Return a guest that has booted."""
+    return LinuxGuest(*parts, **{"_is_booting": False, **rest})
+
+
 def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_probed() -> None:
     """A reset guest may have the same kernel at the same place: on ppc64le its page of data is text again."""
     mapped = True
     room = Room(((0, 8),), (8, 16), 0, is_in_place=lambda: mapped)
     anything: Any = SimpleNamespace(is_same_kernel=lambda _: True, forget=lambda: None, alignment=4)
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
-    linux = LinuxGuest(anything, anything, anything, anything, anything, anything, anything, anything, port)
+    linux = linux_guest(*[anything] * 8, port)
     arena = LinuxArena(linux, Settings)
     assert arena.is_in_place()
     arena.find()
@@ -46,7 +52,7 @@ def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_pr
 def test_code_under_an_earlier_gdb_s_branch_is_shown_while_the_branch_stands() -> None:
     """A reading that was taken before the branch went must agree with one from after that."""
     anything: Any = SimpleNamespace()
-    arena = LinuxArena(LinuxGuest(*[anything] * 9), Settings)
+    arena = LinuxArena(linux_guest(*[anything] * 9), Settings)
     arena._covered = [Patch(0x1004, b"AAAAA", b"\xe9\1\2\3\4")]
     before, after = b"0000\xe9\1\2\3\0045555", b"0000AAAAA5555"
     for start in range(13):
@@ -86,7 +92,7 @@ def lending(fails: bool = False, stays: bool = False) -> tuple[LinuxArena, Pages
     )
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: planned, places=lambda machine, kernel: ()))
     known = cast(Any, SimpleNamespace(read=memory.read, write=memory.write, forget=lambda: None))
-    linux = LinuxGuest(anything, anything, known, anything, anything, anything, anything, anything, port)
+    linux = linux_guest(anything, anything, known, *[anything] * 5, port)
     return LinuxArena(linux, Settings, lambda text: events.append(text)), memory, events
 
 
@@ -159,3 +165,18 @@ def test_the_journal_tells_of_every_range_and_of_the_loan() -> None:
         arena_record._decode_room(state, place, recovered)
     _, _, loan = arena_record._decode_room(state, replace(place, repay=lambda loan, mapping: None), recovered)
     assert loan == lent.loan
+
+
+def test_a_kernel_that_boots_has_no_memory_to_give() -> None:
+    """It still frees and protects the pages of its image."""
+    room = Room(((0, 8),), (8, 16), 0)
+    anything: Any = SimpleNamespace(forget=lambda: None, alignment=4)
+    port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
+    linux = linux_guest(*[anything] * 8, port)
+    linux.note_boot(ended=False)
+    arena = LinuxArena(linux, Settings)
+    with pytest.raises(Refused) as refused:
+        arena.find()
+    assert refused.value.reason.code == "BOOTING" and arena.left() is None
+    linux.note_boot(ended=True)
+    arena.find()

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command
-from tests.fake_guest import MEETING, PLAIN, THREADS, TRACED, FakeDebugger, program
+from tests.fake_guest import MEETING, PLAIN, THREADS, TRACED, FakeDebugger, Registers, program
 
 LONG = 1000.0
 ROUNDS = 5
@@ -104,3 +107,59 @@ def test_something_is_done_again_and_again() -> None:
     said = session.run(None, (2, ROUNDS * THREADS), every=1e-9, then=then)
     assert seen == [0, *[THREADS] * (ROUNDS - 1)]
     assert said.endswith(f": {2 * ROUNDS * THREADS} hits of 2 probes"), "what was cleared counts too"
+
+
+def recording(ring_records: int = 512) -> Session:
+    """Two probes that record, and one that does not."""
+    guest = program()
+    guest.names = NamesAt(Registers(guest.isa), cpu=Constant(0))
+    session = Session(replace(guest.target, debugger=Debugger(guest)), lambda: Settings(ring_records=ring_records))
+    session.add(*(Spec(f"*{address:#x}", actions=("record($rdi)",)) for address in (PLAIN, TRACED)))
+    session.add(Spec(f"*{PLAIN:#x}"))
+    return session
+
+
+def test_records_are_taken_out_as_they_come() -> None:
+    session, shown = recording(), list[list[int]]()
+    follower = session.follower(None, lambda views: shown.append([len(view.records) for view in views]))
+    session.run(None, (1, ROUNDS * THREADS), every=1e-9, then=lambda: min(follower(), 1e-9))
+    follower()
+    assert shown == [[], *[[THREADS, THREADS]] * ROUNDS]
+    assert (follower.records, follower.lost) == (2 * ROUNDS * THREADS, 0)
+    assert [(view.hits, view.records) for view in session.reports([1, 2])] == [(ROUNDS * THREADS, ())] * 2
+
+
+def test_of_the_chosen_probes_only() -> None:
+    session, shown = recording(), list[int]()
+    follower = session.follower([2], lambda views: shown.extend(view.number for view in views))
+    session.run(None, (1, THREADS), every=1e-9, then=follower)
+    follower()
+    assert shown == [2] and [len(view.records) for view in session.reports([1, 2])] == [THREADS, 0]
+
+
+def test_what_could_not_be_shown_is_there_still() -> None:
+    session = recording()
+
+    def fails(views: object) -> None:
+        raise OptprobeError("the terminal is gone")
+
+    session.target.debugger.run(None)
+    with pytest.raises(OptprobeError, match="terminal"):
+        session.follower(None, fails)()
+    assert [len(view.records) for view in session.reports([1, 2])] == [THREADS] * 2
+
+
+def test_what_is_lost_is_counted_once_and_stays_in_the_report() -> None:
+    session = recording(2)
+    follower = session.follower([1], bool)
+    for _ in range(2):
+        for _ in range(ROUNDS):
+            session.target.debugger.run(None)
+        follower()
+    assert (follower.records, follower.lost) == (4, 2 * ROUNDS * THREADS - 4)
+    assert session.reports([1])[0].dropped == follower.lost
+
+
+def test_there_is_something_to_follow() -> None:
+    with pytest.raises(OptprobeError, match="no probe keeps records"):
+        recording().follower([3], bool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gdb_optprobe.probes.session import Session
@@ -46,3 +48,41 @@ def test_two_return_probes_share_the_entry_of_a_call() -> None:
     session.add(RETURNS)
     session.add(RETURNS)
     assert all((cost.own, cost.own_least) == (cost.added, cost.least) for cost in costs(session))
+
+
+def test_show_says_what_each_instruction_of_a_program_is_for() -> None:
+    session = program().session()
+    session.add(Spec(f"*{PLAIN:#x}", condition="$rcx == 1", actions=("sum($rax) by ($rcx, $rdx)",)))
+    view = session.show(1)
+    parts = [line.part for line in view.detour]
+    back = next(index for index, line in enumerate(view.detour) if line.note.startswith("replaces"))
+    assert all(parts[:back]) and not any(parts[back:])
+    action = "sum($rax) by ($rcx, $rdx)"
+    assert {("condition",), ("hits",), (action, "lookup"), (action, "update"), ("restored",)} <= set(parts)
+
+
+def test_show_says_nothing_of_code_that_the_guest_does_not_have() -> None:
+    guest = program()
+    session = guest.session()
+    session.add(SUM)
+    first = session.show(1).detour[0]
+    assert first.part
+    guest.machine.write(first.address, b"\x90")
+    assert not any(line.part for line in session.show(1).detour)
+
+
+def test_show_heads_the_program_of_each_probe_at_the_address() -> None:
+    session = program().session()
+    for spec in (COUNT, SUM, RETURNS):
+        session.add(spec)
+    heads = [line.note.partition(": ")[2] for line in session.show(2).detour if "program" in line.note]
+    assert heads == ["count", "sum($rax)", "the entry of a call with a probed return"]
+
+
+@pytest.mark.parametrize("spec", [COUNT, SUM, ONLY_IF, replace(ONLY_IF, actions=("sum($rax) by ($rcx, $rdx)",))])
+def test_explain_tells_the_cost_that_add_then_has(spec: Spec) -> None:
+    session = program().session()
+    (explained,) = session.explain(spec)
+    session.add(spec)
+    (cost,) = costs(session)
+    assert (explained.instructions, explained.least) == (cost.own, cost.own_least)

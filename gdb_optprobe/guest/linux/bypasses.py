@@ -10,6 +10,8 @@ The kernel does not keep the initial target of a static call: a function is take
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 
@@ -18,6 +20,11 @@ NOTHING = "__static_call_return0"
 PREFIXES = ("", "__", "raw_", "native_")
 """What names of functions have before that of a static call. That of one which leads to native_… may be called pv_…."""
 ROW, MOST = 24, 64
+
+
+def may_be(kernel: Kernel, name: str) -> bool:
+    """Return whether there is anything to find out about the function `name`: symbols tell, without memory."""
+    return name.startswith(ITERATOR) or next(_keys(kernel, name), None) is not None
 
 
 def note(kernel: Kernel, name: str, start: int) -> str:
@@ -57,12 +64,19 @@ def _attached(kernel: Kernel, event: str, iterator: int) -> int | None:
 
 
 def _replaced(kernel: Kernel, name: str, start: int) -> str:
+    for call, key in _keys(kernel, name):
+        if found := _elsewhere(kernel, kernel.word(key), start):
+            return f"where the kernel makes the static call {call}, {found}, not {name}: only direct calls count"
+    return ""
+
+
+def _keys(kernel: Kernel, name: str) -> Iterator[tuple[str, int]]:
+    """Yield the static calls that may have the function `name` for their initial target, with their keys."""
     for stem in dict.fromkeys(name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)):
         for call in (stem, f"pv_{stem}"):
             key = kernel.symbols.address(f"{KEY}{call}")
-            if key is not None and (found := _elsewhere(kernel, kernel.word(key), start)):
-                return f"where the kernel makes the static call {call}, {found}, not {name}: only direct calls count"
-    return ""
+            if key is not None:
+                yield call, key
 
 
 def _elsewhere(kernel: Kernel, target: int, start: int) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
@@ -119,6 +121,34 @@ class CoreText(ABC):
 
     def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
         return self.ftrace.sites(start, end)
+
+    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
+        """See guest.Guest.idle_sites."""
+        if self.originals.missing:
+            return ()
+        start, end = self._text
+        idle, rewritten = self.ftrace.idle, sorted(self._rewritten())
+        found: list[FtraceSite] = []
+        for ip, record in sorted(self.ftrace.all_records(at for at in addresses if start <= at < end).items()):
+            site = FtraceSite(ip, len(idle), False, idle)
+            place = bisect_left(rewritten, ip)
+            if record.flags or (place < len(rewritten) and rewritten[place] < site.end):
+                continue
+            if self.area(ip) is Area.TEXT and not self._compares_entry(self._name(ip)):
+                found.append(site)
+        places = [(site.address, site.end) for site in found]
+        held = runs.at(places, runs.read(places, self._kernel.memory))
+        return [site for site, data in zip(found, held, strict=True) if data == idle]
+
+    def _rewritten(self) -> Iterator[int]:
+        """Yield what the guest's tables say of the text as `marks` does: addresses at which it may write, or faults."""
+        yield from self.exceptions.faulting(*self._text)
+        yield from (at for at, _ in self.jump_labels.within(*self._text))
+        yield from (at for probe in self.originals.kprobes(*self._text) for at in range(probe.address, probe.end))
+
+    def _compares_entry(self, name: str) -> bool:
+        """Return whether the guest rewrites the beginning of the function `name` and compares it before."""
+        return False
 
     def spell(self, address: int) -> str:
         found = self._kernel.symbols.at(address)

@@ -35,6 +35,8 @@ PAGES = 1 << 14
 MOST_SITES = 1 << 19
 """46,935, and those of modules."""
 SAMPLES = 64
+NEAR = 256
+"""Bytes between two records that are read along: less than a packet costs."""
 WHAT = "the kernel's list of traced functions"
 
 
@@ -165,6 +167,24 @@ class FtraceSites:
                     found[ip] = Record(ats[place], ip, flags)
         return found
 
+    def all_records(self, ips: Iterable[int]) -> dict[int, Record]:
+        """Return what `records` does, of thousands of sites: all records are read."""
+        size, places = self._shape.record.size, dict(zip(*self._index, strict=True))
+        wanted = sorted((places[ip], ip) for ip in ips if ip in places)
+        found: dict[int, Record] = {}
+        spans = [(at, at + WORDS.size) for at, _ in wanted]
+        for start, end in _joined(spans, size):
+            data = self._kernel.read(start, end)
+            for at in range(start, end, size):
+                ip, flags = WORDS.unpack_from(data, at - start)
+                found[ip] = Record(at, ip, flags)
+        return {ip: found[ip] for _, ip in wanted if ip in found}
+
+    @property
+    def addresses(self) -> Sequence[int]:
+        """Return the sites, ascending."""
+        return self._index[0]
+
     def record(self, ip: int) -> Record | None:
         return self.records([ip]).get(ip)
 
@@ -178,6 +198,17 @@ class FtraceSites:
         first = self._kernel.symbols.address("ftrace_ops_list")
         last = self._kernel.symbols.address("ftrace_list_end")
         return first is None or last is None or self._kernel.word(first) != last
+
+
+def _joined(spans: Iterable[tuple[int, int]], step: int) -> list[tuple[int, int]]:
+    """Return the ascending `spans` of records, those that follow one another, in arrays of records, as one."""
+    found: list[tuple[int, int]] = []
+    for start, end in spans:
+        if found and start - found[-1][1] < NEAR and (start - found[-1][0]) % step == 0:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((start, end))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest import abi, scope
+from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest
-from gdb_optprobe.guest.linux import bypasses, frame
+from gdb_optprobe.guest.linux import boot, bypasses, frame
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import hertz
@@ -29,7 +29,7 @@ from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.scope import Debug, DebuggerSymbols, NoDebuggerSymbols
 from gdb_optprobe.guest.scope import Site as Probed
-from gdb_optprobe.guest.text import Function
+from gdb_optprobe.guest.text import FtraceSite, Function
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.ir import Expr
@@ -38,6 +38,8 @@ from gdb_optprobe.isa.record import Isa
 
 LARGEST_BTF = 1 << 26
 NO_TYPES = "before the first optprobe command, load its vmlinux with debug information: symbol-file FILE"
+HEAD = 8
+"""Bytes of a function that show where its entry is."""
 RETURN_HOOKS = ("return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 
 
@@ -74,6 +76,7 @@ class LinuxGuest(Guest):
     _moment: int = 0
     _constants: dict[str, int | None] = field(default_factory=dict)
     unwind_missing: OptprobeError | None = None
+    _is_booting: bool | None = None
 
     @classmethod
     def of(
@@ -118,6 +121,20 @@ class LinuxGuest(Guest):
 
     def is_same_kernel(self) -> bool:
         return self.recovered.is_same_kernel(self.machine)
+
+    def is_booting(self) -> bool:
+        """Return whether the kernel has not booted yet: then none of its memory may be used. Raises Unreadable.
+
+        A kernel without symbols of data counts as booted, but for `note_boot`.
+        """
+        if self._is_booting is None and boot.has_ended(self.kernel.symbols, self.memory.read) is not False:
+            self._is_booting = False
+        return self._is_booting is not False
+
+    def note_boot(self, ended: bool) -> None:
+        """Note how far the kernel is: before its first initcall, or where it has `ended` to boot."""
+        self._is_booting = not ended
+        self.forget()
 
     # stacks --------------------------------------------------------------------------------------------------------
 
@@ -204,12 +221,12 @@ class LinuxGuest(Guest):
     # control flow ----------------------------------------------------------------------------------------------------
 
     def why_bypassed(self, address: int) -> str:
-        function = self.text.function(address)
-        if function is None or not self._is_entry(address):
-            return ""
         module = self.text.at(address)
         kernel = self.kernel if module is None else replace(self.kernel, symbols=module.symbols)
-        return bypasses.note(kernel, function.name, function.start)
+        found = kernel.symbols.at(address)
+        if found is None or not bypasses.may_be(kernel, found.name) or not self._is_entry(address):
+            return ""
+        return bypasses.note(kernel, found.name, address - found.offset)
 
     def is_entered_by_calls(self, function: Function) -> bool:
         return self.arch.entered(function, self.own_unwinder)
@@ -234,6 +251,9 @@ class LinuxGuest(Guest):
             return self.arch.reads(self.kernel, self.machine, self.memory.physical)
         except OptprobeError as error:
             return Missing(error.message, error.hint)
+
+    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
+        return self.text.core.idle_sites(addresses)
 
     def trap_calls(self) -> TrapCalls:
         return self._trap_calls
@@ -302,3 +322,10 @@ class LinuxGuest(Guest):
     def entry(self, function: int) -> int:
         """Return the address of a probe on the function with its symbol at `function`."""
         return self.arch.entry(function, self.text)
+
+    def entries(self, functions: Collection[int]) -> Iterator[int]:
+        """Yield the `entry` of each; the first bytes of all are read together."""
+        ordered = sorted(functions)
+        for function, head in zip(ordered, runs.heads(ordered, HEAD, self.memory), strict=True):
+            found = self.arch.entry_by_head(function, head)
+            yield found if found is not None else self.entry(function)

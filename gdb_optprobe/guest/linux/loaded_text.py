@@ -42,6 +42,9 @@ class KernelCode(Text, Protocol):
 
     def forget(self) -> None: ...
 
+    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
+        """See guest.Guest."""
+
 
 class LoadedText:
     """Fills guest.text.Text."""

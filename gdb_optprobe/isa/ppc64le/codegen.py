@@ -194,6 +194,9 @@ class PowerEmitter(ValueEmitter):
     def finish(self, at: int) -> bytes:
         return encodings.encode_items(self._items, at)
 
+    def labels(self) -> Iterator[tuple[int, Label]]:
+        return encodings.place_labels(self._items)
+
     def _stored(self, value: str, base: str, index: str, again: Label) -> None:
         self._uses(CR_FIELDS[0])
         self._code(plain("stdcx.", value, base, index))

@@ -10,7 +10,7 @@ A program without a far branch is the same words at every address.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -175,13 +175,7 @@ def copy_field(to: int, source: int) -> int:
 
 def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
     """Return the code for an address. Raises OutOfReach."""
-    labels: dict[Label, int] = {}
-    size = 0
-    for item in items:
-        if isinstance(item, Label):
-            labels[item] = size
-        else:
-            size += 4
+    labels = {label: offset for offset, label in place_labels(items)}
     words: list[int] = []
     for item in items:
         if isinstance(item, LabelBranch):
@@ -191,6 +185,16 @@ def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
         elif isinstance(item, int):
             words.append(item)
     return to_bytes(*words)
+
+
+def place_labels(items: Iterable[Item]) -> Iterator[tuple[int, Label]]:
+    """Yield the offset of each label in the same code."""
+    size = 0
+    for item in items:
+        if isinstance(item, Label):
+            yield size, item
+        else:
+            size += 4
 
 
 def _branch(source: int, target: int, link: bool) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.isa.codegen import Label
@@ -29,6 +29,27 @@ Item = bytes | Relative | Label | LabelBranch
 
 def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
     """Return the code for an address. All jumps are short that can be. Raises OutOfReach."""
+    long, places, labels = _relax(items)
+    code = bytearray()
+    for index, item in enumerate(items):
+        match item:
+            case bytes():
+                code += item
+            case Relative():
+                code += item.encode(at + len(code))
+            case LabelBranch(_, label):
+                code += _encoded(item, labels[label] - places[index], index in long)
+    return bytes(code)
+
+
+def place_labels(items: Sequence[Item]) -> Iterator[tuple[int, Label]]:
+    """Yield the offset of each label in the same code."""
+    _, places, _ = _relax(items)
+    return ((place, item) for place, item in zip(places, items, strict=True) if isinstance(item, Label))
+
+
+def _relax(items: Sequence[Item]) -> tuple[frozenset[int], list[int], Mapping[Label, int]]:
+    """Return which jumps cannot be short, and the offset of every item and of every label."""
     long: frozenset[int] = frozenset()
     while True:
         places, labels = _layout(items, long)
@@ -40,18 +61,8 @@ def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
             and not fits(labels[item.label] - places[index] - SHORT, 8)
         }
         if not far:
-            break
+            return long, places, labels
         long |= far
-    code = bytearray()
-    for index, item in enumerate(items):
-        match item:
-            case bytes():
-                code += item
-            case Relative():
-                code += item.encode(at + len(code))
-            case LabelBranch(_, label):
-                code += _encoded(item, labels[label] - places[index], index in long)
-    return bytes(code)
 
 
 def _layout(items: Sequence[Item], long: frozenset[int]) -> tuple[list[int], Mapping[Label, int]]:

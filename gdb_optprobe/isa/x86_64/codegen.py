@@ -28,7 +28,7 @@ from gdb_optprobe.isa.codegen import (
 )
 from gdb_optprobe.isa.x86_64 import probe_read
 from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, GENERAL, PC, SP
-from gdb_optprobe.isa.x86_64.branch_relaxation import Item, LabelBranch, encode_items
+from gdb_optprobe.isa.x86_64.branch_relaxation import Item, LabelBranch, encode_items, place_labels
 from gdb_optprobe.isa.x86_64.encoder import (
     LOCK,
     NUMBERS,
@@ -280,6 +280,9 @@ class X86Emitter:
 
     def finish(self, at: int) -> bytes:
         return encode_items(self._items, at)
+
+    def labels(self) -> Iterator[tuple[int, Label]]:
+        return place_labels(self._items)
 
     # parts of the verbs
 

@@ -11,6 +11,7 @@ from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD, And, Program
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.trap_frame import read_from_frame
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler
@@ -40,8 +41,8 @@ def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, settings: Se
     return Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
 
 
-def lower_uprobe(probe: Probe, memory: int, user: UserTarget) -> None:
-    """Lower the program of `probe`, with its memory at `memory`.
+def lower_uprobe(probe: Probe, memory: int, user: UserTarget) -> Code:
+    """Return the program of `probe`, with its memory at `memory`.
 
     Raises OptprobeError that points at what native code cannot do.
     """
@@ -49,7 +50,7 @@ def lower_uprobe(probe: Probe, memory: int, user: UserTarget) -> None:
     readers = None if isinstance(handler.unmapped, Missing) else probe.readers or ProbeReadRoutines(near, near)
     pad = trial_pad(near) if handler.stops else None
     with handler.errors_at_source(probe.spec):
-        handler.code(user.guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), memory, readers, pad)
+        return handler.code(user.guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), memory, readers, pad)
 
 
 def check_stop(program: Program, isa: UserTrapping) -> None:
@@ -60,4 +61,4 @@ def check_stop(program: Program, isa: UserTrapping) -> None:
 
 def trial_pad(near: int) -> StopPad:
     """For code that is only tried."""
-    return StopPad(Slot(near, 0), b"", near)
+    return StopPad(Slot(near, 0), b"")

@@ -1,7 +1,7 @@
 """Uprobes that stop the guest: in the kernel, at a pad of the trap's code, from which the vCPU continues.
 
     trap's code   program ── does not stop ───────────────────────────────┐
-                     └─ actions, doorbell ─► ticket, number, a call ──────┴► the next program … the instruction
+                     └─ actions ───────────► ticket, number, a call ──────┴► the next program … the instruction
     pad           a return                ◄── GDB's breakpoint
 The number is the probe's; the ticket tells a hit from one that QEMU reports twice. No register is changed: without GDB,
 or when GDB dies while the guest is stopped there, the hit continues. One pad serves all probes, so that code can be
@@ -28,7 +28,7 @@ from gdb_optprobe.guest.trap_frames import Gate, SavedRegisters
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ctype import Pointer
 from gdb_optprobe.handlers.scope import Rvalue
-from gdb_optprobe.isa.base import Code, Dead, joined
+from gdb_optprobe.isa.base import Code, Dead, NotedCode, Notes, joined, notes_of
 from gdb_optprobe.isa.codegen import Address, EntryState, RegisterPool
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.user import UserTrapping
@@ -85,10 +85,11 @@ class UprobeStops:
         pad = self._install_pad(0 if probe.is_return else user.kernel.isa.behind, user, arena).pad
 
         def program(leaves: int) -> Code:
-            way = StopPad(Slot(leaves, 0), b"", pad.doorbell)
+            way = StopPad(Slot(leaves, 0), b"")
             return handler.code(self.guest.isa, TrapSite(near), dead, memory, probe.readers, way)
 
-        call = joined((_take_ticket(user.kernel.isa, dead, pad.ticket), stopping.call(probe.number, pad.address)))
+        tickets = arena.tickets(near, self.guest.isa.data_reach).address
+        call = joined((_take_ticket(user.kernel.isa, dead, tickets), stopping.call(probe.number, pad.address)))
         return with_stop_call(program, call, self.guest.isa, near)
 
     def gate_at(self, pc: int) -> Gate | None:
@@ -179,7 +180,11 @@ def with_stop_call(program: Callable[[int], Code], call: Code, isa: Isa, near: i
         stops = call(leaves)
         return program(leaves)(at) + isa.branch(at + size, leaves + len(stops)) + stops
 
-    return whole
+    def notes(at: int) -> Notes:
+        leaves = at + size + step
+        return {**notes_of(program(leaves), at), at + size: ("stop",)}
+
+    return NotedCode(whole, notes)
 
 
 class _Registers(Mapping[str, int]):

@@ -60,7 +60,7 @@ def _cost(
     point: UprobeSite, probes: Sequence[Probe], function: UserRethook | None, code: Sequence[Insn], guest: Guest
 ) -> tuple[int, int]:
     """Return the instructions of a hit that runs for `probes`, and how many they are on the shortest way."""
-    numbers, most, least = {0, *(probe.number for probe in probes)}, _stack_cost(point, probes, guest), 0
+    numbers, most, least = {0, *(probe.number for probe in probes)}, stack_cost(point, probes, guest), 0
     for each in point.parts:
         if each.part.number in numbers:
             insns = [insn for insn in code if each.start <= insn.address < each.end]
@@ -75,7 +75,7 @@ def _cost(
     return most, least
 
 
-def _stack_cost(point: UprobeSite, probes: Sequence[Probe], guest: Guest) -> int:
+def stack_cost(point: UprobeSite, probes: Sequence[Probe], guest: Guest) -> int:
     """Return the instructions that the code does not show: it copies a stack word by word."""
     objects = [each for probe in probes for each in probe.handler.objects]
     words = sum(each.stack - 1 for each in objects if isinstance(each, Records) and each.tried)
@@ -120,7 +120,9 @@ def site_code(site: UprobeSite, guest: Guest) -> SiteCode:
     data = site.trap + insn.data[len(site.trap) :]
     trap = guest.user_kernel.isa.decode(data, insn.address, site.program.bits)[:1]
     patched = code_lines(trap, {insn.address: "in a private copy of the page of each process"})
-    return SiteCode(original, patched, site.installed.detour, {each.start: each.part.note for each in site.parts})
+    notes = {each.start: each.part.note for each in site.parts}
+    programs = {each.start: each.part.code for each in site.parts}
+    return SiteCode(original, patched, site.installed.detour, notes, programs)
 
 
 def uretprobe_calls(

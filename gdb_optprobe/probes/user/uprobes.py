@@ -40,7 +40,7 @@ from gdb_optprobe.probes.kprobes import LeftOut
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_read import install_probe_read
-from gdb_optprobe.probes.probe_views import SiteCode, SiteView, cost_of, explain_view
+from gdb_optprobe.probes.probe_views import SiteCode, SiteView, cost_of, explain_view, skippable
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of, with_sizes
 from gdb_optprobe.probes.spec import Spec
@@ -51,7 +51,7 @@ from gdb_optprobe.probes.user.mmap_hook import MmapPatcher
 from gdb_optprobe.probes.user.program_text import ProgramText
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.text_writer import TextWriter
-from gdb_optprobe.probes.user.trap_context import TrapSite, dead_at_trap
+from gdb_optprobe.probes.user.trap_context import dead_at_trap
 from gdb_optprobe.probes.user.trap_records import TrapRecord, traps_stay
 from gdb_optprobe.probes.user.uprobe_handler import compile_uprobe, lower_uprobe
 from gdb_optprobe.probes.user.uprobe_site import LONGEST, CodePart, UprobeSite, decode_instruction, lay_out
@@ -616,15 +616,17 @@ class Uprobes:
         """Yield what a probe would be, asking what `add` asks. Raises OptprobeError where it would be none."""
         user, point, handler = self._plan(spec)
         insn, near, guest = point.insn, user.kernel.calls.handler, self.target.guest
+        cost = (0, 0)
         if not spec.is_return:
-            lower_uprobe(Probe(0, spec, insn.address, handler), near, user)
-        # The cost is that of a count, in code as long as what a hit would run.
-        count = Handler().code(guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), near, None)
-        copy = insn.address if point.needs_copy else None
-        done = [part.code for part in self._instruction_code(point, copy, True, near, user)]
-        cost = sum(map(cost_of, guest.isa.decode(joined([count, *done])(near), 0)))
+            probe = Probe(0, spec, insn.address, handler)
+            program = guest.isa.decode(lower_uprobe(probe, near, user)(near), near)
+            copy = insn.address if point.needs_copy else None
+            code = joined([part.code for part in self._instruction_code(point, copy, True, near, user)])
+            most = sum(map(cost_of, (*program, *guest.isa.decode(code(near), near))))
+            most += uprobe_views.stack_cost(point, [probe], guest)
+            cost = (most, most - skippable([program]))
         plan = Plan(insn.address, Tier.TRAPPED, (insn,), insn.data[: len(point.trap)])
-        yield explain_view(plan, point.program.spell, cost)
+        yield explain_view(plan, point.program.spell, spec, cost)
 
 
 def _check(spec: Spec) -> None:

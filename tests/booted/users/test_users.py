@@ -328,7 +328,8 @@ def test_explained_and_shown(linux: Guest, waiting: str) -> None:
         assert "-file needs -user" in gdb("optprobe explain vfs_read -file /tmp/x")
         gdb(f"optprobe add -user {waiting}:answer do count by $pid", 60)
         shown = gdb("optprobe show 1")
-        for part in ("push", "int3", "the program of probe 1: count by $pid", "done to the saved registers", "copy of"):
+        program = ("the program of probe 1: count by $pid", ";   key $pid", ";   lookup", ";   update")
+        for part in ("push", "int3", *program, "done to the saved registers", "copy of"):
             assert part in shown, shown
         assert len(json.loads(gdb("optprobe show 1 -json"))["detour"]) > 20
 

@@ -35,7 +35,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.symbols import SymbolTable
-from gdb_optprobe.guest.text import Function, Overlay, Text
+from gdb_optprobe.guest.text import FtraceSite, Function, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.codegen import ProbeReadCode
 from gdb_optprobe.isa.record import Isa
@@ -75,6 +75,9 @@ class LinuxText(Text, Protocol):
 
     def forget(self) -> None:
         """Drop what was read: the guest has run, or a probe's branch was written or removed."""
+
+    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
+        """See guest.Guest."""
 
 
 class Stacks(Protocol):
@@ -160,9 +163,14 @@ class Unwinder(Protocol):
 
 
 class LinuxArch(Finder, Protocol):
-    """clock: variables that may say how fast it runs. loaded: from where to where modules can be."""
+    """clock: variables that may say how fast it runs. loaded: from where to where modules can be.
+
+    first_reads: memory (start, size) that a kernel reads once it is in place, before it starts, and nothing reads
+    before it.
+    """
 
     isa: Isa
+    first_reads: Sequence[tuple[int, int]]
     clock: Sequence[ClockRate]
     loaded: tuple[int, int]
 
@@ -175,6 +183,9 @@ class LinuxArch(Finder, Protocol):
 
     def entry(self, function: int, text: Text) -> int:
         """Return the address at which to probe the function with its symbol at `function`."""
+
+    def entry_by_head(self, function: int, head: bytes) -> int | None:
+        """Return the same where the first bytes in memory show it; else None. They may be patched."""
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
         """Return whether `function` is only entered at its start by calls, and returns to its caller.

@@ -49,7 +49,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
-from gdb_optprobe.isa.base import ReadMemory
+from gdb_optprobe.isa.base import Flow, ReadMemory
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.return_codegen import is_leaf
 from gdb_optprobe.isa.record import Isa
@@ -87,6 +87,9 @@ class _Linux:
         ClockRate("tb_ticks_per_usec", 8, 1_000_000),
     )
     loaded = VMALLOC
+    # early_setup() patches the first instruction, at the start of the linear map (arch/powerpc/kernel/setup_64.c). What
+    # copies the kernel there flushes each cache line by the line's last word (copy_and_flush in head_64.S).
+    first_reads: Sequence[tuple[int, int]] = ((finding.LINEAR_MAP[0], 8),)
     find = staticmethod(finding.find)
     notes = staticmethod(finding.notes)
 
@@ -122,6 +125,12 @@ class _Linux:
         """
         found = text.function(function)
         return PPC64LE.entry(function, found.own) if found is not None else function
+
+    def entry_by_head(self, function: int, head: bytes) -> int | None:
+        insns = PPC64LE.decode(head, function)
+        if not insns or any(insn.flow is not Flow.NEXT for insn in insns):
+            return None  # of a patch, or it may be
+        return PPC64LE.entry(function, {insn.address: insn for insn in insns})
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
         """Return whether it is compiled code, or code that does not write LR and returns by it."""

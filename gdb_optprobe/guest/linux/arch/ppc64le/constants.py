@@ -10,6 +10,7 @@
                                      find_module_all            modules, with three others that walk the list
                                      udelay                    tb_ticks_per_usec, by a load
                                      get_kprobe                kprobe_table
+                                     rcu_inkernel_boot_has_ended    rcu_boot_ended, by a load
 
 Each is accepted only where the memory that it leads to is what it must be: a table of references to text, a list of
 pages.
@@ -317,6 +318,13 @@ def _ticks(symbols: DerivedSymbols) -> Derived:
     return {"tb_ticks_per_usec": used[0] if plausible else None}
 
 
+def _boot_ended(symbols: DerivedSymbols) -> Derived:
+    """Derive the only variable that the function reads: a bool."""
+    used = symbols.constants_of("rcu_inkernel_boot_has_ended").used
+    plausible = len(used) == 1 and (word := symbols.word(used[0])) is not None and word & 0xFF in (0, 1)
+    return {"rcu_boot_ended": used[0] if plausible else None}
+
+
 _EX = _table("__start___ex_table", "__stop___ex_table", "search_exception_tables", EXCEPTION_ROW, 2)
 _BUG = _table("__start___bug_table", "__stop___bug_table", "find_bug", bug_table.VERBOSE, 1)
 _JUMP = _table("__start___jump_table", "__stop___jump_table", "jump_label_text_reserved", jump_labels.ROW, 2)
@@ -358,4 +366,5 @@ _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "tb_ticks_per_usec": _ticks,
     "modules": _modules,
     "kprobe_table": _kprobes,
+    "rcu_boot_ended": _boot_ended,
 }

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import NotBooted
 from gdb_optprobe.guest.kernel_image import Image, Run
 from gdb_optprobe.guest.linux.kernel_discovery import Read, View
 from gdb_optprobe.guest.machine import Machine
@@ -51,9 +51,9 @@ def runs_little_endian(machine: Machine) -> bool:
 
 
 def find(machine: Machine) -> tuple[Image, View] | None:
-    """Return the image: its place is fixed, and its text is not known before its symbols are. Raises OptprobeError."""
+    """Return the image: its place is fixed, and its text is not known before its symbols are. Raises NotBooted."""
     if not runs_little_endian(machine):
-        raise OptprobeError("the guest's CPU is not in 64-bit little-endian mode", "let the guest boot, then try again")
+        raise NotBooted("the guest's CPU is not in 64-bit little-endian mode")
     start = LINEAR_MAP[0]
     everything = Run(start, LARGEST_IMAGE, writable=False, executable=True)
     return Image(everything, everything, everything), LinearMap(machine)
@@ -70,7 +70,9 @@ def complete(where: Image, symbols: SymbolTable) -> Image:
 
 
 def _constants(symbols: SymbolTable) -> tuple[int, int]:
-    """Return read-only data, with the gap behind them. Raises OptprobeError."""
+    """Return read-only data, with the gap behind them. Raises OptprobeError, NotBooted."""
+    if symbols.require("_stext") != LINEAR_MAP[0]:
+        raise NotBooted("the guest's kernel is not where it runs yet")
     return symbols.require("_etext"), symbols.require("__init_begin")
 
 

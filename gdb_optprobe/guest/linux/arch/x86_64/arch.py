@@ -53,12 +53,19 @@ from gdb_optprobe.isa.x86_64 import X86_64
 
 PAD = 4
 """Bytes of a landing pad."""
+LANDING_PAD = bytes.fromhex("f3 0f 1e fa")  # endbr64
+SITE = bytes.fromhex("0f 1f 44 00 00")  # a tracer's site: longer than a pad
+OTHERS = {bytes([one]) for one in (0x0F, 0x66, 0xCC, 0xE9)}
+"""First bytes of a nop as long as a pad, which seals it, or of a patch over a pad."""
 
 
 class _Linux:
     isa: Isa = X86_64
     clock: Sequence[ClockRate] = (ClockRate("tsc_khz", 4, 1000),)  # arch/x86/kernel/tsc.c
     loaded = MODULES
+    # copy_bootdata() and get_bios_ebda() read low memory through the linear map, with page tables of 4 and 5 levels
+    # (arch/x86/include/asm/page_64_types.h). The map is moved at random only later.
+    first_reads: Sequence[tuple[int, int]] = ((0xFFFF_8880_0000_0000, 0xA0000), (0xFF11_0000_0000_0000, 0xA0000))
     find = staticmethod(finding.find)
     complete = staticmethod(finding.complete)
     notes = staticmethod(finding.notes)
@@ -93,6 +100,12 @@ class _Linux:
             return function
         sealed = insn.size == PAD and X86_64.fills(insn) and not text.marks(function, insn.end)
         return insn.end if sealed or insn.text.startswith("endbr") else function
+
+    def entry_by_head(self, function: int, head: bytes) -> int | None:
+        if head.startswith(LANDING_PAD):
+            return function + PAD
+        is_plain = head[:1] not in OTHERS or head.startswith(SITE)
+        return function if head and is_plain else None
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
         """Return whether only calls enter the function, so that the return address is on top of the stack.

@@ -114,6 +114,14 @@ class KernelText(CoreText):
                 found.append(Mark(Fact.STATIC_CALL, start, function.start + areas.DISPATCH - start))
         return found
 
+    def _rewritten(self) -> Iterator[int]:
+        yield from super()._rewritten()
+        yield from self.static_calls.sites
+        yield from self.smp_locks.within(*self._text)
+
+    def _compares_entry(self, name: str) -> bool:
+        return areas.is_dispatcher(name)
+
     # --- functions ---------------------------------------------------------------------------------------------
 
     def _read(self, start: int, end: int) -> bytes:

@@ -1,0 +1,201 @@
+"""Probes that wait for the guest's kernel to start, and move up once it has booted.
+
+    reset ──a read of the first memory that a kernel reads──► its symbols are there
+          ──a breakpoint before the first initcall──► the probes go in; they stop the guest
+          ──a stop point where it has booted──► they move up
+
+Each stop is a breakpoint of QEMU's: the guest runs at full speed, and nothing of it is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import gdb
+
+from gdb_optprobe.debugger.interrupter import mark_stopped
+from gdb_optprobe.debugger.locations import Locations
+from gdb_optprobe.debugger.machine import GdbMachine
+from gdb_optprobe.debugger.messages import warn
+from gdb_optprobe.debugger.stops import GdbStops, Hidden
+from gdb_optprobe.detours.refusal import Reason, Refusal
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import NotBooted, OptprobeError
+from gdb_optprobe.guest.linux import boot
+from gdb_optprobe.guest.linux.arch.base import LinuxArch
+from gdb_optprobe.guest.linux.linux import LinuxGuest
+from gdb_optprobe.interrupts import held, unbroken
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.stops import Hit, StopPoint
+from gdb_optprobe.probes.target import NoModules
+
+LOOK_COMMAND = "optprobe-boot"
+LOOKING = f"silent\n{LOOK_COMMAND}\ncontinue"
+PIECE = 1 << 16
+"""Bytes of one watchpoint: GDB reads no value above its `max-value-size`."""
+NOT_STARTED = "the guest's kernel has not started yet"
+
+
+class BootTracker(NoModules):
+    """Stops the guest where its kernel may have come far enough for probes. A StopPoint of its own.
+
+    look: looks how far it is, and arms this or puts the probes in. Its argument: whether the guest is at such a stop.
+    is_started: the guest is to stop before the first initcall; else where a kernel starts.
+    """
+
+    stepped = moved = 0
+    is_started = False
+
+    def __init__(self, machine: GdbMachine, arch: LinuxArch, look: Callable[[bool], None]) -> None:
+        self._machine = machine
+        self.arch = arch
+        self._look = look
+        self._places: Sequence[str] = ()
+        self._set: list[_BootStop] = []
+        self._retired: list[_BootStop] = []
+        self._is_closed = self._is_driven = self._is_reached = False
+        Hidden(LOOK_COMMAND, self._stopped)
+        gdb.events.before_prompt.connect(self._prompted)
+
+    def can_wait(self, spec: Spec) -> bool:
+        if spec.is_return or (spec.tier and Tier(spec.tier) not in (Tier.BREAKPOINT, Tier.EMULATED)):
+            what = "a return probe" if spec.is_return else f"-tier {spec.tier}"
+            raise OptprobeError(
+                f"{what} needs memory of the guest, and while its kernel boots none is free", "add it without -pending"
+            )
+        return not spec.location.strip().startswith("*")
+
+    def waits(self, location: str, why: str) -> Reason:
+        return Refusal.KERNEL_PENDING.because(location=location, why=why)
+
+    def on_load(self, call: Callable[[int], None]) -> StopPoint:
+        if not self._machine.translates_pages():
+            raise OptprobeError("only under TCG can the guest be stopped where its kernel starts", "continue, then add")
+        self.arm(None)
+        return self
+
+    def remove(self) -> None:
+        self.disarm()
+
+    def arm(self, linux: LinuxGuest | None) -> None:
+        """Have the guest stop before the first initcall of `linux`; None: where a kernel starts. Raises OptprobeError.
+        """
+        if linux is None:
+            areas = [
+                f"*(char(*)[{min(PIECE, start + size - at)}]){at:#x}"
+                for start, size in self.arch.first_reads
+                for at in range(start, start + size, PIECE)
+            ]
+            self._arm(areas, gdb.BP_WATCHPOINT)
+        else:
+            place = linux.entry(linux.kernel.address(boot.BEFORE_INITCALLS))
+            self._arm([f"*{place:#x}"], gdb.BP_BREAKPOINT)
+        self.is_started = linux is not None
+
+    def _reached(self) -> None:
+        self._is_reached = True
+
+    @contextmanager
+    def driven(self) -> Iterator[Callable[[], bool]]:
+        """Leave the guest stopped at our stops within the block. Yield a function that looks at the guest there, and
+        returns False at any other stop. The breakpoints' own commands would resume it when the run is over.
+        """
+        self._is_driven = True
+        for stop in self._set:
+            stop.commands = ""
+        try:
+            yield self._look_if_reached
+        finally:
+            self._is_driven = False
+            for stop in self._set:
+                stop.commands = LOOKING
+
+    def _look_if_reached(self) -> bool:
+        reached, self._is_reached = self._is_reached, False
+        if reached:
+            self._stopped()
+        return reached
+
+    def _arm(self, places: Sequence[str], kind: int) -> None:
+        if places == self._places:
+            return
+        self.disarm()
+        try:
+            for place in places:
+                self._set.append(_BootStop(place, kind, "" if self._is_driven else LOOKING, self._reached))
+        except gdb.error as error:
+            self.disarm()
+            raise OptprobeError(f"GDB cannot stop the guest where its kernel starts: {error}") from error
+        self._places = places
+
+    def disarm(self) -> None:
+        """Disable the breakpoints now; they are deleted at the next prompt, because GDB may be at one of them."""
+        for stop in self._set:
+            if stop.is_valid():
+                stop.enabled = False
+        self._retired += self._set
+        self._set, self._places = [], ()
+
+    def close(self) -> None:
+        """Remove everything: no probe waits any more, or the guest is gone."""
+        self.disarm()
+        self._is_closed = True
+
+    def _prompted(self, *_: object) -> None:
+        for stop in self._retired:
+            if stop.is_valid():
+                stop.delete()
+        self._retired.clear()
+        if self._is_closed:
+            gdb.events.before_prompt.disconnect(self._prompted)
+
+    def _stopped(self) -> None:
+        """Look at the guest at a stop. The guest is resumed in any case."""
+        self._is_reached = False
+        with held():
+            try:
+                self._look(True)
+            except (OptprobeError, gdb.error) as error:
+                warn(error)
+                self.disarm()
+
+
+class _BootStop(gdb.Breakpoint):
+    """An internal breakpoint, or watchpoint of reads, of which the commands look at the guest and resume it."""
+
+    def __init__(self, place: str, kind: int, commands: str, reached: Callable[[], None]) -> None:
+        super().__init__(place, type=kind, wp_class=gdb.WP_READ, internal=True)
+        self.silent = True
+        self.commands = commands
+        self._reached = reached
+
+    def stop(self) -> bool:
+        unbroken(mark_stopped)()
+        self._reached()
+        return True
+
+
+class Nowhere(Locations):
+    """Of a guest of which the kernel has not started: nothing is anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__(None, lambda starts: starts)
+
+    def resolve(self, location: str, glob: bool = False) -> tuple[int, ...]:
+        raise NotBooted(NOT_STARTED)
+
+
+def move_up_when_booted(linux: LinuxGuest, stops: GdbStops, session: Session) -> None:
+    """Have the guest stop where its kernel has booted, to move its probes up. Raises OptprobeError."""
+
+    def hit(_: Hit) -> None:
+        point.remove()
+        linux.note_boot(ended=True)
+        try:
+            session.kernel_booted()
+        except OptprobeError as error:
+            warn(error)
+
+    point = stops.set(linux.entry(linux.kernel.address(boot.END)), hit)

@@ -1,0 +1,58 @@
+"""Probes that are added before the guest's kernel starts: they go in before its first initcall."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from qemu.guest import Guest
+from qemu.machines import MACHINES
+from tests.booted.batch import batch, keep
+from tests.booted.conftest import Boot
+
+WAITS = "add bus_register,vfs_read,start_kernel,no_such -pending"
+
+
+@pytest.fixture(params=sorted(MACHINES))
+def newborn(boot: Boot, request: pytest.FixtureRequest) -> Guest:
+    """Return a guest before its first instruction."""
+    return boot(arch=request.param, paused=True)
+
+
+def test_a_boot_is_probed_from_its_first_initcall_on(newborn: Guest) -> None:
+    """Each bus is registered once, and none of them before the first initcall: /sys/bus has as many as there are hits.
+    By the first read of a program the kernel has booted, and the probes have moved up.
+    """
+    finished = batch(
+        newborn,
+        [
+            "optprobe add vfs_write -pending",
+            keep("waiting", "optprobe list"),
+            "optprobe delete",
+            'python print("left:", len([b for b in gdb.breakpoints() if b.number < 0 and b.enabled]))',
+            f"optprobe {WAITS}",
+            "optprobe run -until-hits 2:1 -timeout 60",
+            keep("list", "optprobe list"),
+            "optprobe check",
+        ],
+    )
+    assert finished.status == 0, finished.output
+    (waiting,) = finished.json("waiting")
+    assert (waiting["state"], waiting["reason"]["code"]) == ("pending", "KERNEL_PENDING")
+    assert "left: 0" in finished.output
+    assert re.search(r"has started: 2 of 4 probes in it, before its first initcall", finished.output)
+    buses, reads, start, nowhere = finished.json("list")
+    assert [buses["tier"], reads["tier"]] == ["optimized", "optimized"]
+    assert [start["reason"]["code"], nowhere["reason"]["code"]] == ["INIT_TEXT", "PENDING"]
+    newborn.wait_ready()
+    status, output = newborn.run("ls /sys/bus | wc -l")
+    assert (status, int(output)) == (0, buses["hits"])
+    assert not re.search("BUG:|Oops|insecure W.X", newborn.log())
+
+
+def test_a_gdb_that_leaves_while_probes_wait_leaves_nothing(newborn: Guest) -> None:
+    finished = batch(newborn, [f"optprobe {WAITS}", "optprobe run -for 0.1", "monitor system_reset", "detach"])
+    assert finished.status == 0, finished.output
+    newborn.resume()
+    newborn.wait_ready()

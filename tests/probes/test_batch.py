@@ -1,0 +1,154 @@
+"""Counts that are put in together are as those that are put in one by one; a batch that fails leaves nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes import batch
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.recovery import adopt
+from tests.detours.fakes import code
+from tests.fake_guest import CODE, DATA, FILL, START, TABLES, THREADS, Body, FakeGuest
+
+COUNT, STEP = 70, 32
+FIRST, LOOP = START + 0x2000, START + 0x6000
+BODY = code("0f 1f 44 00 00  nopl\n48 ff c0  inc %rax\nc3  ret")
+GLOB = Spec("f*", glob=True)
+AT = [FIRST + STEP * number for number in range(COUNT)]
+
+
+def functions() -> FakeGuest:
+    """Return a guest of which the threads call functions with tracers' sites, one after the other, again and again."""
+    loop = b"".join(
+        b"\xe8" + (to - LOOP - 5 * number - 5).to_bytes(4, "little", signed=True) for number, to in enumerate(AT)
+    )
+    back = b"\xe9" + (-len(loop) - 5).to_bytes(4, "little", signed=True)
+    bodies = [Body(f"f{number}", at, BODY, tracer=0) for number, at in enumerate(AT)]
+    guest = FakeGuest((*bodies, Body("loop", LOOP, loop + back)))
+    guest.start_threads(LOOP)
+    return guest
+
+
+def text(guest: FakeGuest) -> bytes:
+    """Return the text and the tracer's records."""
+    return guest.machine.read(START, TABLES - START)
+
+
+def run(guest: FakeGuest) -> None:
+    for number in range(THREADS):
+        guest.run_to(number, LOOP + 5 * COUNT)
+
+
+def recovered(guest: FakeGuest) -> FakeGuest:
+    """Remove what a killed GDB has left; the guest runs before and after."""
+    run(guest)
+    session = guest.session()
+    if session.target.arena_source.left() is not None:
+        adopt.remove(session, 0)
+    run(guest)
+    return guest
+
+
+def test_a_batch_is_what_single_probes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, alone = functions(), functions()
+    session, other = together.session(), alone.session()
+    views = session.add(GLOB)
+    monkeypatch.setattr(batch, "LEAST", COUNT + 1)
+    other.add(GLOB)
+    assert [view.number for view in views] == [*range(1, COUNT + 1)] and session.check() == ()
+    assert together.read_text() == alone.read_text()
+    assert [site.branch for site in session.registry.sites()] == [site.branch for site in other.registry.sites()]
+    assert session.optimizer.arena is not None and other.optimizer.arena is not None
+    assert session.optimizer.arena.journal.state == other.optimizer.arena.journal.state
+    run(together)
+    assert {session.hits(number) for number in range(1, COUNT + 1)} == {THREADS}
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_nothing_is_left_of_a_deleted_batch(ran: bool) -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    if ran:
+        run(guest)
+    session.delete()
+    assert text(guest) == text(functions())
+    run(guest)
+    session.commit(0)
+    assert session.optimizer.release_arena()
+    assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
+
+
+def test_one_of_a_batch_is_a_probe_like_any() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    session.disable([3])
+    session.delete([5])
+    session.add(Spec(f"*{AT[6]:#x}", actions=("count", "hist($rax)")))
+    run(guest)
+    hits = {number: session.hits(number) for number in (1, 3, 7, COUNT + 1)}
+    assert hits == {1: THREADS, 3: 0, 7: THREADS, COUNT + 1: THREADS} and session.check() == ()
+    session.delete()
+    assert text(guest) == text(functions())
+
+
+def test_a_site_that_others_changed_is_left_alone() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    guest.machine.write(AT[9], b"\xcc")
+    with pytest.raises(OptprobeError, match=f"1 of {COUNT} probes are left in the guest"):
+        session.delete()
+    left = [at for at in AT if guest.machine.read(at, 5) != BODY[:5]]
+    assert left == [AT[9]]
+
+
+def test_what_cannot_be_in_a_batch_is_put_in_alone() -> None:
+    guest = functions()
+    guest.breakpoints = frozenset({AT[4] + 2})
+    session = guest.session()
+    session.add(Spec(f"*{AT[0]:#x}"))
+    session.add(GLOB)
+    assert len(session.registry) == COUNT + 1 and session.check() == ()
+    run(guest)
+    assert session.hits(1) == THREADS and session.hits(COUNT + 1) == THREADS
+
+
+def test_a_killed_gdb_leaves_what_is_removed() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    added = len(guest.machine.writes)
+    run(guest)
+    session.delete()
+    writes = list(guest.machine.writes)
+    assert added < 100, "a batch takes few writes"
+    for number in range(len(writes) + 1):
+        assert text(recovered(functions().after(writes[:number]))) == text(functions())
+
+
+def test_a_batch_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = functions()
+    counted.session().add(GLOB)
+    for number in range(len(counted.machine.writes)):
+        guest = functions()
+        session, write, left = guest.session(), guest.machine.write, [number]
+
+        def written(address: int, data: bytes, write=write, left=left) -> None:  # type: ignore[no-untyped-def]
+            left[0] -= 1
+            if left[0] == -1:
+                raise OptprobeError("the connection does not answer")
+            write(address, data)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(guest.machine, "write", written)
+            try:
+                session.add(GLOB)
+            except OptprobeError:
+                assert len(session.registry) == 0 and text(guest) == text(functions())
+                run(guest)
+                session.add(GLOB)
+        # Without memory for a batch they are put in one by one.
+        assert len(session.registry) == COUNT and session.check() == ()

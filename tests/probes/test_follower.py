@@ -1,0 +1,28 @@
+"""The pause between two looks at the rings follows how full they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, Drained, Follower
+
+
+@pytest.mark.parametrize(
+    ("fullness", "pause"),
+    [(0.0, 2 * FIRST), (0.1, 2 * FIRST), (0.5, FIRST), (1.0, FIRST / 2), (1000.0, SHORTEST)],
+)
+def test_rings_are_to_be_half_full(fullness: float, pause: float) -> None:
+    assert Follower(lambda: Drained(fullness=fullness), clock=lambda: 0)() == pytest.approx(pause)
+
+
+def test_idle_guests_are_stopped_seldom_and_busy_ones_get_half_of_the_time() -> None:
+    idle = Follower(Drained, clock=lambda: 0)
+    assert [idle() for _ in range(5)][-1] == LONGEST
+    times = iter((0.0, 3.0))
+    assert Follower(lambda: Drained(1, 2, 1000.0), clock=lambda: next(times))() == 3.0
+
+
+def test_what_was_taken_is_counted() -> None:
+    follower = Follower(lambda: Drained(1, 2, 0.5))
+    follower(), follower()
+    assert (follower.records, follower.lost) == (2, 4)
