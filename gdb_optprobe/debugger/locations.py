@@ -23,6 +23,7 @@ _NAME = re.compile(r"([A-Za-z_.$][\w.$]*)(?:\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
 _NO_CODE = "a macro or a function that is always inlined has no code of its own: probe a caller"
 _OF_MODULE = re.compile(r"([A-Za-z_][\w-]*):([^:]+)")
 _LINE = re.compile(r"[\w./+-]+\.(?:[chsSC]|cc|cpp|rs):\d+")
+_QUOTED = re.compile(r"""(['"])([^'"]*)\1""")
 _GLOB = re.compile(r"[*?\[]")
 MASK = (1 << 64) - 1
 MOST_SUGGESTED = 1 << 15
@@ -52,9 +53,11 @@ class Locations:
     def resolve(self, location: str, glob: bool = False) -> tuple[int, ...]:
         """Return addresses, ascending. Raises OptprobeError, which names the part that is wrong."""
         text = location.strip()
+        if glob and (quoted := _QUOTED.fullmatch(text)):
+            text = quoted[2]
         if not text:
             raise OptprobeError("a location is missing", "optprobe add LOCATION")
-        if text.startswith("*"):
+        if text.startswith("*") and not glob:
             return (_expression(text[1:], text),)
         module, rest = self._of_module(text)
         if glob or (self._symbols is not None and _GLOB.search(text)):

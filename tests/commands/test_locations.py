@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.commands.in_gdb import shared_gdb
+from tests.commands.in_gdb import Ended, shared_gdb
 
 NO_CODE = "a macro or a function that is always inlined has no code of its own: probe a caller"
 LINES = "a line needs debug information of its file: file VMLINUX (with DWARF), or FUNCTION+OFFSET"
@@ -24,18 +24,31 @@ names = ("vfs_read", "kfree")
 symbols = SimpleNamespace(
     lookup=lambda name: [1] if name in names else [],
     completions=lambda prefix: [name for name in names if name.startswith(prefix)],
+    matching=lambda pattern, functions_only: [SimpleNamespace(address=8)] if pattern in ("vfs_*", "*") else [],
 )
 modules = SimpleNamespace(has=lambda name: name == "ext4", names=lambda name="": iter([("sync_fs", 5)]))
 try:
-    Locations(symbols, lambda starts: starts, modules).resolve("{location}")
+    print(Locations(symbols, lambda starts: starts, modules).resolve({location}))
 except OptprobeError as error:
     print(error.message, "|", error.hint)
 """
 
 
+def resolved(arguments: str) -> Ended:
+    script = SCRIPT.removeprefix("python\n").replace("{location}", arguments)
+    return shared_gdb(f"python exec({script!r})")
+
+
 @pytest.mark.parametrize(("location", "message", "hint"), ANSWERS)
 def test_a_hint_leads_somewhere(location: str, message: str, hint: str) -> None:
-    script = SCRIPT.removeprefix("python\n").replace("{location}", location)
-    ended = shared_gdb(f"python exec({script!r})")
+    ended = resolved(repr(location))
     said, _, hinted = ended.out.strip().partition(" | ")
     assert message in said and hinted == hint, ended.err
+
+
+@pytest.mark.parametrize(
+    ("glob", "addresses"),
+    [("vfs_*", "(8,)"), ("'vfs_*'", "(8,)"), ('"vfs_*"', "(8,)"), ("*", "(5, 8)"), ("'*'", "(5, 8)")],
+)
+def test_a_glob_may_be_quoted_and_may_begin_with_a_star(glob: str, addresses: str) -> None:
+    assert resolved(f"{glob!r}, True").out.strip() == addresses

@@ -41,6 +41,26 @@ def test_a_function_s_entry_on_ppc64le_is_the_local_one() -> None:
     assert power.entry(TEXT + 0x40, text) == TEXT + 0x40
 
 
+def test_an_entry_on_x86_by_the_first_bytes_is_that_by_the_text() -> None:
+    x86 = LINUX_X86_64
+    listings = ("f3 0f 1e fa  endbr64\n90  nop", "90  nop", "0f 1f 44 00 00  nopl\nc3  ret", "55  pushq %rbp\nc3  ret")
+    for text in map(FakeText, listings):
+        assert x86.entry_by_head(START, text.data) == x86.entry(START, text)
+
+
+def test_first_bytes_on_x86_that_may_be_a_sealed_pad_or_a_patch_say_nothing() -> None:
+    for head in ("66 0f 1f 00", "0f 1f 40 d6", "0f 1f 40 00", "cc", "e9 00 00 00 00", ""):
+        assert LINUX_X86_64.entry_by_head(START, bytes.fromhex(head)) is None
+
+
+def test_an_entry_on_ppc64le_by_the_first_bytes_is_that_by_the_text() -> None:
+    power = LINUX_PPC64LE
+    assert power.entry_by_head(TEXT, bytes.fromhex("c2004c3c c0d54238 a602087c")) == TEXT + 8
+    assert power.entry_by_head(TEXT, bytes.fromhex("a602087c")) == TEXT
+    for head in ("00000048", "0800e07f a602087c", ""):  # b; trap
+        assert power.entry_by_head(TEXT, bytes.fromhex(head)) is None
+
+
 def test_a_record_is_found_by_its_isa() -> None:
     assert registry.of(X86_64) is LINUX_X86_64 and registry.of(PPC64LE) is LINUX_PPC64LE
 

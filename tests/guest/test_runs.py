@@ -1,0 +1,51 @@
+"""Places that lie near each other are read as one run."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest import runs
+
+HOLE = range(0x4000, 0x5000)
+
+
+class Memory:
+    """Each byte is of its address; HOLE cannot be read."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def read(self, address: int, size: int) -> bytes:
+        self.sizes.append(size)
+        if address < HOLE.stop and address + size > HOLE.start:
+            raise Unreadable(address, size)
+        return content(address, size)
+
+    def write(self, address: int, data: bytes) -> None:
+        raise AssertionError("nothing is written")
+
+
+def content(address: int, size: int) -> bytes:
+    return bytes((at * 7 ^ at >> 8) & 0xFF for at in range(address, address + size))
+
+
+@given(st.lists(st.integers(0, HOLE.start - 64), unique=True).map(sorted), st.integers(1, 64))
+def test_each_head_is_of_its_address(addresses: list[int], size: int) -> None:
+    memory = Memory()
+    assert list(runs.heads(addresses, size, memory)) == [content(address, size) for address in addresses]
+    assert all(read <= runs.LONGEST for read in memory.sizes)
+
+
+def test_what_lies_near_is_one_run() -> None:
+    memory = Memory()
+    list(runs.heads(range(0, 1600, 16), 16, memory))
+    assert memory.sizes == [1600]
+
+
+def test_functions_of_a_run_that_cannot_be_read_have_no_heads() -> None:
+    near, far = [HOLE.start - 8, HOLE.start + 8], [0x100, HOLE.stop + 0x4000]
+    found = dict(zip(addresses := sorted(near + far), runs.heads(addresses, 16, Memory()), strict=True))
+    assert [found[address] for address in near] == [b"", b""]
+    assert [found[address] for address in far] == [content(address, 16) for address in far]
