@@ -113,7 +113,8 @@ class Text:
             self.lines(["No probes."])
             return
         never = {} if whole else _never_hit(probes)
-        probes = [probe for probe in probes if probe not in never.get(probe.location, ())]
+        unhit = {probe.number for some in never.values() for probe in some}
+        probes = [probe for probe in probes if probe.number not in unhit]
         columns: Sequence[str] = ("Num", "Hits", "Missed", "Dropped", "Faults", "Stops", "Cost of a hit", "Where")
         cells = [_report_row(probe) for probe in probes]
         right = columns[:6]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,20 @@ def test_probes_of_a_glob_that_were_never_hit_are_one_line() -> None:
 def test_what_has_something_to_tell_keeps_its_row(change: dict[str, Any]) -> None:
     lines = text("report", [replace(GLOB[0], **change), *GLOB[1:]], False)
     assert lines[1].split()[0] == "1" and lines[-1].startswith("and 3 of vfs_*")
+
+
+def test_a_row_costs_no_more_when_there_are_many() -> None:
+    def calls(count: int) -> int:
+        probes = [replace(GLOB[0], number=number, hits=number % 2) for number in range(count)]
+        found = []
+        sys.setprofile(lambda frame, event, _: found.append(event) if event == "call" else None)
+        try:
+            text("report", probes, False)
+        finally:
+            sys.setprofile(None)
+        return len(found)
+
+    assert calls(1000) < 11 * calls(100)
 
 
 def test_all_of_a_glob_may_be_asked_for() -> None:
