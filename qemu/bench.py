@@ -1,4 +1,4 @@
-"""Measure the cost of a hit in each tier, and that of Linux's own probes and GDB's breakpoints.
+"""Measure the cost of a hit in each tier, and that of Linux's own probes and GDB's breakpoints; or of many probes.
 
 One function of the stock kernel, vfs_read, in one guest on one virtual CPU under -icount, where guest time is
 guest instructions. GDB is attached during every run, through a proxy that counts its packets.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from . import calls, timediff
+from . import calls, scale, timediff
 from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
 from .cache import say
 from .calls import Calls
@@ -29,6 +29,7 @@ from .linux_event import FILTER, TRIGGER, linux_event
 from .processes import ending_on_signals
 from .reads import Reads
 from .rsp_proxy import RspProxy
+from .scale import Scale
 from .timediff import TimeDifference
 
 NOTES = """\
@@ -44,13 +45,13 @@ def main() -> int:
     arguments = top.parse_args()
     if arguments.time_difference and arguments.arch != "ppc64le":
         top.error("the timebase is one of --arch ppc64le")
-    if arguments.chart and (arguments.time_difference or arguments.programs):
-        top.error("--chart is of the table that neither --programs nor --time-difference prints")
+    if arguments.chart and (arguments.time_difference or arguments.programs or arguments.scale):
+        top.error("--chart is of the table that none of --programs, --scale and --time-difference prints")
     if arguments.chart and not arguments.chart.parent.is_dir():
         top.error(f"--chart: no folder {arguments.chart.parent}; make it first")
     ending_on_signals()
     try:
-        return bench(arguments)
+        return many(arguments) if arguments.scale else bench(arguments)
     except (GuestError, ChannelError, FetchError, DebuggerError, ValueError, OSError) as error:
         say(str(error))
         return 1
@@ -69,6 +70,11 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument(
         "--programs", action="store_true", help="instead: programs that call a function a million times, and its probes"
+    )
+    top.add_argument(
+        "--scale",
+        action="store_true",
+        help="instead: the commands on many probes, beside the guest's function tracer; --quick: on up to 1,000",
     )
     top.add_argument(
         "--append",
@@ -95,6 +101,23 @@ def bench(arguments: argparse.Namespace) -> int:
         if guest.problems():
             raise GuestError("the guest is ill:\n" + "\n".join(guest.problems()))
     print("\n".join(lines))
+    return 0
+
+
+def many(arguments: argparse.Namespace) -> int:
+    """Print what commands on many probes take: in seconds, so the guest's clock is the host's."""
+    say("booting a guest")
+    options = Options(arch=arguments.arch, append=arguments.append)
+    with (
+        Guest.start(options) as guest,
+        RspProxy(guest.gdb_socket) as proxy,
+        Debugger(proxy.path) as debugger,
+    ):
+        sizes = [size for size in scale.SIZES if size <= 1_000 or not arguments.quick]
+        lines = list(Scale(guest, debugger, proxy, say).run(sizes))
+        if guest.problems():
+            raise GuestError("the guest is ill:\n" + "\n".join(guest.problems()))
+    print("\n".join(map(json.dumps, scale.as_json(lines)) if arguments.json else scale.report(lines)))
     return 0
 
 

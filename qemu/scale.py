@@ -1,0 +1,135 @@
+"""Time the commands on probes by the hundred and the thousand, and the guest's own function tracer on as many.
+
+Both take the functions of one glob in turns, in one guest: a tracer's site holds our branch or its own call.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from .debugger import Debugger
+from .guest import Guest, GuestError
+from .rsp_proxy import RspProxy
+
+__all__ = ["SIZES", "Line", "Scale", "as_json", "glob_of", "report"]
+
+SIZES = (100, 1_000, 3_000, 10_000)
+"""Functions, about."""
+LONGEST = 1800.0
+"""Seconds of a command."""
+TRACING = "/sys/kernel/tracing"
+ADD, AGAIN, DELETE, ON, OFF = "add", "add again", "delete", "tracer on", "tracer off"
+COMMANDS = ("list", "report", DELETE, AGAIN, DELETE)
+BESIDE = {ADD: ON, AGAIN: ON, DELETE: OFF}
+NOTES = """\
+seconds        of the host, from a command to the end of what it prints
+packets        between GDB and QEMU, both ways, for each probe
+× the tracer's seconds, as a multiple of those in which the guest switches its tracer on or off
+tracer on      its filter is written, and its site at each function becomes a call; those without a site it leaves out
+The first add in a boot searches functions without a site for entries amid them; the second knows them."""
+_ADDED = re.compile(r"(\d+) addresses, (\d+) optimized")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A command on `probes` probes on the functions of `glob`. packets: in all; None where GDB has no part in it."""
+
+    glob: str
+    probes: int
+    what: str
+    seconds: float
+    packets: int | None = None
+
+
+class Scale:
+    """The experiment in a guest that runs under no other tracer."""
+
+    def __init__(self, guest: Guest, debugger: Debugger, proxy: RspProxy, say: Callable[[str], object]) -> None:
+        self._guest, self._debugger, self._proxy, self._say = guest, debugger, proxy, say
+
+    def run(self, sizes: Sequence[int] = SIZES) -> Iterator[Line]:
+        """Yield what each command took, for a glob of about as many functions as each of `sizes`."""
+        self._debugger("set optprobe max-probes 65536")
+        # The first probe reads the kernel's symbols and tables: scripts/first-contact measures that.
+        self._debugger("optprobe add vfs_read")
+        self._debugger("optprobe delete")
+        listed = self._in_guest(f"cat {TRACING}/available_filter_functions")[1].splitlines()
+        names = sorted(name for name in listed if " " not in name)
+        for size in sizes:
+            yield from self._of(glob_of(names, size))
+
+    def _of(self, glob: str) -> Iterator[Line]:
+        self._say(f"{glob}: probes, then the tracer")
+        took, packets, printed = self._timed(f"optprobe add -glob {glob}")
+        found = _ADDED.search(printed)
+        if found is None:
+            raise GuestError(f"nothing was added for {glob}:\n{printed[:2000]}")
+        probes = int(found[2])
+        yield Line(glob, probes, ADD, took, packets)
+        for what in COMMANDS:
+            took, packets, _ = self._timed(f"optprobe add -glob {glob}" if what == AGAIN else f"optprobe {what}")
+            yield Line(glob, probes, what, took, packets)
+        nothing = self._in_guest("true")[0]
+        on = f"cd {TRACING}; echo '{glob}' > set_ftrace_filter && echo function > current_tracer"
+        off = f"cd {TRACING}; echo nop > current_tracer && echo > set_ftrace_filter"
+        for what, command in ((ON, on), (OFF, off)):
+            yield Line(glob, probes, what, max(0.0, self._in_guest(command)[0] - nothing))
+
+    def _timed(self, line: str) -> tuple[float, int, str]:
+        """Return the seconds, packets and output of a line to GDB."""
+        before, start = self._proxy.count(), time.monotonic()
+        printed = self._debugger(line, LONGEST)
+        return time.monotonic() - start, (self._proxy.count() - before).packets, printed
+
+    def _in_guest(self, command: str) -> tuple[float, str]:
+        def work() -> tuple[float, str]:
+            start = time.monotonic()
+            printed = self._guest.check(command, LONGEST)
+            return time.monotonic() - start, printed
+
+        return self._debugger.running(work)
+
+
+def glob_of(names: Sequence[str], size: int) -> str:
+    """Return the glob, of a prefix or of a range of first letters, that matches nearest to `size` of sorted `names`."""
+
+    def count(first: str, last: str) -> int:
+        return bisect_left(names, f"{last}\x7f") - bisect_left(names, first)
+
+    firsts = sorted({name[0] for name in names if name[0].islower()})
+    globs = {f"[{firsts[0]}-{last}]*": count(firsts[0], last) for last in firsts[1:]}
+    whole = [name for name in names if "." not in name]
+    for length in range(1, 6):
+        globs |= {f"{prefix}*": count(prefix, prefix) for prefix in {name[:length] for name in whole}}
+    return min(globs, key=lambda glob: (abs(globs[glob] - size), glob))
+
+
+def report(lines: Sequence[Line]) -> list[str]:
+    """Return the table."""
+    rows = [("probes", "glob", "", "seconds", "µs a probe", "packets", "× the tracer's")]
+    for line, beside in zip(lines, _beside(lines), strict=True):
+        packets = "-" if line.packets is None else f"{line.packets / line.probes:.2f}"
+        each = f"{line.seconds / line.probes * 1e6:,.0f}"
+        ratio = "" if beside is None else f"{beside:.1f}"
+        rows.append((f"{line.probes:,}", line.glob, line.what, f"{line.seconds:.2f}", each, packets, ratio))
+    sides = (">", "<", "<", ">", ">", ">", ">")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    forms = [f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)]
+    return [*("  ".join(forms).format(*row).rstrip() for row in rows), "", NOTES]
+
+
+def as_json(lines: Sequence[Line]) -> list[dict[str, object]]:
+    """Return the lines as objects, with the multiple of the tracer's seconds."""
+    return [asdict(line) | {"ratio": beside} for line, beside in zip(lines, _beside(lines), strict=True)]
+
+
+def _beside(lines: Sequence[Line]) -> Iterator[float | None]:
+    """Yield each line's seconds as a multiple of the tracer's for the same; None where it does nothing like it."""
+    tracers = {(line.glob, line.what): line.seconds for line in lines}
+    for line in lines:
+        seconds = tracers.get((line.glob, BESIDE.get(line.what, "")))
+        yield line.seconds / seconds if seconds else None
