@@ -19,6 +19,8 @@ __all__ = ["SIZES", "Line", "Scale", "as_json", "glob_of", "report"]
 
 SIZES = (100, 1_000, 3_000, 10_000)
 """Functions, about."""
+ROUNDS = 3
+"""Of the tracer, of which the fastest counts."""
 LONGEST = 1800.0
 """Seconds of a command."""
 TRACING = "/sys/kernel/tracing"
@@ -29,7 +31,8 @@ NOTES = """\
 seconds        of the host, from a command to the end of what it prints
 packets        between GDB and QEMU, both ways, for each probe
 × the tracer's seconds, as a multiple of those in which the guest switches its tracer on or off
-tracer on      its filter is written, and its site at each function becomes a call; those without a site it leaves out
+tracer on      its filter is written, and its site at each function becomes a call; those without a site it leaves out;
+               the fastest of 3 rounds, less that of a command that does nothing
 The first add in a boot searches functions without a site for entries amid them; the second knows them."""
 _ADDED = re.compile(r"(\d+) addresses, (\d+) optimized")
 
@@ -73,11 +76,12 @@ class Scale:
         for what in COMMANDS:
             took, packets, _ = self._timed(f"optprobe add -glob {glob}" if what == AGAIN else f"optprobe {what}")
             yield Line(glob, probes, what, took, packets)
-        nothing = self._in_guest("true")[0]
         on = f"cd {TRACING}; echo '{glob}' > set_ftrace_filter && echo function > current_tracer"
         off = f"cd {TRACING}; echo nop > current_tracer && echo > set_ftrace_filter"
-        for what, command in ((ON, on), (OFF, off)):
-            yield Line(glob, probes, what, max(0.0, self._in_guest(command)[0] - nothing))
+        rounds = [[self._in_guest(command)[0] for command in ("true", on, off)] for _ in range(ROUNDS)]
+        nothing, *took_by_tracer = map(min, zip(*rounds, strict=True))
+        for what, seconds in zip((ON, OFF), took_by_tracer, strict=True):
+            yield Line(glob, probes, what, max(0.0, seconds - nothing))
 
     def _timed(self, line: str) -> tuple[float, int, str]:
         """Return the seconds, packets and output of a line to GDB."""
