@@ -290,13 +290,14 @@ class FakeTracer:
     def release(self, site: FtraceSite) -> None:
         self._machine.write(self.records[site.address], b"\0")
 
-    def hold_all(self, sites: Sequence[FtraceSite]) -> None:
-        records = [self.records[site.address] for site in sites]
+    def hold_all(self, addresses: Sequence[int]) -> None:
+        records = [self.records[address] for address in addresses]
         patch.apply_in_runs([Patch(at, b"\0", b"\1") for at in records], self._machine)
 
-    def release_all(self, sites: Sequence[FtraceSite]) -> None:
-        records = [self.records[site.address] for site in sites]
-        patch.apply_in_runs([Patch(at, b"\1", b"\0") for at in records], self._machine)
+    def release_all(self, addresses: Sequence[int]) -> None:
+        records = [self.records[address] for address in addresses]
+        held = [at for at in records if self._machine.read(at, 1) == b"\1"]
+        patch.apply_in_runs([Patch(at, b"\1", b"\0") for at in held], self._machine)
 
     def give_back(self) -> None:
         """No site stays disabled."""

@@ -7,7 +7,16 @@ from typing import Protocol
 
 from gdb_optprobe.guest_text import lines
 from gdb_optprobe.probes.follower import Follower
-from gdb_optprobe.probes.views import CollectorView, DoctorView, ExplainView, ProbeView, RecordView, ShowView
+from gdb_optprobe.probes.views import (
+    CollectorView,
+    CountsView,
+    DoctorView,
+    ExplainView,
+    ProbeView,
+    RecordView,
+    ShowView,
+    parts_of,
+)
 
 Write = Callable[[str], object]
 
@@ -48,8 +57,13 @@ class Output(Protocol):
 
 def in_time_order(probes: Sequence[ProbeView]) -> Iterator[tuple[ProbeView, RecordView]]:
     """Yield each record with its probe. Those of hits that stopped the guest have no time and come first."""
-    found = [(probe, record) for probe in probes for record in probe.records]
+    found = [(probe, record) for probe in probes_with_records(probes) for record in probe.records]
     yield from sorted(found, key=lambda one: -1 if one[1].time is None else one[1].time)
+
+
+def probes_with_records(probes: Sequence[ProbeView]) -> list[ProbeView]:
+    """Return the rows that may have records: no count has."""
+    return [part for part in parts_of(probes) if not isinstance(part, CountsView)]
 
 
 def printable_lines(text: str) -> str:

@@ -7,7 +7,11 @@ without its quotes (guest_text.py): the comm of a line end is the two characters
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import count, islice
+from operator import itemgetter
 
 from gdb_optprobe.commands.output import STOPS, Write, in_time_order, pairs, printable_lines, traps
 from gdb_optprobe.maps import aggregate
@@ -17,6 +21,7 @@ from gdb_optprobe.probes.views import (
     CallsView,
     CodeLine,
     CollectorView,
+    CountsView,
     DetourView,
     DoctorView,
     ExplainView,
@@ -28,6 +33,7 @@ from gdb_optprobe.probes.views import (
     ReasonView,
     RecordView,
     ShowView,
+    parts_of,
 )
 
 _COUNTS = ("hits", "missed", "active", "dropped", "faults", "stops", "calls")
@@ -44,7 +50,8 @@ class Json:
         self.probes(probes)
 
     def probes(self, probes: Sequence[ProbeView]) -> None:
-        self._value([_probe(probe) for probe in probes])
+        texts = (text for part in parts_of(probes) for text in _texts(part, lambda probe: json.dumps(_probe(probe))))
+        self._write(f"[{', '.join(texts)}]\n")
 
     def show(self, views: Sequence[ShowView]) -> None:
         self._one_or_list([_show(view) for view in views])
@@ -61,13 +68,7 @@ class Json:
         self._value({"type": "run", "number": None, "text": text, **taken})
 
     def report(self, probes: Sequence[ProbeView], whole: bool = True) -> None:
-        for probe in probes:
-            self._value(_report(probe))
-            for found in probe.objects:
-                self._value(_map(probe.number, found))
-            for record in probe.records:
-                self._value(_record_value(probe.number, record))
-            self._value(_hit_cost(probe))
+        self._write("".join(text for part in parts_of(probes) for text in _texts(part, _report_lines)))
 
     def collector(self, found: CollectorView) -> None:
         self._value(_collector(found))
@@ -87,6 +88,56 @@ class Json:
 
     def _value(self, value: object) -> None:
         self._write(json.dumps(value) + "\n")
+
+
+# Marks, in the text of one row, where each member of a CountsView has something of its own.
+_NUMBER, _HITS = 0x1EE7_0001_0001, 0x1EE7_0002_0002
+_AT, _DETOUR = 0x1EE7_0003_0003, 0x1EE7_0004_0004
+_NAME, _BRANCH = "1ee7_0005_0005", bytes.fromhex("1ee700060006")
+_OWN = re.compile("|".join((str(_NUMBER), str(_HITS), hex(_AT), hex(_DETOUR), json.dumps(_NAME), pairs(_BRANCH))))
+
+
+def _texts(part: ProbeView | CountsView, text_of: Callable[[ProbeView], str]) -> Iterable[str]:
+    """Return the text of a row, or of those of many counts: it is made once, and the columns are put in."""
+    if isinstance(part, ProbeView):
+        return [text_of(part)]
+    first, detour = part.first, part.first.detour
+    model = replace(
+        first,
+        number=_NUMBER,
+        hits=_HITS,
+        address=_AT,
+        symbol=_NAME,
+        patched_bytes=_BRANCH if part.branches else b"",
+        detour=replace(detour, address=_DETOUR) if detour is not None else None,
+    )
+    start = detour.address if detour is not None else 0
+    columns: dict[str, Iterable[str]] = {
+        str(_NUMBER): map(str, count(first.number)),
+        str(_HITS): map(str, part.hits),
+        hex(_AT): map(hex, part.addresses),
+        hex(_DETOUR): map(hex, count(start, part.step)),
+        json.dumps(_NAME): map(json.dumps, part.symbols),
+        pairs(_BRANCH): map(pairs, part.branches),
+    }
+    text = text_of(model)
+    form = _OWN.sub("%s", text.replace("%", "%%"))
+    # A column may be in it twice.
+    own = [[*islice(columns[name], len(part))] for name in dict.fromkeys(_OWN.findall(text))]
+    places = {name: place for place, name in enumerate(dict.fromkeys(_OWN.findall(text)))}
+    order = itemgetter(*(places[name] for name in _OWN.findall(text)))
+    return [form % order(row) for row in zip(*own, strict=True)]
+
+
+def _report_lines(probe: ProbeView) -> str:
+    """Return the lines of a report on one probe."""
+    values = [
+        _report(probe),
+        *(_map(probe.number, found) for found in probe.objects),
+        *(_record_value(probe.number, record) for record in probe.records),
+        _hit_cost(probe),
+    ]
+    return "".join(f"{json.dumps(value)}\n" for value in values)
 
 
 def _probe(probe: ProbeView) -> dict[str, object]:

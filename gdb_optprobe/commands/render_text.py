@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count, takewhile
 
 from gdb_optprobe.commands import aggregates
 from gdb_optprobe.commands.output import BEST, STOPS, Write, in_time_order, pairs, printable_lines, traps
@@ -17,6 +18,7 @@ from gdb_optprobe.probes.views import (
     CallsView,
     CodeLine,
     CollectorView,
+    CountsView,
     DoctorView,
     ExplainView,
     GuestView,
@@ -25,6 +27,7 @@ from gdb_optprobe.probes.views import (
     ReasonView,
     RecordView,
     ShowView,
+    parts_of,
 )
 
 Colour = Callable[[str], str]
@@ -41,6 +44,8 @@ _STOP = "stop"
 # Columns of a report that are left out on a narrow terminal where all is 0.
 _LOSSES = ("Missed", "Dropped", "Faults", "Stops")
 _NEWLINE = "\n"
+_SYMBOL = "\0"
+"""Where a symbol will be."""
 _LARGER_RINGS = "set optprobe ring-records, and add the probe again"
 _NEEDS_GDB = "needs GDB: without one, the guest waits at the next hit"
 WAITS = "PENDING"
@@ -68,16 +73,18 @@ class Text:
         self._names_width = 0
 
     def lines(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            self._write(f"{printable_lines(line)}\n")
+        if lines:
+            self._write(f"{printable_lines(_NEWLINE.join(lines))}\n")
 
     def added(self, probes: Sequence[ProbeView], glob: bool = False) -> None:
         many = len(probes) > _MANY
         if glob or many:
             self.lines([_summary(probes)])
-            self.lines([line for probe in probes for line in _left_out(probe.left_out)])
+            firsts = [_first(part) for part in parts_of(probes)]
+            self.lines([line for first in firsts for line in _left_out(first.left_out)])
             self.lines([f"NOTE: {probes[0].note}"] if many and probes[0].note else [])
-        told = [probe for probe in probes if not many or (probe.tier != BEST and probe.state != "optimizing")]
+        singles = [part for part in parts_of(probes) if isinstance(part, ProbeView)] if many else probes
+        told = [probe for probe in singles if not many or (probe.tier != BEST and probe.state != "optimizing")]
         for probe in told[:_MANY]:
             self.lines(_added(probe)[: 1 if many else None])
         if len(told) > _MANY:
@@ -87,8 +94,21 @@ class Text:
         if not probes:
             self.lines(["No probes."])
             return
-        rows = [(_row(probe), _remarks(probe, self._width)) for probe in probes]
+        rows = [row for part in parts_of(probes) for row in self._rows(part)]
         self.lines(table(("Num", "Tier", "Hits", "Address", "What"), rows, self._width, right=("Num", "Hits")))
+
+    def _rows(self, part: ProbeView | CountsView) -> Iterable[_Row]:
+        """Return the row of a probe, with the remarks below it, or those of many counts."""
+        if isinstance(part, ProbeView):
+            return [(_row(part), _remarks(part, self._width))]
+        _, tier, _, _, what = _row(replace(part.first, symbol=_SYMBOL))
+        before, _, behind = what.partition(_SYMBOL)
+        remarks = _remarks(part.first, self._width)
+        columns = zip(count(part.first.number), part.hits, part.addresses, part.symbols, strict=False)
+        return [
+            ((str(number), tier, str(hits), f"{address:#018x}", f"{before}{symbol}{behind}"), remarks)
+            for number, hits, address, symbol in columns
+        ]
 
     def timeline(self, probes: Sequence[ProbeView], more: bool = False) -> None:
         found = [
@@ -112,9 +132,7 @@ class Text:
         if not probes:
             self.lines(["No probes."])
             return
-        never = {} if whole else _never_hit(probes)
-        unhit = {probe.number for some in never.values() for probe in some}
-        probes = [probe for probe in probes if probe.number not in unhit]
+        probes, never = (probes, {}) if whole else _hit_ones(probes)
         columns: Sequence[str] = ("Num", "Hits", "Missed", "Dropped", "Faults", "Stops", "Cost of a hit", "Where")
         cells = [_report_row(probe) for probe in probes]
         right = columns[:6]
@@ -122,7 +140,7 @@ class Text:
             columns, cells = _without_zeros(columns, cells, _LOSSES)
         if cells:
             self.lines(table(columns, [(row, ()) for row in cells], self._width, right))
-        self.lines([f"and {len(some)} of {location} never hit: -all" for location, some in never.items()])
+        self.lines([f"and {number} of {location} never hit: -all" for location, number in never.items()])
         for probe in probes:
             if probe.objects or probe.records or probe.calls is not None:
                 self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
@@ -181,10 +199,18 @@ def _added(probe: ProbeView) -> list[str]:
     return [_headline(probe), *_next_steps(probe)]
 
 
+def _first(part: ProbeView | CountsView) -> ProbeView:
+    return part.first if isinstance(part, CountsView) else part
+
+
 def _summary(probes: Sequence[ProbeView]) -> str:
-    tiers = Counter("pending" if probe.state == "pending" else probe.tier for probe in probes)
+    tiers: Counter[str] = Counter()
+    for part in parts_of(probes):
+        first = _first(part)
+        number = len(part) if isinstance(part, CountsView) else 1
+        tiers["pending" if first.state == "pending" else first.tier] += number
     counts = ", ".join(f"{count} {tier}" for tier, count in tiers.most_common())
-    waiting = sum(probe.state == "optimizing" for probe in probes)
+    waiting = sum(_first(part).state == "optimizing" for part in parts_of(probes))
     until = f"; {waiting} of them wait to be optimized: optprobe commit" if waiting else ""
     return f"{_numbers(probes)}: {counted(len(probes), 'address', 'addresses')}, {counts}{until}"
 
@@ -329,14 +355,28 @@ def _report_row(probe: ProbeView) -> tuple[str, ...]:
     return str(probe.number), *(str(count) for count in counts), cost or "", _asked(probe)
 
 
-def _never_hit(probes: Sequence[ProbeView]) -> Mapping[str, Sequence[ProbeView]]:
-    """Return the probes of each glob that have counted nothing, where there are several."""
-    found: dict[str, list[ProbeView]] = {}
-    for probe in probes:
-        counts = (probe.hits, probe.missed, probe.active, probe.dropped, probe.faults, probe.stops)
-        if probe.enabled and probe.tier and not any(counts):
-            found.setdefault(probe.location, []).append(probe)
-    return {location: some for location, some in found.items() if len(some) > 1 and is_glob(location)}
+def _hit_ones(probes: Sequence[ProbeView]) -> tuple[list[ProbeView], Mapping[str, int]]:
+    """Return the probes without those of globs that have counted nothing, where there are several, and these by glob.
+    """
+    never: Counter[str] = Counter()
+    for part in parts_of(probes):
+        if isinstance(part, CountsView):
+            never[part.first.location] += part.hits.count(0) * part.first.enabled
+        elif _is_unhit(part):
+            never[part.location] += 1
+    shown: list[ProbeView] = []
+    for part in parts_of(probes):
+        if isinstance(part, CountsView):
+            shown += (part[place] for place, hits in enumerate(part.hits) if hits or not part.first.enabled)
+        elif never[part.location] < 2 or not _is_unhit(part):
+            shown.append(part)
+    return shown, {location: number for location, number in never.items() if number > 1}
+
+
+def _is_unhit(probe: ProbeView) -> bool:
+    """Return whether it is one of a glob's that has counted nothing."""
+    counts = (probe.hits, probe.missed, probe.active, probe.dropped, probe.faults, probe.stops)
+    return probe.enabled and bool(probe.tier) and not any(counts) and is_glob(probe.location)
 
 
 def _without_zeros(
@@ -564,6 +604,8 @@ def _table_row(
     ]
     before = " ".join(fixed) + " "
     room = max(width - len(before), 20)
+    if len(cells[-1]) <= room:
+        return [(before + cells[-1]).rstrip()]
     last = textwrap.wrap(cells[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
     return [(before + last[0]).rstrip(), *(" " * len(before) + line for line in last[1:])]
 

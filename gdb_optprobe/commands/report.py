@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice, repeat
+from operator import itemgetter
 
 from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
 from gdb_optprobe.commands.options import REPORT_OPTIONS, SORT_FIELDS, Selection, parse_selection
-from gdb_optprobe.commands.output import Output
+from gdb_optprobe.commands.output import Output, probes_with_records
 from gdb_optprobe.commands.render_text import counted
 from gdb_optprobe.debugger import attach
-from gdb_optprobe.probes.views import FrameView, ProbeView
+from gdb_optprobe.probes.views import CountsView, FrameView, ProbeView, parts_of
 
 
 class ReportCommand(Subcommand[Selection]):
@@ -74,7 +75,8 @@ class ReportCommand(Subcommand[Selection]):
 
 def folded(probes: Sequence[ProbeView]) -> list[str]:
     """Return the stacks in the form that flame graphs are drawn from: `outermost;…;innermost count`."""
-    counts = Counter(_path(record.stack) for probe in probes for record in probe.records if record.stack)
+    records = (record for probe in probes_with_records(probes) for record in probe.records)
+    counts = Counter(_path(record.stack) for record in records if record.stack)
     return [f"{path} {count}" for path, count in sorted(counts.items())]
 
 
@@ -93,8 +95,23 @@ def _function(frame: FrameView) -> str:
 
 def chosen(probes: Sequence[ProbeView], args: Selection) -> Sequence[ProbeView]:
     """Return the probes of a report in its order, at most as many as it is to have."""
-    if args.sort in ("number", "symbol"):
-        probes = sorted(probes, key=attrgetter(args.sort))
-    elif args.sort:
-        probes = sorted(probes, key=attrgetter(args.sort), reverse=True)
-    return probes[: args.top]
+    if not args.sort:
+        return probes if args.top is None else list(islice(probes, args.top))
+    keyed = list(_keyed(probes, args.sort))
+    keyed.sort(key=itemgetter(0), reverse=args.sort not in ("number", "symbol"))
+    return [part if isinstance(part, ProbeView) else part[place] for _, part, place in keyed[: args.top]]
+
+
+def _keyed(probes: Sequence[ProbeView], by: str) -> Iterator[tuple[str | int, ProbeView | CountsView, int]]:
+    """Yield what to sort each row by, and where it is: in a part, at a place of it."""
+    for part in parts_of(probes):
+        if isinstance(part, ProbeView):
+            yield getattr(part, by), part, 0
+            continue
+        columns: dict[str, Iterable[str | int]] = {
+            "hits": part.hits,
+            "symbol": part.symbols,
+            "number": count(part.first.number),
+        }
+        keys = columns.get(by, repeat(getattr(part.first, by)))
+        yield from zip(keys, repeat(part), range(len(part)), strict=False)

@@ -513,6 +513,6 @@ def _earlier(arena: LinuxArena) -> str:
     except OptprobeError as error:
         warn(error)
         return ""
-    if left is None or not (left.probes or left.users):
+    if left is None or not (left.probes or left.live_blocks or left.users):
         return ""
-    return f"{LEFT if left.probes else CALLS}: {RECOVER}"
+    return f"{LEFT if left.probes or left.live_blocks else CALLS}: {RECOVER}"

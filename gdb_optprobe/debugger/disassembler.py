@@ -34,12 +34,7 @@ class OriginalDisassembler(gdb.disassembler.Disassembler):
             return None
         result = gdb.disassembler.builtin_disassemble(_Original(info, patches))
         numbers = [
-            *(
-                str(number)
-                for branch in session.registry.branches()
-                if branch.patch.address <= address < branch.patch.end
-                for number in branch.probe_numbers
-            ),
+            *(str(number) for number in session.registry.numbers_at(address)),
             *(str(number) for trap, serves in traps.items() if trap.address == address for number in serves),
         ]
         if not numbers:

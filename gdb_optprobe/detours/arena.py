@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gdb_optprobe.detours import stop_pad
 from gdb_optprobe.detours.arena_contents import ArenaContents
@@ -106,10 +107,11 @@ class Arena:
 
     def allocate_counts(
         self, count: int, code: int, data: int, text: Range, reach: int, data_reach: int
-    ) -> tuple[list[Slot], list[Slot]]:
-        """Allocate a block of `count` slots of `code` bytes within reach of all of `text`, and as many of `data`.
+    ) -> tuple[Slot, Slot]:
+        """Allocate code for `count` detours of `code` bytes within reach of all of `text`, and data of `data` for each.
 
-        Raises Refused where no block has room for all. The code memory's content is not checked.
+        The journal lists neither (`Item.BLOCK` does). The code memory's content is not checked.
+        Raises Refused where no piece has room for all.
         """
         first, last = text
         (low, _), (_, high) = _code_range(last, reach, code), _code_range(first, reach, code)
@@ -120,11 +122,8 @@ class Arena:
         except BaseException:
             self.code.free(block)
             raise
-        pieces = self.data.split(counters, data)
-        for piece in pieces:
-            self._allocated_after[piece.address] = self._retirements
-            self.journal.put(Item.DATA, piece.address, piece.size)
-        return self.code.split(block, code), pieces
+        self._allocated_after[counters.address] = self._retirements
+        return block, counters
 
     def free_code(self, near: int, reach: int) -> int:
         """Return the start of free memory for code that a branch at `near` reaches; nothing is allocated.
@@ -245,44 +244,61 @@ class Arena:
         """Return what sizes of code are multiples of."""
         return self._step
 
-    def free_count(self, slot: Slot | None) -> None:
-        """Free the data of a count that no code was led to."""
-        if slot is not None:
-            self.data.free(slot)
-            self._allocated_after.pop(slot.address, None)
-            self.journal.drop(Item.DATA, slot.address)
+    def free_counts(self, code: Slot, data: Slot) -> None:
+        """Free what `allocate_counts` returned: nothing was led to it."""
+        self.code.free(code)
+        self.data.free(data)
+        self._allocated_after.pop(data.address, None)
 
-    def claim_block(self, slots: Sequence[Slot], memory: Memory) -> bool:
-        """Return whether `slots`, which follow one another, hold nothing of others; they are freed where they do."""
-        size = slots[0].size
-        held = memory.read(slots[0].address, size * len(slots))
+    def carve_count(self, code: tuple[Slot, Slot], data: tuple[Slot, Slot]) -> None:
+        """Make a count of a block a detour and a counter of its own. code, data: a piece that is used, and the part."""
+        for pool, (whole, part) in ((self.code, code), (self.data, data)):
+            pool.carve(whole, part)
+        after = self._allocated_after.pop(data[0].address, self._retirements)
+        for start in {data[0].address, data[1].address, data[1].end} - {data[0].end}:
+            self._allocated_after[start] = after
+        if self.ranges.fill is None and (held := self._overwritten.pop(code[0], None)) is not None:
+            cuts = [code[0].address, code[1].address, code[1].end, code[0].end]
+            for start, end in pairwise(cuts):
+                if start < end:
+                    self._overwritten[Slot(start, end - start)] = held[start - cuts[0] : end - cuts[0]]
+        self.journal.put(Item.DATA, data[1].address, data[1].size)
+
+    def claim_block(self, code: Slot, memory: Memory) -> bool:
+        """Return whether `code` holds nothing of others."""
+        held = memory.read(code.address, code.size)
         if self.ranges.fill is None:
-            self._overwritten |= {slot: held[at * size : (at + 1) * size] for at, slot in enumerate(slots)}
-        elif held != bytes([self.ranges.fill]) * len(held):
-            for slot in slots:
-                self.code.free(slot)
-            return False
-        return True
+            self._overwritten[code] = held
+            return True
+        return held == bytes([self.ranges.fill]) * len(held)
 
-    def write_block(self, slots: Sequence[Slot], data: bytes, memory: Memory) -> None:
-        """Write `data` into `slots`, which follow one another, and read it back. Raises TextChanged.
+    def write_block(self, address: int, data: bytes, step: int, memory: Memory) -> None:
+        """Write detours of `step` bytes each at `address`, and read them back. Raises TextChanged.
 
-        In pieces that hold whole slots: should GDB be killed, each slot is written or is not.
+        In pieces that hold whole detours: should GDB be killed, each is written or is not.
         """
-        start, size = slots[0].address, slots[0].size
-        step = max(1, runs.LONGEST // size) * size
-        for at in range(0, len(data), step):
-            memory.write(start + at, data[at : at + step])
-        for at in range(0, len(data), step):
-            if (found := memory.read(start + at, len(data[at : at + step]))) != data[at : at + step]:
-                raise TextChanged(start + at, data[at : at + step], found)
+        piece = max(1, runs.LONGEST // step) * step
+        for at in range(0, len(data), piece):
+            memory.write(address + at, data[at : at + piece])
+        if (found := memory.read(address, len(data))) != data:
+            at = next(at for at in range(0, len(data), step) if found[at : at + step] != data[at : at + step])
+            raise TextChanged(address + at, data[at : at + step], found[at : at + step])
+
+    def readopt(self, code: Slot) -> None:
+        """Use retired code as it is: something will lead to it again."""
+        self.code.reuse(code)
+        self._called.discard(code)
+        self._dispatchers.discard(code)
+        self._retired.pop(code, None)
+        self._retired_as.pop(code, None)
 
     def wipe(self, slots: Iterable[Slot], memory: Memory) -> None:
         """Restore the bytes of `slots`, which no vCPU can be inside: fill that traps, or what was overwritten."""
         fill = self.ranges.fill
         runs: list[tuple[int, bytearray]] = []
         for slot in sorted(slots):
-            self.journal.drop(Item.CODE, slot.address)
+            for item in (Item.CODE, Item.BLOCK):
+                self.journal.drop(item, slot.address)
             self._forget_references(slot)
             before = self._overwritten.pop(slot, None if fill is None else bytes([fill]) * slot.size)
             if before is None:
@@ -312,11 +328,9 @@ class Arena:
         found = next((slot for slot, detour in self._retired.items() if fits(detour)), None)
         if found is None:
             return None
-        self.code.reuse(found)
-        self._called.discard(found)
-        self._dispatchers.discard(found)
-        del self._retired_as[found]
-        return found, self._retired.pop(found)
+        detour = self._retired[found]
+        self.readopt(found)
+        return found, detour
 
     def retire(self, slot: Slot, detour: Detour, dispatches: bool = False) -> None:
         """Retire `detour` in `slot`: nothing leads there any more, but a saved PC may be inside.
@@ -413,6 +427,11 @@ class Arena:
                         self.pads.free(pad)
                     elif pad is not None:
                         self.pads.release(pad)
+        for block in earlier.blocks:
+            for start, end in block.runs():
+                code, _ = block.piece(start, end)
+                if self.code.claim(code.address, code.size) is not None:
+                    self.retire(code, block.left_code(start, end, memory.read(code.address, code.size)))
         for slot in earlier.data:
             self.data.claim(slot.address, slot.size)
         self._references |= earlier.references
@@ -543,8 +562,8 @@ class _Pool:
         """Allocate the piece at `address` that an earlier session uses; None if it is not a free piece of the arena."""
         return next((found for s in self.slots if (found := s.claim(address, size)) is not None), None)
 
-    def split(self, slot: Slot, size: int) -> list[Slot]:
-        return self._of(slot.address).split(slot, size)
+    def carve(self, whole: Slot, part: Slot) -> None:
+        self._of(whole.address).carve(whole, part)
 
     def release(self, slot: Slot) -> None:
         self._of(slot.address).release(slot)

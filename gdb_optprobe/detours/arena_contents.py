@@ -7,18 +7,21 @@
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from gdb_optprobe.detours import stop_pad
+from gdb_optprobe.detours.block import WORD, Block
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import FULL, Item, TableKind
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.isa.base import Insn, OutOfReach
 from gdb_optprobe.isa.record import Isa
@@ -34,6 +37,8 @@ FAR = 1 << 16
 """Bytes within which are all instructions that one branch displaces."""
 MOST_USED = 1 << 12
 """Pieces of memory that one piece of code uses, at most."""
+LARGEST_STEP, MOST_SITES, LARGEST_NUMBER = 1 << 10, 1 << 17, 1 << 32
+"""Bytes of a block's detour, its sites, and what no probe's number reaches."""
 _KINDS = frozenset(Item)
 _TABLES = frozenset(TableKind)
 _ADDRESS = re.compile(r"[0-9a-f]{1,16}")
@@ -80,6 +85,26 @@ class PatchedText:
         return len(self.original) == len(isa.trap)
 
 
+@dataclass(kw_only=True)
+class BlockRecord(Block):
+    """Counts of one `add` that were written together.
+
+    first: the number of the first member's probe. is_live: whether they are probes; else only the code is left.
+    probe: the journal record of the first probe; the others' differ in numbers and addresses.
+    """
+
+    first: int
+    is_live: bool
+    probe: Mapping[str, Any]
+
+
+def block_value(block: Block, first: int, probe: Mapping[str, Any] | None) -> list[Any]:
+    """Return what the journal keeps of a block. probe: see BlockRecord; None where they are no probes any more."""
+    start, *others = block.sites
+    steps = [one - before for before, one in pairwise((start, *others))]
+    return [block.step, block.data.address, block.original.hex(), first, probe, start, steps]
+
+
 @dataclass(frozen=True, slots=True)
 class ArenaContents:
     """What the journal of an earlier GDB lists.
@@ -104,6 +129,12 @@ class ArenaContents:
     references: Mapping[int, frozenset[int]] = field(default_factory=dict)
     tables: Mapping[TableKind, Slot] = field(default_factory=dict)
     bounds: Bounds = Bounds((0, 0), (), (0, 0))
+    blocks: tuple[BlockRecord, ...] = ()
+
+    @property
+    def live_blocks(self) -> tuple[BlockRecord, ...]:
+        """Return the blocks of which there are probes."""
+        return tuple(block for block in self.blocks if block.is_live)
 
     @property
     def detours(self) -> Mapping[Slot, Detour]:
@@ -135,20 +166,25 @@ def decode(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> ArenaConte
         pages = tuple(_page(at, size, bounds) for at, size in sorted(kinds.get(Item.PADS, {}).items()))
         sizes = sorted(kinds.get(Item.DATA, {}).items())
         data = tuple(_checked_inside(Slot(at, validate.number(size)), bounds.data) for at, size in sizes)
+        out = frozenset(kinds.get(Item.OUT, {}))
+        blocks = tuple(_block(at, value, out, bounds) for at, value in sorted(kinds.get(Item.BLOCK, {}).items()))
+        block_code, block_data = ([piece[of] for block in blocks for piece in block.pieces()] for of in (0, 1))
+        data = tuple(sorted((*data, *block_data)))
         starts = {slot.address for slot in slots}
         listed = kinds.get(Item.REFERENCES, {})
         references = {at: _references(at, value) for at, value in listed.items() if at in starts}
         pieces = {slot.address: slot for slot in data}
         tables = {_table(number): validate.number(at) for number, at in kinds.get(Item.TABLE, {}).items()}
         # Disjoint pieces are bounded by the arena's size, so little is read below.
-        _check_disjoint([*slots, *pages])
+        _check_disjoint([*slots, *pages, *block_code])
         _check_disjoint(data)
         code = {slot: _code(slot, value, bounds, memory, isa) for slot, (_, value) in zip(slots, codes, strict=True)}
     except ValueError as wrong:
         raise Damaged(f"{wrong}") from None
     probes, points, users, calls = (kinds.get(kind, {}) for kind in (Item.PROBE, Item.POINT, Item.USER, Item.CALLS))
     there = {table: pieces[at] for table, at in tables.items() if at in pieces}
-    return ArenaContents(texts, code, pages, data, probes, points, bounds.fill, users, calls, references, there, bounds)
+    items = probes, points, bounds.fill, users, calls, references, there
+    return ArenaContents(texts, code, pages, data, *items, bounds, blocks)
 
 
 def restoring_patches(contents: ArenaContents, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:
@@ -164,6 +200,7 @@ def restoring_patches(contents: ArenaContents, memory: Memory, isa: Isa) -> tupl
         for one in contents.texts
         for found in _changed_in_text(one, _possible_bytes(one, heads, isa), memory)
     ]
+    texts += (patch for block in contents.blocks for patch in _branches_of(block, memory, isa))
     exits = [
         Patch(one.address, found, one.data)
         for detour in contents.detours.values()
@@ -172,6 +209,21 @@ def restoring_patches(contents: ArenaContents, memory: Memory, isa: Isa) -> tupl
         for found in _changed(one.address, one.data, _redirected(one, heads, isa), memory)
     ]
     return texts, exits
+
+
+def _branches_of(block: BlockRecord, memory: Memory, isa: Isa) -> Iterator[Patch]:
+    """Yield the patches that take the branches of a block out of the text, where they are in it. Raises TextChanged."""
+    places, original = block.places(), block.original
+    held = runs.at(places, runs.read(places, memory))
+    try:
+        branches = block.branches(isa)
+    except OutOfReach:
+        raise Damaged(f"the block at {block.code.address:#x} cannot be reached from its sites") from None
+    for (address, _), found, branch in zip(places, held, branches, strict=True):
+        if found == branch:
+            yield Patch(address, found, original)
+        elif found != original and block.is_live:
+            raise TextChanged(address, original, found)
 
 
 def _changed_in_text(text: PatchedText, branches: Iterator[bytes], memory: Memory) -> Sequence[bytes]:
@@ -238,6 +290,27 @@ def _code(slot: Slot, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> D
     branches = [_exit(at, used, each, isa) for each in validate.items(exits, used)]
     places = tuple(_origin(at, used, head, one) for one in validate.items(origins, used))
     return Detour(at, memory.read(at, used), head, places, exits=tuple(branches))
+
+
+def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRecord:
+    step, data, original, first, probe, start, steps = validate.row(value, 7)
+    step = validate.number(step, LARGEST_STEP, 1)
+    places = [*accumulate(validate.numbers(steps, MOST_SITES, least=1), initial=validate.number(start))]
+    sites = array("Q", places[: bisect_left(places, validate.WORD)])
+    if len(sites) < len(places):
+        raise ValueError(f"sites of the block at {at:#x} are at no address")
+    original = validate.data(original, LONGEST)
+    code = _checked_inside(Slot(at, step * len(sites)), *bounds.code)
+    counters = _checked_inside(Slot(validate.number(data), WORD * len(sites)), bounds.data)
+    _checked_inside(Slot(sites[0], sites[-1] + len(original) - sites[0]), bounds.text)
+    if probe is not None and not isinstance(probe, dict):
+        raise ValueError(f"what is noted of the probes of the block at {at:#x}")
+    gone = [index for index in range(len(sites)) if at + index * step in out]
+    number = validate.number(first, LARGEST_NUMBER, 1)
+    return BlockRecord(
+        sites=sites, original=original, code=code, data=counters, step=step, out=gone,
+        first=number, is_live=probe is not None, probe=probe or {},
+    )
 
 
 def _exit(at: int, used: int, value: Any, isa: Isa) -> Insn:

@@ -5,6 +5,8 @@
     code   address   size, head, origins, exits of a detour                          before its first byte is written
     pads   address   -                                                               a page of them
     data   address   size
+    block  address   of code of many counts: see arena_contents.BlockRecord          before their first byte is written
+    out    address   of code of such a count that has items of its own by now
     probe  number    recovery/adopt.py
     point  address   of return probes, the same
     calls  address   of the same table: whether its probes are deleted, and what was counted in older tables
@@ -44,6 +46,8 @@ class Item(StrEnum):
     CODE = "code"
     PADS = "pads"
     DATA = "data"
+    BLOCK = "block"
+    OUT = "out"
     PROBE = "probe"
     POINT = "point"
     CALLS = "calls"

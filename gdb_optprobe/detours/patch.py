@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
@@ -39,6 +40,10 @@ class Patch:
     def reverse(self) -> Patch:
         """Return the patch that restores the old bytes."""
         return Patch(self.address, self.new, self.old)
+
+
+_END = ((1 << 64, 1 << 64), b"")
+"""Behind the last place."""
 
 
 class TextChanged(OptprobeError):
@@ -82,27 +87,38 @@ def apply_in_runs(patches: Sequence[Patch], memory: Memory) -> None:
 
     A Ctrl-C waits. Not for patches that must be written in an order.
     """
-    if not patches:
+    places = [(patch.address, patch.end) for patch in patches]
+    exchange_in_runs(places, [patch.old for patch in patches], [patch.new for patch in patches], memory)
+
+
+def exchange_in_runs(
+    places: Sequence[tuple[int, int]], old: bytes | Sequence[bytes], new: bytes | Sequence[bytes], memory: Memory
+) -> None:
+    """Write `new` in place of `old` at `places`, ascending, or change nothing. Raises TextChanged, Unreadable.
+
+    old, new: of each place, or the same for all. A Ctrl-C waits.
+    """
+    if not places:
         return
+    olds, news = (repeat(each, len(places)) if isinstance(each, bytes) else each for each in (old, new))
     with held():
-        places = [(patch.address, patch.end) for patch in patches]
         before = runs.read(places, memory)
-        for patch, found in zip(patches, runs.at(places, before), strict=True):
-            if found != patch.old:
-                raise TextChanged(patch.address, patch.old, found)
-        after = [*_patched(before, patches)]
+        for (address, _), wanted, found in zip(places, olds, runs.at(places, before), strict=True):
+            if found != wanted:
+                raise TextChanged(address, wanted, found)
+        after = [*_patched(before, places, news)]
         written: list[tuple[runs.Run, runs.Run]] = []
         try:
-            for old, new in zip(before, after, strict=True):
-                written.append((old, new))
-                memory.write(new.address, new.data)
-            for new in after:
-                if (found := memory.read(new.address, len(new.data))) != new.data:
-                    raise TextChanged(new.address, new.data, found)
+            for one, other in zip(before, after, strict=True):
+                written.append((one, other))
+                memory.write(other.address, other.data)
+            for wanted_run, found_run in zip(after, runs.read(places, memory), strict=True):
+                if found_run != wanted_run:
+                    raise TextChanged(wanted_run.address, wanted_run.data, found_run.data)
         except OptprobeError:
-            for old, _ in reversed(written):
+            for one, _ in reversed(written):
                 with suppress(OptprobeError):  # the first error tells; what cannot be written was not written before
-                    memory.write(old.address, old.data)
+                    memory.write(one.address, one.data)
             raise
 
 
@@ -125,13 +141,14 @@ def _holds(memory: Memory, address: int, data: bytes) -> bool:
         return False
 
 
-def _patched(before: Sequence[runs.Run], patches: Sequence[Patch]) -> Iterator[runs.Run]:
-    left = iter(patches)
-    patch = next(left, None)
+def _patched(
+    before: Sequence[runs.Run], places: Sequence[tuple[int, int]], news: Iterable[bytes]
+) -> Iterator[runs.Run]:
+    left = zip(places, news, strict=True)
+    (start, end), new = next(left)
     for run in before:
-        data = bytearray(run.data)
-        while patch is not None and patch.address < run.end:
-            start = patch.address - run.address
-            data[start : start + len(patch.new)] = patch.new
-            patch = next(left, None)
-        yield runs.Run(run.address, bytes(data))
+        data, address, behind = bytearray(run.data), run.address, run.end
+        while start < behind:
+            data[start - address : end - address] = new
+            (start, end), new = next(left, _END)
+        yield runs.Run(address, bytes(data))

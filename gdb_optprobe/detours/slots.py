@@ -89,12 +89,12 @@ class Slots:
                 return self._used.setdefault(address, Slot(address, size))
         return None
 
-    def split(self, slot: Slot, size: int) -> list[Slot]:
-        """Divide a used slot into slots of `size`, a multiple of the granularity; they are released one by one."""
-        del self._used[slot.address]
-        pieces = [Slot(at, size) for at in range(slot.address, slot.end, size)]
-        self._used |= {piece.address: piece for piece in pieces}
-        return pieces
+    def carve(self, whole: Slot, part: Slot) -> None:
+        """Make `part` of a used slot a used slot of its own, and what is before and behind it too."""
+        assert self._used.pop(whole.address) == whole, "it is used"
+        before = Slot(whole.address, part.address - whole.address)
+        pieces = (before, part, Slot(part.end, whole.end - part.end))
+        self._used |= {piece.address: piece for piece in pieces if piece.size}
 
     def release(self, slot: Slot) -> None:
         """Make a used slot dirty: nothing leads there any more, but a saved PC may be inside."""

@@ -69,6 +69,10 @@ class Guest(ABC):
     def symbol(self, address: int) -> str:
         """Return "vfs_read+0x13", or "" where no symbol is known."""
 
+    def symbols(self, addresses: Sequence[int]) -> list[str]:
+        """Return what `symbol` does, of thousands of ascending addresses."""
+        return [self.symbol(address) for address in addresses]
+
     def completions(self, prefix: str) -> Sequence[str]:
         """Return the names of functions that begin with `prefix`."""
         return ()

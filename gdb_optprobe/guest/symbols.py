@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
@@ -144,6 +144,20 @@ class SymbolTable:
         index = next((at for at in range(first, end) if types[at] in FUNCTION_TYPES), first)
         size = addresses[end] - start if end < len(addresses) else 0
         return Symbol(self.symbols.names[index], start, size, types[index])
+
+    def spelled(self, addresses: Iterable[int]) -> list[str]:
+        """Return the symbol that `at` finds for each of these ascending addresses, as text; "" where none is."""
+        starts, found = self.symbols.addresses, list[str]()
+        names, behind = self.symbols.names, 0
+        for address in addresses:
+            behind = bisect_right(starts, address, behind)
+            index = behind - 1
+            # Of one symbol alone at an address of the kernel's, with another behind it, there is nothing to ask.
+            if 0 < index < len(starts) - 1 and starts[index - 1] != (start := starts[index]) >= KERNEL_HALF:
+                found.append(f"{names[index]}+{address - start:#x}" if address != start else names[index])
+            else:
+                found.append(str(self.at(address) or ""))
+        return found
 
     def function_bounds(self, address: int) -> tuple[int, int] | None:
         """Start and end of the function that covers `address`; None where no code does."""

@@ -166,3 +166,24 @@ def joined(parts: Sequence[Code]) -> Code:
         return found
 
     return NotedCode(whole, notes)
+
+
+def padded(
+    pieces: Sequence[bytes],
+    at: int,
+    step: int,
+    ends: Sequence[int],
+    branch: Callable[[int, int], bytes],
+    breakpoint: bytes,
+) -> bytes:
+    """Return `pieces`, one each `step` bytes from `at` on, with a branch to each of `ends`, and breakpoints behind it.
+
+    Raises OutOfReach, also where `step` is too short for one.
+    """
+    whole = []
+    for place, piece, end in zip(range(at, at + step * len(pieces), step), pieces, ends, strict=True):
+        code = piece + branch(place + len(piece), end)
+        if len(code) > step:
+            raise OutOfReach(place, end)
+        whole.append(code + breakpoint * ((step - len(code)) // len(breakpoint)))
+    return b"".join(whole)

@@ -66,6 +66,9 @@ class Isa(Protocol):
     def branch(self, source: int, target: int) -> bytes:
         """Encode a branch of `branch_size` bytes at `source`. Raises OutOfReach."""
 
+    def branches(self, sources: Sequence[int], targets: Sequence[int]) -> list[bytes]:
+        """Encode a `branch` from each of `sources` to that of `targets`. Raises OutOfReach."""
+
     def redirect(self, insn: Insn, target: int) -> bytes:
         """Encode a direct branch that `relocate` or `branch` made with another target. Raises OutOfReach."""
 
@@ -124,6 +127,15 @@ class Isa(Protocol):
         """Return code for `to` that adds one, atomically, to the 8-byte `counter` and changes nothing that lives.
 
         base: of `bases`, if it is known there.
+        """
+
+    def counts(
+        self, at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, base: int | None = None
+    ) -> bytes:
+        """Return what `count` does for each of `counters`, and a branch to that of `ends` behind it.
+
+        They follow one another from `at` on, each `step` bytes long, the rest of it breakpoints.
+        Raises OutOfReach, also where `step` is too short for one.
         """
 
     def pushed(self, insn: Insn) -> int:

@@ -48,7 +48,7 @@ class RecordedArena:
     def is_empty(self) -> bool:
         """Return whether no thread can be in any of it, and no text leads there."""
         left = self.left
-        return not (left.detours or left.pads or left.data or left.probes or left.points or left.users)
+        return not (left.detours or left.pads or left.data or left.probes or left.points or left.users or left.blocks)
 
     def clear(self, machine: Machine, memory: Memory) -> None:
         """Give it back."""

@@ -1,40 +1,45 @@
-"""Counts at thousands of tracer's sites, put in and taken out together; each is an ordinary probe afterwards.
+"""Counts at thousands of tracer's sites, put in and taken out together (count_block.py).
 
     addresses ──► sites that are idle ──► a block of detours, a block of counters ──► flags ──► branches
                   one plan for all         written and read back in large pieces        by runs (guest/runs.py)
 A site is a nop of one instruction that nothing else rewrites, so its plan is known without decoding, and no thread can
 be inside it. A detour counts and calls nothing, so it is safe wherever the kernel may call its own tracer. The journal
-has every item before the first byte is written, as of probes that are put in one by one.
+has the whole block as one item before the first byte is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.detour import Detour, build_count
+from gdb_optprobe.detours.arena_contents import BlockRecord, block_value
+from gdb_optprobe.detours.block import WORD, Block
+from gdb_optprobe.detours.detour import build_count
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.patch import Patch, TextChanged
+from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.planner import Plan, may_share_detour
-from gdb_optprobe.detours.refusal import Refused
-from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.interrupts import held
-from gdb_optprobe.isa.base import LONGEST, Insn
+from gdb_optprobe.isa.base import LONGEST, OutOfReach
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.journal_records import write_probe
+from gdb_optprobe.probes.journal_records import ProbeRecord, probe_value, write_probe
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of
-from gdb_optprobe.probes.site import Site, SiteState
+from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
@@ -42,18 +47,6 @@ from gdb_optprobe.probes.target import Target
 LEAST = 64
 """Probes that are worth a batch."""
 _PRESERVED = PreservedRegisters()
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A probe with all that is written for it."""
-
-    probe: Probe
-    plan: Plan
-    site: FtraceSite
-    slot: Slot
-    detour: Detour
-    branch: Patch
 
 
 @dataclass(frozen=True)
@@ -65,31 +58,36 @@ class Batches:
     optimizer: Optimizer
     settings: Callable[[], Settings]
 
-    def add(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
+    def __post_init__(self) -> None:
+        self.registry.unpack = self.unpack
+
+    # into the guest --------------------------------------------------------------------------------------------------
+
+    def add(self, spec: Spec, addresses: Sequence[int]) -> CountBlock | None:
         """Put a count of `spec` at those of `addresses` where a batch can: all of them, or none.
 
         Raises OptprobeError, the guest as it was.
         """
         sites = self._sites(spec, addresses)
         if len(sites) < LEAST or (sample := self._sample(sites[0], spec)) is None:
-            return []
+            return None
         with held():
             try:
-                placed = self._place(spec, sites, sample)
+                block = self._allocate(spec, array("Q", [site.address for site in sites]), sample)
             except Refused:
-                return []
+                return None
+            if block is None:
+                return None
             arena = self.optimizer.take_arena()
-            if not arena.claim_block([one.slot for one in placed], self.target.guest.machine):
-                for one in placed:
-                    arena.free_count(one.probe.counter)
-                return []
             try:
-                self._write(placed, arena)
+                self._write(block, arena)
             except BaseException:
-                self._forget(placed, arena)
+                self._forget(block, arena)
                 raise
-            self._register(placed)
-        return [one.probe for one in placed]
+            self.registry.add_block(block)
+            for address in self._stopped_at(block):
+                self.target.stops.take_back(address)
+        return block
 
     def _sites(self, spec: Spec, addresses: Sequence[int]) -> list[FtraceSite]:
         """Return the sites among `addresses` that are idle and on which nothing else is, ascending."""
@@ -98,18 +96,23 @@ class Batches:
         limits = self.optimizer.limits([spec])
         if len(addresses) < LEAST or not may_share_detour(limits):
             return []
-        stops = self.target.debugger.breakpoints()
-        return [site for site in self.target.guest.idle_sites(addresses) if self._is_free(site, stops)]
+        return self._free(self.target.guest.idle_sites(addresses))
 
-    def _is_free(self, site: FtraceSite, stops: frozenset[int]) -> bool:
-        start, end = site.address, site.end
-        if stops and any(at in stops for at in range(start, end)):
-            return False
-        if self.optimizer.is_lost(start) or next(self.registry.patches(start, end), None) is not None:
-            return False
-        if any(start - LONGEST < other.address for other in self.registry.near(start, LONGEST)):
-            return False
-        return not self.registry.has_readers or self.optimizer.read_registers.in_function_of(start) == _PRESERVED
+    def _free(self, sites: Sequence[FtraceSite]) -> list[FtraceSite]:
+        """Return those of `sites`, ascending, on and around which nothing of the user's or of other probes is."""
+        starts, taken = [site.address for site in sites], set[int]()
+        around = [(at - LONGEST, at + LONGEST) for at in (*self.target.debugger.breakpoints(), *self._occupied())]
+        # A program there would have to leave alone what a probe of the function reads.
+        for first, behind in (*around, *self.optimizer.read_registers.functions()):
+            taken.update(range(bisect_left(starts, first), bisect_left(starts, behind)))
+        for block in self.registry.blocks:
+            taken.update(index for index, start in enumerate(starts) if block.at(start) is not None)
+        return [site for index, site in enumerate(sites) if index not in taken] if taken else list(sites)
+
+    def _occupied(self) -> Iterator[int]:
+        """Yield where probes and patches are that are in no block."""
+        yield from self.registry.addresses()
+        yield from self.optimizer.lost_heads()
 
     def _sample(self, site: FtraceSite, spec: Spec) -> Plan | None:
         """Return the plan of a site as the planner makes it; None where it is not what the others' is taken for."""
@@ -122,166 +125,315 @@ class Batches:
         alike = plan.ftrace is not None and plan.base is None and whole
         return plan if plan.tier is Tier.OPTIMIZED and alike else None
 
-    # into the guest ----------------------------------------------------------------------------------------------
-
-    def _place(self, spec: Spec, sites: Sequence[FtraceSite], sample: Plan) -> list[_Placed]:
-        """Allocate memory and lay out all detours. Raises Refused with nothing allocated."""
-        isa, handler = self.target.guest.isa, Handler()
+    def _allocate(self, spec: Spec, sites: array[int], sample: Plan) -> CountBlock | None:
+        """Return a block with memory; None where the code memory holds something. Raises Refused."""
+        isa = self.target.guest.isa
         arena = self.optimizer.take_arena()
         at = arena.free_code(sample.head, isa.branch_reach)
-        model = build_count(sample, isa, at, at + COUNTER_DISTANCE)
-        step = arena.code_step
-        size = -(-model.size // step) * step
-        bounds = sites[0].address, sites[-1].end
-        slots, counters = arena.allocate_counts(
-            len(sites), size, handler.size, bounds, isa.branch_reach, isa.data_reach
+        size = build_count(sample, isa, at, at + COUNTER_DISTANCE).size
+        step = -(-size // arena.code_step) * arena.code_step
+        bounds = sites[0], sites[-1] + len(sample.original)
+        code, data = arena.allocate_counts(len(sites), step, WORD, bounds, isa.branch_reach, isa.data_reach)
+        if not arena.claim_block(code, self.target.guest.machine):
+            arena.free_counts(code, data)
+            return None
+        return CountBlock(
+            sites=sites,
+            original=sample.original,
+            code=code,
+            data=data,
+            step=step,
+            isa=isa,
+            spec=spec,
+            sizes=sizes_of(self.settings()),
+            first=self.registry.take_numbers(len(sites)),
+            model=sample,
+            installed_at=self.target.guest.moment(),
         )
-        sizes, (way,) = sizes_of(self.settings()), model.exits
-        spelled = f"{way.target:x}"
-        made: list[_Placed] = []
-        for site, slot, counter in zip(sites, slots, counters, strict=True):
-            start, end = site.address, site.end
-            plan = replace(sample, address=start, displaced=(sample.insn._replace(address=start),), ftrace=site)
-            first = isa.count(counter.address, slot.address, sample.dead, sample.base)
-            behind = slot.address + len(first)
-            back = isa.branch(behind, end)
-            detour = Detour(
-                slot.address,
-                first + back,
-                start,
-                ((slot.address, start), (behind, end)),
-                ((slot.address, behind, start),),
-                (Insn(behind, back, way.text.replace(spelled, f"{end:x}"), way.flow, end),),
-            )
-            assert detour.size <= size, "all detours of counts are alike"
-            probe = Probe(self.registry.next_number(), spec, start, Handler(), sizes, counter=counter)
-            change = Patch(start, site.idle, isa.branch(start, slot.address))
-            made.append(_Placed(probe, plan, site, slot, detour, change))
-        for one in (made[0], made[-1]):
-            assert one.probe.counter is not None
-            assert build_count(one.plan, isa, one.slot.address, one.probe.counter.address) == one.detour
-        return made
 
-    def _write(self, placed: Sequence[_Placed], arena: Arena) -> None:
-        """Raises OptprobeError; what was written into text and flags is undone then."""
-        guest, journal, padding = self.target.guest, arena.journal, self.target.guest.isa.breakpoint
-        for one in placed:
-            journal.text(one.plan.head, one.plan.original, True)
-            journal.code(one.slot, one.detour)
-            write_probe(one.probe, journal)
-        journal.flush()
-        counters = [one.probe.counter for one in placed if one.probe.counter is not None]
-        start, end = counters[0].address, counters[-1].end
-        guest.machine.write(start, bytes(end - start))
-        start, end = placed[0].slot.address, placed[-1].slot.end
-        code = b"".join(one.detour.data + padding * (one.slot.size - one.detour.size) for one in placed)
-        arena.write_block([one.slot for one in placed], code, guest.machine)
-        sites = [one.site for one in placed]
-        self.target.tracer.hold_all(sites)
+    def _write(self, block: CountBlock, arena: Arena) -> None:
+        """Write counters, detours, flags and branches. Raises OptprobeError; text and flags are as they were then."""
+        machine = self.target.guest.machine
         try:
-            patch.apply_in_runs([one.branch for one in placed], guest.machine)
+            code = block.detours()
+        except OutOfReach:
+            raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{block.sites[0]:#x}")) from None
+        # All detours are alike: two of them are compared with what the compiler makes.
+        for index in (0, len(block.sites) - 1):
+            made = block.detour(index).data
+            assert code[index * block.step :][: len(made)] == made
+        self._note(block, arena)
+        arena.journal.flush()
+        machine.write(block.data.address, bytes(block.data.size))
+        arena.write_block(block.code.address, code, block.step, machine)
+        self._arm(block)
+
+    def _note(self, block: CountBlock, arena: Arena) -> None:
+        """Have the journal know the block as it is now."""
+        value = probe_value(self._probe(block, 0))
+        for name in ("at", "data"):
+            value.pop(name, None)
+        arena.journal.put(Item.BLOCK, block.code.address, block_value(block, block.first, value))
+
+    def _arm(self, block: CountBlock) -> None:
+        """Lead the text to the detours, which are written. Raises OptprobeError, the text as it was."""
+        places = block.places()
+        addresses = [start for start, _ in places]
+        self.target.tracer.hold_all(addresses)
+        try:
+            patch.exchange_in_runs(places, block.original, block.branches(block.isa), self.target.guest.machine)
         except BaseException:
-            self.target.tracer.release_all(sites)
+            self.target.tracer.release_all(addresses)
             raise
 
-    def _forget(self, placed: Sequence[_Placed], arena: Arena) -> None:
+    def _forget(self, block: CountBlock, arena: Arena) -> None:
         """Free what was allocated, unless a branch leads there: one that could not be undone."""
-        places = [(one.branch.address, one.branch.end) for one in placed]
-        texts = runs.at(places, runs.read(places, self.target.guest.machine))
-        if any(text == one.branch.new for one, text in zip(placed, texts, strict=True)):
+        machine, places = self.target.guest.machine, block.places()
+        texts = runs.at(places, runs.read(places, machine))
+        if any(text == branch for text, branch in zip(texts, block.branches(block.isa), strict=True)):
             return
-        slots = [one.slot for one in placed]
-        arena.wipe(slots, self.target.guest.machine)
-        for one in placed:
-            arena.code.free(one.slot)
-            arena.journal.drop(Item.TEXT, one.plan.head)
-            arena.journal.drop(Item.PROBE, one.probe.number)
-            arena.free_count(one.probe.counter)
+        arena.wipe([block.code], machine)
+        arena.free_counts(block.code, block.data)
         arena.journal.flush()
 
-    def _register(self, placed: Sequence[_Placed]) -> None:
-        guest, sites, branches = self.target.guest, [], []
-        moment = guest.moment()
-        for one in placed:
-            number, start = one.probe.number, one.probe.address
-            parts = (ProgramPart(start, number, one.detour.programs[0][0], one.detour.programs[0][1]),)
-            installed = InstalledDetour(one.slot, one.detour, moment)
-            branches.append(Branch(one.plan, (start,), (number,), one.branch, installed, _PRESERVED, parts))
-            sites.append(Site(start, one.plan))
-        self.registry.add_all([(one.probe, site) for one, site in zip(placed, sites, strict=True)], branches)
-        for site, branch in zip(sites, branches, strict=True):
-            site.attach_branch(branch, self.target)
-            self.optimizer.links.add(branch)
+    def _stopped_at(self, block: CountBlock) -> Collection[int]:
+        """Return the sites of `block` that a vCPU is stopped at."""
+        guest = self.target.guest
+        found = []
+        for vcpu in guest.machine.vcpus():
+            with suppress(OptprobeError):
+                found.append(guest.machine.registers(vcpu, [guest.isa.pc])[guest.isa.pc])
+        return [pc for pc in found if block.at(pc) is not None]
 
-    # out of it ---------------------------------------------------------------------------------------------------
+    # one of it -------------------------------------------------------------------------------------------------------
 
-    def take_away(self, probes: Iterable[Probe]) -> set[int]:
-        """Take the branches of disabled counts out of the guest, of those with a tracer's site to themselves.
+    def _probe(self, block: CountBlock, index: int) -> Probe:
+        return Probe(
+            block.first + index,
+            block.spec,
+            block.sites[index],
+            Handler(),
+            block.sizes,
+            enabled=block.enabled,
+            counter=block.counter(index),
+        )
 
-        Return the numbers of the probes that nothing leads to any more: the others are removed one by one. Raises
-        OptprobeError with all as it was.
-        """
-        found = [site for site in self.registry.sites(probes) if self._is_alone(site)]
+    def probes(self, block: CountBlock) -> list[Probe]:
+        """Return the members as probes, to look at: they stay in the block."""
+        return [self._probe(block, index) for index in block.members]
+
+    def member(self, block: CountBlock, index: int) -> tuple[Probe, Site]:
+        """Return a member as a probe at a site of its own, to look at: it stays in the block."""
+        probe, plan = self._probe(block, index), block.plan(index)
+        site = Site(probe.address, plan, [probe])
+        if block.enabled:
+            detour = block.detour(index)
+            start, end, _ = detour.programs[0]
+            parts = (ProgramPart(probe.address, probe.number, start, end),)
+            installed = InstalledDetour(block.slot(index), detour, block.installed_at)
+            site.adopt_branch(
+                Branch(plan, (probe.address,), (probe.number,), block.patch(index), installed, _PRESERVED, parts)
+            )
+        return probe, site
+
+    def unpack(self, block: CountBlock, index: int) -> Probe:
+        """Make a member a probe of its own, with the code and the counter that it has; the guest is as it was."""
         arena = self.optimizer.arena
-        if len(found) < LEAST or arena is None:
-            return set()
+        assert arena is not None, "the block has memory"
+        probe, site = self.member(block, index)
+        slot, counter = block.slot(index), block.counter(index)
+        whole_code, whole_data = block.piece(*block.run_of(index))
+        journal = arena.journal
+        journal.put(Item.OUT, slot.address, 1)
+        arena.carve_count((whole_code, slot), (whole_data, counter))
+        block.take_out(index)
+        journal.code(slot, block.detour(index))
+        if site.branch is not None:
+            journal.text(site.address, block.original, True)
+        else:
+            arena.retire(slot, block.detour(index))
+        write_probe(probe, journal)
+        site.probes.clear()
+        self.registry.add(probe, site)
+        if site.branch is not None:
+            self.registry.add_branch(site.branch)
+            self.optimizer.links.add(site.branch, link=False)
+        if not len(block):
+            self._drop(block, arena)
+        return probe
+
+    def _drop(self, block: CountBlock, arena: Arena) -> None:
+        """Forget a block: none of its members is in it any more, or its pieces have items of their own."""
+        self.registry.remove_block(block)
+        arena.journal.drop(Item.BLOCK, block.code.address)
+        for index in block.out:
+            arena.journal.drop(Item.OUT, block.slot(index).address)
+
+    # all of it -------------------------------------------------------------------------------------------------------
+
+    def remove(self, block: CountBlock) -> list[Probe]:
+        """Take the probes of `block` out of the guest. Return those that others have changed: they leave it instead.
+
+        Raises OptprobeError with all as it was.
+        """
+        arena = self.optimizer.arena
+        assert arena is not None, "the block has memory"
         with held():
-            found.sort(key=lambda site: site.address)
-            changes = [site.branch.patch for site in found if site.branch is not None]
-            places = [(change.address, change.end) for change in changes]
-            texts = runs.at(places, runs.read(places, self.target.guest.machine))
-            # What others have changed is left alone, and reported, where probes are removed one by one.
-            ours = [site for site, change, text in zip(found, changes, texts, strict=True) if text == change.new]
-            ours = [site for site in ours if self._unlink(site)]
-            branches = [site.branch for site in ours if site.branch is not None]
-            try:
-                patch.apply_in_runs([branch.patch.reverse for branch in branches], self.target.guest.machine)
-            except BaseException:
-                for branch in branches:
-                    self.optimizer.links.add(branch)
-                raise
-            self.registry.remove_branches(branches)
-            for site, branch in zip(ours, branches, strict=True):
-                arena.journal.drop(Item.TEXT, branch.plan.head)
-                site.detach_branch()
-            self.target.tracer.release_all([one.plan.ftrace for one in branches if one.plan.ftrace is not None])
-            self._release([branch.installed for branch in branches], arena)
-        return {probe.number for site in ours for probe in site.probes}
+            alone = self._unpack_changed(block)
+            if not len(block):
+                return alone
+            if block.enabled:
+                self._disarm(block)
+            # Its code stays, in pieces, until no thread is in them.
+            self._drop(block, arena)
+            for start, end in block.runs():
+                self._retire_piece(block, start, end, arena)
+        return alone
 
-    def _is_alone(self, site: Site) -> bool:
-        branch = site.branch
-        if branch is None or site.state is not SiteState.DETOUR or site.rethook is not None or site.enabled:
-            return False
-        if len(branch.addresses) > 1 or branch.plan.ftrace is None or branch.plan.tier is not Tier.OPTIMIZED:
-            return False
-        if self.target.modules.identity(site.address) is not None:
-            return False
-        return not self.optimizer.kernel_stops.is_lifted(branch)
+    def _unpack_changed(self, block: CountBlock) -> list[Probe]:
+        """Have members leave an enabled block where the text is not theirs any more: by themselves they are reported.
+        """
+        if not block.enabled:
+            return []
+        places = block.places()
+        texts = runs.at(places, runs.read(places, self.target.guest.machine))
+        wanted = block.branches(block.isa)
+        changed = [index for index, text, own in zip(block.members, texts, wanted, strict=True) if text != own]
+        return [self.unpack(block, index) for index in changed]
 
-    def _unlink(self, site: Site) -> bool:
-        """Return whether no other detour leads into that of `site` any more, nor it into others."""
-        assert site.branch is not None
-        try:
-            self.optimizer.links.remove(site.branch)
-        except TextChanged:
-            return False
-        return True
+    def _disarm(self, block: CountBlock) -> None:
+        """Take the branches out of the text. Raises OptprobeError, the text as it was."""
+        places = block.places()
+        patch.exchange_in_runs(places, block.branches(block.isa), block.original, self.target.guest.machine)
+        self.target.tracer.release_all([start for start, _ in places])
 
-    def _release(self, detours: Sequence[InstalledDetour], arena: Arena) -> None:
-        """Release the memory of `detours` as InstalledDetour.release does of one."""
-        moment = self.target.guest.moment()
-        unused = [] if arena.has_retired_dispatchers else [one for one in detours if one.installed_at == moment]
-        if unused:
-            slots = [one.slot for one in unused]
-            try:
-                arena.wipe(slots, self.target.guest.machine)
-            except OptprobeError:
-                for slot in slots:
-                    arena.code.discard(slot)
-                raise
-            for slot in slots:
-                arena.code.free(slot)
-        wiped = {one.slot for one in unused}
-        for one in detours:
-            if one.slot not in wiped:
-                arena.retire(one.slot, one.detour)
+    def _retire_piece(self, block: CountBlock, start: int, end: int, arena: Arena) -> None:
+        """Release the code and the data of some members, to which nothing leads any more."""
+        code, data = block.piece(start, end)
+        guest = self.target.guest
+        self._note_left(block, block.first, start, end, arena)
+        arena.data.release(data)
+        if block.installed_at == guest.moment() and not arena.has_retired_dispatchers:
+            arena.wipe([code], guest.machine)
+            arena.code.free(code)
+        else:
+            arena.retire(code, block.left_code(start, end, guest.machine.read(code.address, code.size)))
+
+    def _note_left(self, block: Block, first: int, start: int, end: int, arena: Arena) -> None:
+        """Have the journal know code and data of some members, that are no probes any more."""
+        code, data = block.piece(start, end)
+        left = Block(sites=block.sites[start:end], original=block.original, code=code, data=data, step=block.step)
+        arena.journal.put(Item.BLOCK, code.address, block_value(left, first + start, None))
+
+    def switch(self, block: CountBlock, on: bool) -> list[Probe]:
+        """Enable or disable all members. Return those that must be settled by themselves.
+
+        Raises OptprobeError with all as it was.
+        """
+        arena = self.optimizer.arena
+        assert arena is not None, "the block has memory"
+        if block.enabled == on:
+            return []
+        with held():
+            alone = self._unpack_in_the_way(block) if on else self._unpack_changed(block)
+            if len(block):
+                (self._arm if on else self._disarm)(block)
+                block.enabled = on
+                self._note(block, arena)
+        for probe in alone:
+            probe.enabled = on
+        return alone
+
+    def _unpack_in_the_way(self, block: CountBlock) -> list[Probe]:
+        """Have members leave a disabled block that cannot be written as they were: something came there meanwhile."""
+        self.registry.blocks.remove(block)  # it is in its own way
+        idle = {site.address for site in self._free(self.target.guest.idle_sites(block.sites))}
+        self.registry.add_block(block)
+        return [self.unpack(block, index) for index in list(block.members) if block.sites[index] not in idle]
+
+    def resettle(self) -> None:
+        """Unpack the blocks that settings, or breakpoints of the user, do not let be as they are any more."""
+        stops = self.target.debugger.breakpoints()
+        for block in list(self.registry.blocks):
+            fits = may_share_detour(self.optimizer.limits([block.spec]))
+            near = {index for at in stops for index in block.within(at - len(block.original) + 1, at + 1)}
+            for index in list(block.members) if not fits else sorted(near):
+                self.unpack(block, index)
+
+    def is_something_left(self, block: CountBlock) -> bool:
+        """Return whether the guest holds the branch or the detour of the first member. Raises Unreadable."""
+        machine, index = self.target.guest.machine, block.members[0]
+        change, detour = block.patch(index), block.detour(index)
+        return machine.read(change.address, len(change.new)) == change.new or (
+            machine.read(detour.address, detour.size) == detour.data
+        )
+
+    def problems(self) -> list[str]:
+        """Return where memory does not hold what was written for blocks, in words."""
+        found = []
+        guest = self.target.guest
+        for block in self.registry.blocks:
+            places = block.places()
+            texts = runs.at(places, runs.read(places, guest.machine))
+            for (address, _), text, own in zip(places, texts, block.branches(block.isa), strict=True):
+                if block.enabled and text != own:
+                    found.append(TextChanged(address, own, text).message)
+            code, held_now = block.detours(), guest.machine.read(block.code.address, block.code.size)
+            for index in block.members:
+                part = slice(index * block.step, (index + 1) * block.step)
+                if held_now[part] != code[part]:
+                    found.append(f"the detour of {guest.text.spell(block.sites[index])} was changed")
+        return found
+
+    # of an earlier GDB -----------------------------------------------------------------------------------------------
+
+    def adopt(self, left: BlockRecord, record: ProbeRecord) -> tuple[CountBlock, list[Probe]]:
+        """Take over a block of an earlier GDB, of which the branches were removed, with its code and its counters.
+
+        record: of its first probe. Return it, and the members that must be settled by themselves.
+        Raises OptprobeError where it would not be what it was; its code is left then as retired.
+        """
+        arena, machine = self.optimizer.take_arena(), self.target.guest.machine
+        site = FtraceSite(left.sites[left.members[0]], len(left.original), False, left.original)
+        if (sample := self._sample(site, record.spec)) is None:
+            raise OptprobeError("its functions cannot be probed together any more")
+        block = CountBlock(
+            sites=left.sites,
+            original=left.original,
+            code=left.code,
+            data=left.data,
+            step=left.step,
+            out=list(left.out),
+            isa=self.target.guest.isa,
+            spec=record.spec,
+            sizes=record.sizes,
+            first=left.first,
+            model=sample,
+            enabled=False,
+        )
+        if any(block.with_number(number) is not None for number in self.registry.numbers()):
+            raise OptprobeError("its numbers are those of other probes")
+        code = block.detours()
+        for piece, _ in block.pieces():
+            start = piece.address - block.code.address
+            if machine.read(piece.address, piece.size) != code[start : start + piece.size]:
+                raise OptprobeError("its code is not what this version would write")
+        with held():
+            for piece, _ in block.pieces():
+                arena.readopt(piece)
+            self.registry.add_block(block)
+            return block, self.switch(block, True) if record.enabled else []
+
+    def leave(self, left: BlockRecord, release: bool = True) -> None:
+        """Have the journal know that a block of an earlier GDB has no probes any more, but code that may be run yet.
+
+        release: its data too, as far as nothing else has done so.
+        """
+        arena = self.optimizer.take_arena()
+        arena.journal.drop(Item.BLOCK, left.code.address)
+        for index in left.out:
+            arena.journal.drop(Item.OUT, left.slot(index).address)
+        for start, end in left.runs():
+            self._note_left(left, left.first, start, end, arena)
+            if release:
+                arena.data.release(left.piece(start, end)[1])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gdb_optprobe.detours.arena_contents import ArenaContents
+from gdb_optprobe.detours.arena_contents import ArenaContents, BlockRecord
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
@@ -63,6 +63,13 @@ class ProbeRecord:
 
 def write_probe(probe: Probe, journal: Journal) -> None:
     """Have the journal know `probe` as it is now."""
+    value = probe_value(probe)
+    if not journal.has(Item.PROBE, probe.number, value):
+        journal.put(Item.PROBE, probe.number, _readable(probe, value))
+
+
+def probe_value(probe: Probe) -> dict[str, Any]:
+    """Return what the journal keeps of `probe`."""
     spec = probe.spec
     location = fields.kept(spec.location, probe.address, spec.in_program, spec.glob)
     value: dict[str, Any] = {"at": probe.address, "location": location}
@@ -89,13 +96,15 @@ def write_probe(probe: Probe, journal: Journal) -> None:
         "since": [probe.since.following, *probe.since.pending] if probe.since.following else [],
         "seen": [*probe.seen.head] if probe.seen.head != probe.handler.head() else [],
     }
-    value |= {name: given for name, given in optional.items() if given}
-    if journal.has(Item.PROBE, probe.number, value):
-        return
-    # One that a reader refuses would have it refuse all: the others are worth more.
-    if (spec.in_program and location != spec.location.strip()) or not _is_readable(probe.number, value):
-        value = {name: kept for name, kept in value.items() if name in LOST_FIELDS} | {"lost": True}
-    journal.put(Item.PROBE, probe.number, value)
+    return value | {name: given for name, given in optional.items() if given}
+
+
+def _readable(probe: Probe, value: dict[str, Any]) -> dict[str, Any]:
+    """Return `value`, or what a reader takes of it: one that is refused would have all refused."""
+    cut = probe.spec.in_program and value["location"] != probe.spec.location.strip()
+    if not cut and _is_readable(probe.number, value):
+        return value
+    return {name: kept for name, kept in value.items() if name in LOST_FIELDS} | {"lost": True}
 
 
 def _is_readable(number: int, value: Mapping[str, Any]) -> bool:
@@ -125,6 +134,14 @@ def read_probe(number: int, value: Any, left: ArenaContents) -> ProbeRecord:
         return one
     except (ValueError, KeyError) as wrong:
         raise Damaged(f"probe {number}: {wrong}") from None
+
+
+def read_block(block: BlockRecord, left: ArenaContents) -> ProbeRecord:
+    """Return the record of the first probe of a block. Raises Damaged."""
+    one = read_probe(block.first, {**block.probe, "at": block.sites[0]}, left)
+    if one.waits or one.program or one.home or not one.spec.is_plain_count:
+        raise Damaged(f"the block at {block.code.address:#x} is not of counts")
+    return one
 
 
 def restored_probe(one: ProbeRecord, address: int, handler: Handler, data: Slot | None) -> Probe:

@@ -18,7 +18,7 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps.journal_format import Damaged
-from gdb_optprobe.probes.journal_records import ProbeRecord, read_probe
+from gdb_optprobe.probes.journal_records import ProbeRecord, read_block, read_probe
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.rethook_records import read_rethooks
 from gdb_optprobe.probes.target import Target
@@ -43,7 +43,7 @@ def clear_leftovers(target: Target, optimizer: Optimizer, users: Uprobes) -> Non
     left = target.arena_source.left()
     if left is None:
         return
-    if left.probes:
+    if left.probes or left.live_blocks:
         raise OptprobeError(LEFT, RECOVER)
     left, _, undone = read_leftovers(target, users)
     arena = adopt_arena(left, undone, target, optimizer, users)
@@ -69,6 +69,8 @@ def read_leftovers(target: Target, users: Uprobes) -> tuple[ArenaContents, Seque
 def read_records(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[TrapRecord]]:
     """Return the records of probes and of traps in programs. Raises Damaged where they contradict each other."""
     found = [read_probe(number, value, left) for number, value in sorted((left.probes or {}).items())]
+    for block in left.live_blocks:
+        read_block(block, left)
     read_rethooks(left, None)
     traps = user_notes.read_traps(left.users or {})
     calls = {trap.calls: left.data_at(trap.calls) for trap in traps if trap.calls}
@@ -126,7 +128,12 @@ def _replace_text(
         undone = [change for change in undone if change not in first]
     gone = users.remove_traps(traps, arena)
     ours = users.adopt_trampolines(gone, undone, arena)
-    patch.apply([change for change in undone if change.address not in ours], target.guest.machine)
+    in_blocks = _in_blocks(left)
+    patch.apply(
+        [change for change in undone if change.address not in ours and change.address not in in_blocks],
+        target.guest.machine,
+    )
+    _take_out_blocks(left, [change for change in undone if change.address in in_blocks], target)
     for text in left.texts:
         _release_tracer(text, target)
         arena.journal.drop(Item.TEXT, text.address)
@@ -136,6 +143,18 @@ def _replace_text(
     optimizer.traps.adopt(left.texts, arena)
     users.adopt_traps(gone, arena)
     return arena
+
+
+def _in_blocks(left: ArenaContents) -> frozenset[int]:
+    """Return the sites of the counts that are in blocks."""
+    return frozenset(block.sites[index] for block in left.blocks for index in block.members)
+
+
+def _take_out_blocks(left: ArenaContents, undone: Sequence[Patch], target: Target) -> None:
+    """Take the branches of blocks out of the text, and let the tracer in again. Raises OptprobeError."""
+    patch.apply_in_runs(sorted(undone, key=lambda change: change.address), target.guest.machine)
+    for block in left.live_blocks:
+        target.tracer.release_all([block.sites[index] for index in block.members])
 
 
 def _check_memory(

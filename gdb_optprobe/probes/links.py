@@ -31,12 +31,16 @@ class Links:
     _exits: defaultdict[int, dict[int, Insn]] = field(default_factory=lambda: defaultdict(dict))
     _linked: dict[int, Patch] = field(default_factory=dict)
 
-    def add(self, branch: Branch) -> None:
-        """Link `branch`, which was written, with the installed branches, itself among them."""
+    def add(self, branch: Branch, link: bool = True) -> None:
+        """Link `branch`, which was written, with the installed branches, itself among them.
+
+        link: else it is only known from now on, and nothing is written.
+        """
         ways = branch.detour.exits
         for insn in ways:
             self._exits[insn.target or 0][insn.address] = insn
-        self._link([*ways, *self._exits_to(branch)])
+        if link:
+            self._link([*ways, *self._exits_to(branch)])
 
     def remove(self, branch: Branch) -> None:
         """Remove the links into and out of the detour of `branch`, which is about to be removed. Raises TextChanged."""

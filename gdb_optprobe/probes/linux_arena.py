@@ -42,7 +42,10 @@ class LinuxArena:
     def originals(self) -> Mapping[int, bytes]:
         """Return what text held before an earlier GDB changed it, by address. Raises OptprobeError."""
         left = self.left()
-        return {text.address: text.original for text in left.texts} if left is not None else {}
+        if left is None:
+            return {}
+        blocks = ((site, block.original) for block in left.live_blocks for site in block.sites)
+        return dict(blocks) | {text.address: text.original for text in left.texts}
 
     def is_in_place(self) -> bool:
         """Return whether the guest has it as it was taken and last changed. Raises Unreadable."""
@@ -119,7 +122,7 @@ class LinuxArena:
         left = earlier.left
         texts, _ = restoring_patches(left, self.linux.memory, self.linux.isa)
         self._covered = [text.reverse for text in texts]
-        return left if left.probes or left.users or texts else None
+        return left if left.probes or left.users or left.live_blocks or texts else None
 
     def uncovered(self, address: int, data: bytes) -> bytes:
         """Return `data`, read at `address`, with the bytes under branches of an earlier GDB that are still there."""

@@ -78,7 +78,7 @@ class ModuleTracker:
 
     def update_load_hook(self) -> None:
         """Have the guest stop as it loads modules for as long as a probe waits for that. Raises OptprobeError."""
-        wanted = any(probe.spec.pending and probe.enabled for probe in self.registry.probes())
+        wanted = any(probe.spec.pending and probe.enabled for probe in self.registry.single_probes())
         if wanted and self._load_hook is None:
             self._load_hook = self.target.modules.on_load(self._on_load)
         elif not wanted and self._load_hook is not None:
@@ -88,7 +88,8 @@ class ModuleTracker:
     @property
     def is_needed(self) -> bool:
         """Whether there is anything to notice."""
-        return bool(self._modules) or any(probe.presence is not Presence.HERE for probe in self.registry.probes())
+        absent = (probe.presence is not Presence.HERE for probe in self.registry.single_probes())
+        return bool(self._modules) or any(absent)
 
     def abandon(self) -> None:
         """Forget everything: the guest is gone."""
@@ -176,7 +177,7 @@ class ModuleTracker:
     # coming ----------------------------------------------------------------------------------------------------------
 
     def _install_loaded(self) -> None:
-        waiting = [probe for probe in self.registry.probes() if _can_come_back(probe)]
+        waiting = [probe for probe in self.registry.single_probes() if _can_come_back(probe)]
         if not waiting:
             return
         there = self.target.modules.loaded_state()

@@ -172,6 +172,11 @@ class Optimizer:
         """Return whether a branch that could not be removed covers `address`."""
         return self._lost_branches.covers(address)
 
+    def lost_heads(self) -> Iterator[int]:
+        """Yield the bytes of text that branches cover which could not be removed."""
+        for branch in self._lost_branches.branches:
+            yield from range(branch.plan.head, branch.plan.patch_end)
+
     def limits(self, specs: Sequence[Spec]) -> TierLimits:
         """Return what `specs` and the settings rule out."""
         settings = self.settings()
@@ -215,7 +220,7 @@ class Optimizer:
     def _on_arena(self, arena: Arena) -> None:
         if arena.earlier is not None:
             self.rethooks.known += read_rethooks(arena.earlier, arena)
-        for probe in self.registry.probes():
+        for probe in self.registry.single_probes():
             write_probe(probe, arena.journal)
 
     def release_arena(self) -> bool:
@@ -456,7 +461,7 @@ class Optimizer:
         @cache
         def has_enabled(block: int) -> bool:
             """Return whether a site in this block of FAR bytes, or next to it, is enabled."""
-            return any(site.enabled for site in self.registry.near(block * FAR + FAR // 2, FAR + FAR // 2))
+            return self.registry.has_enabled((block - 1) * FAR, (block + 2) * FAR)
 
         for address in addresses:
             if address in looked_at:

@@ -32,6 +32,10 @@ class ReadRegisters:
             found.update(self.guest.isa.registers if probe.read_registers is None else probe.read_registers)
         return PreservedRegisters(frozenset(found), frozenset(name for name, readers in found.items() if readers > 1))
 
+    def functions(self) -> set[tuple[int, int]]:
+        """Return the functions, as (start, end), that have probes which read registers."""
+        return {self._function(address) for address in self.registry.reading()}
+
     def is_preserved(self, branch: Branch) -> bool:
         """Return whether what is read around `branch` is left alone by it."""
         read = self.in_function_of(branch.plan.head)

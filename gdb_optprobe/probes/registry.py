@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import Patch
@@ -11,6 +11,7 @@ from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import LONGEST
 from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.user.uprobe_site import UprobeSite
@@ -19,11 +20,16 @@ from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 class Registry:
     """Probes of all kinds by number, and their sites: the kernel's by address. It changes nothing in the guest.
 
+    A probe of a block becomes one of its own, at a site of its own, where it is asked for by number or by place.
+
     hooks: our other patches of the kernel's text, while they are there: no probe can be there.
+    blocks: counts that were added together, by their numbers. unpack: makes a member of one a probe of its own.
     """
 
     def __init__(self) -> None:
         self.hooks: tuple[Patch, ...] = ()
+        self.blocks: list[CountBlock] = []
+        self.unpack: Callable[[CountBlock, int], object] = _cannot_unpack
         self._probes: dict[int, Probe] = {}
         self._sites: dict[int, Site] = {}
         self._uprobe_sites: dict[int, UprobeSite] = {}  # by the numbers of their probes
@@ -42,6 +48,11 @@ class Registry:
             return number
         number, self._next = self._next, self._next + 1
         return number
+
+    def take_numbers(self, count: int) -> int:
+        """Return the first of `count` new numbers that follow one another."""
+        first, self._next = self._next, self._next + count
+        return first
 
     def keep_number(self, number: int | None) -> None:
         """Have the next new probe get `number`, which a removed one had; None for a new one."""
@@ -71,22 +82,14 @@ class Registry:
         self._probes[probe.number] = probe
         self._next = max(self._next, probe.number + 1)  # the number may be that of an earlier GDB
 
-    def add_all(self, probes: Sequence[tuple[Probe, Site]], branches: Sequence[Branch]) -> None:
-        """Add probes, each at a new site of its own in the kernel, that read no registers, and their branches."""
-        for probe, site in probes:
-            self._put(probe, Presence.HERE, None)
-            site.probes.append(probe)
-            self._sites[site.address] = site
-        self._addresses = sorted(self._sites)
-        self._branches |= {branch.plan.head: branch for branch in branches}
-        self._by_slot |= {branch.detour.address: branch for branch in branches}
-        self._heads, self._slots = sorted(self._branches), sorted(self._by_slot)
+    def add_block(self, block: CountBlock) -> None:
+        """Add the counts of `block`."""
+        insort(self.blocks, block, key=lambda one: one.first)
+        self._next = max(self._next, block.numbers.stop)
 
-    def remove_branches(self, branches: Sequence[Branch]) -> None:
-        """Do as `remove_branch` with each."""
-        for branch in branches:
-            del self._branches[branch.plan.head], self._by_slot[branch.detour.address]
-        self._heads, self._slots = sorted(self._branches), sorted(self._by_slot)
+    def remove_block(self, block: CountBlock) -> None:
+        """Forget the counts that are in `block`."""
+        self.blocks.remove(block)
 
     def remove_all(self, probes: Sequence[Probe]) -> None:
         """Do as `remove` with each."""
@@ -122,15 +125,63 @@ class Registry:
             _discard(self._addresses, probe.address)
 
     def probes(self, numbers: Sequence[int] | None = None) -> list[Probe]:
-        """These probes, in order of creation (None: all). Raises OptprobeError for a number that is not there."""
+        """These probes, in order of their numbers (None: all). Raises OptprobeError for a number that is not there."""
         if numbers is None:
-            return list(self._probes.values())
+            self._unpack_all()
+            return [self._probes[number] for number in sorted(self._probes)]
         for number in numbers:
-            if number not in self._probes:
+            if number not in self._probes and not self._unpack_number(number):
                 raise OptprobeError(f"no probe number {number}", "optprobe list shows those that exist")
         return [self._probes[number] for number in sorted(set(numbers))]
 
+    def single_probes(self) -> list[Probe]:
+        """Return the probes that are in no block, in order of creation."""
+        return list(self._probes.values())
+
+    def split(self, numbers: Sequence[int] | None) -> tuple[list[CountBlock], list[Probe]]:
+        """Return what has these numbers (None: all): blocks with all of their members, and the other probes.
+
+        Raises OptprobeError for a number that is not there.
+        """
+        if numbers is None:
+            return list(self.blocks), self.single_probes()
+        wanted = set(numbers)
+        whole = [
+            block
+            for block in self.blocks
+            if len(block) <= len(wanted) and all(block.first + index in wanted for index in block.members)
+        ]
+        inside = {block.first + index for block in whole for index in block.members}
+        return whole, self.probes([number for number in numbers if number not in inside])
+
+    def block_of(self, number: int) -> tuple[CountBlock, int] | None:
+        """Return the block that the probe with this number is in, and its index there."""
+        place = bisect_right(self.blocks, number, key=lambda block: block.first)
+        for block in self.blocks[:place]:
+            if (index := block.with_number(number)) is not None:
+                return block, index
+        return None
+
+    def _unpack_number(self, number: int) -> bool:
+        if (found := self.block_of(number)) is None:
+            return False
+        self.unpack(*found)
+        return True
+
+    def _unpack_all(self) -> None:
+        for block in list(self.blocks):
+            for index in list(block.members):
+                self.unpack(block, index)
+
+    def _unpack_within(self, start: int, end: int) -> None:
+        """Unpack the members of blocks at addresses from `start` to before `end`."""
+        for block in list(self.blocks):
+            for index in block.within(start, end):
+                self.unpack(block, index)
+
     def site(self, address: int) -> Site | None:
+        if self.blocks and address not in self._sites:
+            self._unpack_within(address, address + 1)
         return self._sites.get(address)
 
     def has(self, probe: Probe) -> bool:
@@ -146,7 +197,9 @@ class Registry:
         return self._uprobe_sites[probe.number]
 
     def sites(self, probes: Iterable[Probe] | None = None) -> list[Site]:
-        """Return the sites in the kernel, by address; of these probes, in their order, where some are given."""
+        """Return the sites in the kernel that are in no block, by address; of these probes, in their order, where some
+        are given.
+        """
         if probes is None:
             return [self._sites[address] for address in self._addresses]
         return [self._sites[at] for at in dict.fromkeys(probe.address for probe in probes if probe.is_in_kernel)]
@@ -156,6 +209,23 @@ class Registry:
         numbers = self._uprobe_sites.keys() if probes is None else [probe.number for probe in probes]
         found = (self._uprobe_sites[number] for number in numbers if number in self._uprobe_sites)
         return list({site.key: site for site in found}.values())
+
+    def reading(self) -> Sequence[int]:
+        """Return the addresses of the probes that read registers, enabled or not."""
+        return self._reading
+
+    def addresses(self) -> Iterator[int]:
+        """Yield where sites, branches and hooks are in the kernel's text, those of blocks aside."""
+        yield from self._addresses
+        yield from self._heads
+        for hook in self.hooks:
+            yield from range(hook.address, hook.end)
+
+    def numbers(self) -> Iterator[int]:
+        """Yield the numbers of all probes."""
+        yield from self._probes
+        for block in self.blocks:
+            yield from (block.first + index for index in block.members)
 
     @property
     def has_readers(self) -> bool:
@@ -183,15 +253,18 @@ class Registry:
         del self._branches[branch.plan.head], self._by_slot[branch.detour.address]
 
     def branches(self) -> Iterator[Branch]:
-        """Return our installed branches, by address."""
+        """Return our installed branches that are in no block, by address."""
         return iter([self._branches[head] for head in self._heads])
 
     def branch(self, head: int) -> Branch | None:
         """Return the installed branch at `head`."""
+        if self.blocks and head not in self._branches:
+            self._unpack_within(head, head + 1)
         return self._branches.get(head)
 
     def branches_within(self, start: int, end: int) -> list[Branch]:
         """Return the installed branches in [start, end)."""
+        self._unpack_within(start, end)
         first, last = bisect_left(self._heads, start), bisect_left(self._heads, end)
         return [self._branches[head] for head in self._heads[first:last]]
 
@@ -201,12 +274,32 @@ class Registry:
         first = bisect_left(self._heads, start - LONGEST)  # a branch is one instruction
         found = (self._branches[head].patch for head in self._heads[first : bisect_left(self._heads, end)])
         yield from (patch for patch in found if patch.end > start)
+        for block in self.blocks:
+            if block.enabled:
+                inside = block.within(start - len(block.original) + 1, end)
+                yield from (block.patch(index) for index in inside)
+
+    def numbers_at(self, address: int) -> Iterator[int]:
+        """Yield the numbers of the probes with a branch that covers `address` in the text."""
+        for branch in self._branches_near(address):
+            if branch.patch.address <= address < branch.patch.end:
+                yield from branch.probe_numbers
+        for block in self.blocks:
+            if block.enabled:
+                yield from (block.first + one for one in block.within(address - len(block.original) + 1, address + 1))
+
+    def _branches_near(self, address: int) -> list[Branch]:
+        first = bisect_left(self._heads, address - LONGEST)
+        return [self._branches[head] for head in self._heads[first : bisect_right(self._heads, address)]]
 
     def detour_at(self, pc: int) -> Detour | None:
         """Return the detour that `pc` is in; for a pad, one that represents the probed address."""
         place = bisect_right(self._slots, pc)
         if place and pc < (detour := self._by_slot[self._slots[place - 1]].detour).end:
             return detour
+        for block in self.blocks:
+            if (index := block.slot_at(pc)) is not None:
+                return block.detour(index)
         for probe in self._probes.values():
             if (pad := probe.pad) is not None and pad.address <= pc < pad.slot.end:
                 return Detour(pad.address, pad.data, probe.address, ((pad.address, probe.address),))
@@ -215,9 +308,23 @@ class Registry:
 
     def near(self, address: int, distance: int) -> Iterator[Site]:
         """Sites within `distance` bytes of `address`."""
+        self._unpack_within(address - distance, address + distance + 1)
         first = bisect_left(self._addresses, address - distance)
         last = bisect_right(self._addresses, address + distance)
         return (self._sites[at] for at in self._addresses[first:last])
+
+    def has_enabled(self, start: int, end: int) -> bool:
+        """Return whether a probe at an address from `start` to before `end` is enabled."""
+        addresses = self._addresses[bisect_left(self._addresses, start) : bisect_left(self._addresses, end)]
+        return any(self._sites[at].enabled for at in addresses) or any(
+            block.enabled and block.has_within(start, end) for block in self.blocks
+        )
+
+    def sites_within(self, start: int, end: int) -> list[Site]:
+        """Return the sites at addresses from `start` to before `end`."""
+        self._unpack_within(start, end)
+        first, last = bisect_left(self._addresses, start), bisect_left(self._addresses, end)
+        return [self._sites[at] for at in self._addresses[first:last]]
 
     def abandon(self) -> None:
         """Forget everything: the guest that held it is gone."""
@@ -228,9 +335,10 @@ class Registry:
         self._slots.clear()
         self._branches.clear()
         self._by_slot.clear()
+        self.blocks.clear()
 
     def __len__(self) -> int:
-        return len(self._probes)
+        return len(self._probes) + sum(map(len, self.blocks))
 
 
 def _discard(ascending: list[int], number: int) -> None:
@@ -238,3 +346,7 @@ def _discard(ascending: list[int], number: int) -> None:
     at = bisect_left(ascending, number)
     assert ascending[at] == number, "it was inserted"
     del ascending[at]
+
+
+def _cannot_unpack(block: CountBlock, index: int) -> None:
+    raise AssertionError("no session has added blocks")

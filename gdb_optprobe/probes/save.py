@@ -10,10 +10,9 @@ fields that are checked (probes/fields.py). A symbol of the guest is used as a l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
-from itertools import groupby
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.scope import OURS
@@ -44,14 +43,21 @@ def commands(probes: Sequence[Probe], settings: Settings, target: Target, takes:
     lines = [HEAD, *_settings(settings)]
     left_out: list[int] = []
     # Those of one `add` have one and the same spec.
-    for _, group in groupby(probes, key=lambda probe: id(probe.spec)):
-        some = list(group)
+    for some in _by_spec(probes):
         try:
             lines += _commands(some, target, takes)
         except NotSaved as why:
             left_out += [probe.number for probe in some]
             lines += [comment(line) for line in why.lines]
     return SavedProbes(tuple(lines), len(probes) - len(left_out), tuple(left_out))
+
+
+def _by_spec(probes: Iterable[Probe]) -> Iterable[list[Probe]]:
+    """Return the probes of each spec together, in the order of the first of them."""
+    found: dict[int, list[Probe]] = {}
+    for probe in probes:
+        found.setdefault(id(probe.spec), []).append(probe)
+    return found.values()
 
 
 class NotSaved(Exception):

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,8 +19,10 @@ from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
 from gdb_optprobe.interrupts import checkpoint, held
 from gdb_optprobe.isa.paths import depth
-from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save
+from gdb_optprobe.maps import aggregate
+from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save, site_views
 from gdb_optprobe.probes.batch import Batches
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
 from gdb_optprobe.probes.leftovers import clear_leftovers
@@ -30,11 +32,21 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_waits
 from gdb_optprobe.probes.read_results import clear_results, empty_ring, read_new_records, read_results
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command, Target
 from gdb_optprobe.probes.user.uprobes import Uprobes
-from gdb_optprobe.probes.views import CollectorView, ExplainView, LeftOutView, ProbeView, SavedProbes, ShowView
+from gdb_optprobe.probes.views import (
+    CollectorView,
+    CountsView,
+    ExplainView,
+    LeftOutView,
+    ProbeView,
+    SavedProbes,
+    ShowView,
+    rows,
+)
 
 # Addresses of one location that are worked on together: the code around them is decoded once.
 AT_ONCE = 256
@@ -100,7 +112,7 @@ class Session:
 
     # adding and removing -----------------------------------------------------------------------------------------
 
-    def add(self, *specs: Spec) -> tuple[ProbeView, ...]:
+    def add(self, *specs: Spec) -> Sequence[ProbeView]:
         """Put a probe at every address of each spec's location; none at all where one of them is refused."""
         self.check_alive()
         clear_leftovers(self.target, self.optimizer, self.uprobes)
@@ -108,6 +120,7 @@ class Session:
         if self._borrow_memory(places):
             places = self._resolve(specs)  # the guest has run
         added: list[Probe] = []
+        blocks: list[CountBlock] = []
         left_out_views: dict[int, tuple[LeftOutView, ...]] = {}
         had_arena = self.optimizer.arena is not None
         try:
@@ -117,11 +130,12 @@ class Session:
                     added.append(self._add_pending(spec))
                     continue
                 kind, left_out = self._kind(spec), list[LeftOut]()
-                with held():  # until all is in `added`
-                    added += (batch := self.batches.add(spec, addresses) if spec.glob else [])
-                taken = {probe.address for probe in batch}
+                with held():  # until it is in `blocks`
+                    if block := self.batches.add(spec, addresses) if spec.glob else None:
+                        blocks.append(block)
+                taken = frozenset(block.sites if block else ())
                 addresses = tuple(address for address in addresses if address not in taken)
-                for first in range(0, len(addresses) or not batch, AT_ONCE):
+                for first in range(0, len(addresses) or not block, AT_ONCE):
                     checkpoint()
                     new, without = kind.plan(spec, addresses[first : first + AT_ONCE])
                     added += new
@@ -142,20 +156,21 @@ class Session:
                     raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
             self.module_tracker.update_load_hook()
         except BaseException:
-            self._remove([probe for probe in added if self.registry.has(probe)])
+            self._remove([probe for probe in added if self.registry.has(probe)], blocks)
             if not had_arena:
                 with suppress(OptprobeError):  # why `add` is refused is what to read; the next one finds the arena
                     self.optimizer.release_arena()
             raise
-        self.last_number = added[-1].number
-        return tuple(
+        self.last_number = max([probe.number for probe in added] + [block.numbers[-1] for block in blocks])
+        singles = [
             replace(
                 view,
                 note=self._note(probe, is_first=probe.number in left_out_views),
                 left_out=left_out_views.get(probe.number, ()),
             )
             for view, probe in zip(self._views(added), added, strict=True)
-        )
+        ]
+        return rows([*singles, *self._block_views(blocks)])
 
     def _note(self, probe: Probe, is_first: bool) -> str:
         """Return what is worth knowing of a new probe. is_first: of its spec; the others have the same handler."""
@@ -216,27 +231,30 @@ class Session:
     def delete(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         """Take probes out of the guest and forget them."""
         self.check_alive()
-        probes = self.registry.probes(numbers)
+        blocks, probes = self.registry.split(numbers)
         self.uprobes.check_switch(probes, on=False)
-        self._remove(probes)
-        return tuple(probe.number for probe in probes)
+        deleted = _numbers_of(blocks, probes)
+        self._remove(probes, blocks)
+        return deleted
 
-    def _remove(self, probes: Sequence[Probe]) -> None:
+    def _remove(self, probes: Sequence[Probe], blocks: Sequence[CountBlock] = ()) -> None:
+        failure: OptprobeError | None = None
+        for block in blocks:
+            try:
+                probes = [*probes, *self.batches.remove(block)]
+            except OptprobeError as error:
+                failure = failure or error
         for probe in probes:
             probe.enabled = False
-        failure: OptprobeError | None = None
-        try:
-            away = self.batches.take_away(probes)
-        except OptprobeError as error:
-            away, failure = set(), error
-        rest = [probe for probe in probes if probe.number not in away]
         # Where a kprobe stays, uprobes are removed nevertheless: their memory and pads are freed below.
         for remove in (self.kprobes.settle, self.uprobes.remove):
             try:
-                remove(rest)
+                remove(probes)
             except OptprobeError as error:
                 failure = failure or error
         left = sum(self._kind(probe.spec).is_left(probe) for probe in probes)
+        left += sum(len(block) for block in blocks if block in self.registry.blocks)
+        number = len(probes) + sum(map(len, blocks))
         for probe in probes:
             self.optimizer.release_counter(probe)
             if probe.is_return:
@@ -246,7 +264,7 @@ class Session:
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
         if failure is not None and left:
-            raise OptprobeError(f"{left} of {len(probes)} probes are left in the guest: {failure.message}")
+            raise OptprobeError(f"{left} of {number} probes are left in the guest: {failure.message}")
         if failure is not None:
             raise failure
 
@@ -258,24 +276,28 @@ class Session:
 
     def _switch(self, numbers: Sequence[int] | None, on: bool) -> tuple[int, ...]:
         self.check_alive()
-        probes = self.registry.probes(numbers)
+        blocks, probes = self.registry.split(numbers)
         self.uprobes.check_switch(probes, on)
         self.target.debugger.guard()
         if on:
             self._borrow_memory((probe.spec, [probe.address]) for probe in probes if probe.is_in_kernel)
+        switched = _numbers_of(blocks, probes)
+        for block in blocks:
+            probes += self.batches.switch(block, on)
         for probe in probes:
             probe.enabled = on
         self.kprobes.settle(probes)
         self.uprobes.settle(probes)
         self.optimizer.write_records(probes)
         self.module_tracker.update_load_hook()
-        return tuple(probe.number for probe in probes)
+        return switched
 
     def resettle(self) -> None:
         """Settle every site again: a setting or a breakpoint of the user has changed.
 
         The guest does not run for it: what needs memory that the kernel is to lend waits for `add` and `enable`.
         """
+        self.batches.resettle()
         self.optimizer.settle(self.registry.sites())
         self.uprobes.resettle()
 
@@ -318,16 +340,46 @@ class Session:
 
     # looking -----------------------------------------------------------------------------------------------------
 
-    def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
+    def views(self, numbers: Sequence[int] | None = None) -> Sequence[ProbeView]:
         """Return the views of probes; without numbers of all, and of deleted return probes with active calls."""
         self.check_alive()
-        views = self._views(self.registry.probes(numbers))
-        return (*views, *deleted_views.deleted_views(self.optimizer, self.uprobes)) if numbers is None else views
+        if numbers is not None:
+            return rows(self._views(self.registry.probes(numbers)))
+        deleted = deleted_views.deleted_views(self.optimizer, self.uprobes)
+        return rows(self._views_of_all(), deleted)
 
-    def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
+    def reports(self, numbers: Sequence[int] | None = None) -> Sequence[ProbeView]:
         """Return the views with all results by key."""
         self.check_alive()
-        return self._views(self.registry.probes(numbers), whole=True)
+        if numbers is not None:
+            return rows(self._views(self.registry.probes(numbers), whole=True))
+        return rows(self._views_of_all(whole=True))
+
+    def views_of(self, probes: Sequence[Probe], blocks: Sequence[CountBlock]) -> Sequence[ProbeView]:
+        return rows([*self._views(probes), *self._block_views(blocks)])
+
+    def _views_of_all(self, whole: bool = False) -> list[ProbeView | CountsView]:
+        return [*self._views(self.registry.single_probes(), whole), *self._block_views(self.registry.blocks)]
+
+    def _block_views(self, blocks: Iterable[CountBlock]) -> Iterator[CountsView]:
+        """Yield the views of blocks, one for each run of numbers."""
+        guest = self.target.guest
+        for block in blocks:
+            symbols = block.symbols or guest.symbols(block.sites)
+            block.symbols = symbols
+            hits = aggregate.decode(guest.machine.read(block.data.address, block.data.size))
+            branches = block.isa.branches(block.sites, range(block.code.address, block.code.end, block.step))
+            for start, end in block.runs():
+                probe, site = self.batches.member(block, start)
+                view = site_views.site_view(probe, site, self.target, lambda _: ())
+                yield CountsView(
+                    first=probe_views.probe_view(probe, view, Results((hits[start],)), guest),
+                    addresses=block.sites[start:end],
+                    symbols=symbols[start:end],
+                    hits=hits[start:end],
+                    branches=branches[start:end] if block.enabled else (),
+                    step=block.step,
+                )
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found = read_results(probes, self.target.guest, whole)
@@ -350,6 +402,9 @@ class Session:
 
     def hits(self, number: int) -> int:
         self.check_alive()
+        if (found := self.registry.block_of(number)) is not None:
+            counter = found[0].counter(found[1])
+            return aggregate.decode(self.target.guest.machine.read(counter.address, counter.size))[0]
         (probe,) = self.registry.probes([number])
         return read_results([probe], self.target.guest)[number].hits
 
@@ -367,19 +422,25 @@ class Session:
         def is_inside(probe: Probe) -> bool:
             return probe.is_in_kernel and self.optimizer.may_be_busy(self.registry.site_of(probe))
 
-        probes = self.registry.probes(numbers)
+        blocks, probes = self.registry.split(numbers)
         clear_results(probes, self.target.guest, is_inside)
+        for block in blocks:
+            for _, data in block.pieces():
+                self.target.guest.machine.write(data.address, bytes(data.size))
         self.optimizer.write_records(probes)
 
     def saved(self) -> SavedProbes:
         """Return the probes as commands that make them again in another boot."""
         self.check_alive()
-        return save.commands(self.registry.probes(), self.settings(), self.target, self.kprobes.takes)
+        members = (probe for block in self.registry.blocks for probe in self.batches.probes(block))
+        probes = sorted((*self.registry.single_probes(), *members), key=lambda probe: probe.number)
+        return save.commands(probes, self.settings(), self.target, self.kprobes.takes)
 
     def check(self) -> tuple[str, ...]:
         """Return where the guest's memory does not hold what we wrote, in words."""
         self.check_alive()
-        return (*memory_check.problems(self.optimizer, self.probe_read_code), *self.uprobes.problems())
+        own = memory_check.problems(self.optimizer, self.probe_read_code)
+        return (*own, *self.batches.problems(), *self.uprobes.problems())
 
     def untraced(self) -> tuple[str, ...]:
         """Return what tracers of the guest's own do not see because of us, in words."""
@@ -452,10 +513,13 @@ class Session:
         """
         machine = self.target.guest.machine
         branches = list(self.registry.branches())
-        if not branches:
+        blocks = [block for block in self.registry.blocks if block.enabled]
+        if not (blocks or branches):
             arena = self.optimizer.arena
             return arena is None or all(bool(machine.read(start, 8)) for start, _ in arena.ranges.data)
         # The guest may have put a kprobe of its own on one of our branches.
+        if any(self.batches.is_something_left(block) for block in blocks):
+            return True
         return any(machine.read(one.patch.address, len(one.patch.new)) == one.patch.new for one in branches) or any(
             machine.read(one.detour.address, one.detour.size) == self.optimizer.links.detour_bytes(one)
             for one in branches
@@ -468,14 +532,15 @@ class Session:
 
         Raises OptprobeError where none of the probes keeps any.
         """
-        chosen = {probe.number for probe in self.registry.probes(numbers)}
-        if not any(probe.handler.ring for probe in self.registry.probes(numbers)):
+        some = self.registry.probes(numbers) if numbers is not None else self.registry.single_probes()
+        chosen = {probe.number for probe in some}
+        if not any(probe.handler.ring for probe in some):
             raise OptprobeError("no probe keeps records", "optprobe add LOCATION do record(EXPR), or print, or stack")
 
         def drain() -> Drained:
             self.check_alive()
             guest = self.target.guest
-            probes = [each for each in self.registry.probes() if numbers is None or each.number in chosen]
+            probes = [each for each in self.registry.single_probes() if numbers is None or each.number in chosen]
             found = [*read_new_records(probes, guest)]
             show(
                 [
@@ -514,7 +579,7 @@ class Session:
         Raises OptprobeError when `timeout` seconds pass first.
         """
         if until_hits is not None:
-            self.registry.probes([until_hits[0]])
+            self.hits(until_hits[0])  # there must be one of this number
         command = self.target.debugger.begin(guest) if guest else None
         try:
             said = self._run(seconds, until_hits, timeout, command, every, then)
@@ -577,8 +642,12 @@ class Session:
         return sum(max(0, count - before.get(number, 0)) for number, count in self._hits_by_number().items())
 
     def _hits_by_number(self) -> dict[int, int]:
-        found = read_results(self.registry.probes(), self.target.guest)
-        return {number: results.hits for number, results in found.items()}
+        found = read_results(self.registry.single_probes(), self.target.guest)
+        counted = {number: results.hits for number, results in found.items()}
+        for block in self.registry.blocks:
+            hits = block.hits(self.target.guest.machine.read(block.data.address, block.data.size))
+            counted |= zip([block.first + index for index in block.members], hits, strict=True)
+        return counted
 
     def commit(self, timeout: float = 10.0, tell: Callable[[str], object] = str) -> tuple[str, ...]:
         """Run the guest in slices until nothing waits to be optimized or reclaimed. tell: gets what still waits."""
@@ -625,6 +694,11 @@ class Session:
         self.optimizer.rethooks.abandon()
         self.module_tracker.abandon()
         self.optimizer.traps.dispatcher.abandon()
+
+
+def _numbers_of(blocks: Iterable[CountBlock], probes: Iterable[Probe]) -> tuple[int, ...]:
+    members = [block.first + index for block in blocks for index in block.members]
+    return tuple(sorted([*members, *(probe.number for probe in probes)]))
 
 
 def _unsettled(waiting: int, dirty: int) -> str:

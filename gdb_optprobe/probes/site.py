@@ -149,6 +149,11 @@ class Site:
                 self.rethook.undo_entry(target.guest)
         self._set_installed(SiteState.DETOUR, self.plan)
 
+    def adopt_branch(self, branch: Branch) -> None:
+        """Record that `branch` leads to this site's programs already: it was that of a block until now."""
+        self.branch = branch
+        self._set_installed(SiteState.DETOUR, self.plan)
+
     def detach_branch(self) -> None:
         """Record that the branch is gone."""
         self.branch = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import ftrace_sites
-from gdb_optprobe.guest.linux.ftrace_sites import FlagsChange
+from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FLAGS, State, is_in_use
 from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.text import FtraceSite
@@ -30,52 +30,53 @@ class SiteTracer:
 
     def __init__(self, text: LoadedText, memory: Memory) -> None:
         self._text, self._memory = text, memory
-        self._held: dict[int, FtraceSite] = {}
-        self._still_disabled: dict[int, FtraceSite] = {}
+        self._held: set[int] = set()
+        self._still_disabled: set[int] = set()
 
     def hold(self, site: FtraceSite) -> None:
         """Mark the site as disabled. Raises Refused when a tracer has come since it was planned."""
-        record = self._record(site)
-        self._still_disabled.pop(site.address, None)
+        record = self._record(site.address)
+        self._still_disabled.discard(site.address)
         if not record.disabled:
             if record.in_use:
                 raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(site.address)))
             self._change(ftrace_sites.disable(record))
-        self._held[site.address] = site
+        self._held.add(site.address)
 
     def release(self, site: FtraceSite) -> None:
         """Give the site back; while a tracer runs it stays disabled, as the tracer has not counted it."""
-        self._held.pop(site.address, None)
-        self._still_disabled[site.address] = site
+        self.release_all([site.address])
+
+    def hold_all(self, addresses: Sequence[int]) -> None:
+        """Do as `hold` with the site at each, of the kernel's own text, in few writes: all or none."""
+        states = self._text.ftrace.states(addresses)
+        for address in addresses:
+            if (state := states.get(address)) is None:
+                raise NoSuchRecord(f"the tracer's record of {self._text.spell(address)} is gone")
+            if is_in_use(state[1]):
+                raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(address)))
+        self._set_disabled(states, True)
+        self._still_disabled.difference_update(addresses)
+        self._held.update(addresses)
+
+    def release_all(self, addresses: Sequence[int]) -> None:
+        """Do as `release` with the site at each, in few writes."""
+        self._held.difference_update(addresses)
+        self._still_disabled.update(addresses)
         self.give_back()
 
-    def hold_all(self, sites: Sequence[FtraceSite]) -> None:
-        """Do as `hold` with each, of the kernel's own text, in few writes: all or none."""
-        records = self._text.ftrace.all_records(site.address for site in sites)
-        for site in sites:
-            if (record := records.get(site.address)) is None:
-                raise NoSuchRecord(f"the tracer's record of {self._text.spell(site.address)} is gone")
-            if record.in_use:
-                raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(site.address)))
-        self._change_all(ftrace_sites.disable(record) for record in records.values() if not record.disabled)
-        for site in sites:
-            self._still_disabled.pop(site.address, None)
-            self._held[site.address] = site
-
-    def release_all(self, sites: Sequence[FtraceSite]) -> None:
-        """Do as `release` with each, in few writes."""
-        for site in sites:
-            self._held.pop(site.address, None)
-            self._still_disabled[site.address] = site
-        self.give_back()
-
-    def _change_all(self, changes: Iterable[FlagsChange]) -> None:
-        ordered = sorted(changes, key=lambda one: one.at)
-        patch.apply_in_runs([Patch(one.at, one.old, one.new) for one in ordered], self._memory)
+    def _set_disabled(self, states: Mapping[int, State], disabled: bool) -> None:
+        """Set or clear the flag in these records, where it is not so."""
+        changed = sorted(state for state in states.values() if bool(state[1] & DISABLED) != disabled)
+        flags = [state[1] for state in changed]
+        new = [each | DISABLED if disabled else each & ~DISABLED for each in flags]
+        places = [(at + FLAGS, at + FLAGS + 8) for at, _ in changed]
+        olds, news = ([each.to_bytes(8, "little") for each in words] for words in (flags, new))
+        patch.exchange_in_runs(places, olds, news, self._memory)
 
     def forget(self, site: FtraceSite) -> None:
-        self._held.pop(site.address, None)
-        self._still_disabled.pop(site.address, None)
+        self._held.discard(site.address)
+        self._still_disabled.discard(site.address)
 
     def passed_over(self) -> tuple[int, ...]:
         if not (self._held or self._still_disabled) or not self._text.ftrace.tracing():
@@ -86,24 +87,24 @@ class SiteTracer:
         """Enable the sites that are still disabled, as soon as no tracer runs."""
         if not self._still_disabled or self._text.ftrace.tracing():
             return
-        disabled, self._still_disabled = self._still_disabled, {}
+        disabled, self._still_disabled = self._still_disabled, set()
         if len(disabled) > MANY:
-            records = self._text.ftrace.all_records(at for at in disabled if self._text.at(at) is None)
-            self._change_all(ftrace_sites.enable(record) for record in records.values() if record.disabled)
-            disabled = {address: site for address, site in disabled.items() if address not in records}
-        for site in disabled.values():
+            states = self._text.ftrace.states(at for at in disabled if self._text.at(at) is None)
+            self._set_disabled(states, False)
+            disabled.difference_update(states)
+        for address in sorted(disabled):
             try:
-                record = self._record(site)
+                record = self._record(address)
             except NoSuchRecord:
                 # The module is about to be unloaded: the guest has dropped its records first.
                 continue
             if record.disabled:
                 self._change(ftrace_sites.enable(record))
 
-    def _record(self, site: FtraceSite) -> ftrace_sites.Record:
-        record = self._text.ftrace_of(site.address).record(site.address)
+    def _record(self, address: int) -> ftrace_sites.Record:
+        record = self._text.ftrace_of(address).record(address)
         if record is None:
-            raise NoSuchRecord(f"the tracer's record of {self._text.spell(site.address)} is gone")
+            raise NoSuchRecord(f"the tracer's record of {self._text.spell(address)} is gone")
         return record
 
     def _change(self, change: ftrace_sites.FlagsChange) -> None:

@@ -70,11 +70,11 @@ class Tracer(Protocol):
     def release(self, site: FtraceSite) -> None:
         """Enable the site again, or later, where a tracer runs now."""
 
-    def hold_all(self, sites: Sequence[FtraceSite]) -> None:
-        """Do as `hold` with each, in few writes, all or none."""
+    def hold_all(self, addresses: Sequence[int]) -> None:
+        """Do as `hold` with the site at each, in few writes, all or none."""
 
-    def release_all(self, sites: Sequence[FtraceSite]) -> None:
-        """Do as `release` with each, in few writes."""
+    def release_all(self, addresses: Sequence[int]) -> None:
+        """Do as `release` with the site at each, in few writes."""
 
     def give_back(self) -> None:
         """Enable the sites that were released while a tracer ran, once none runs."""
@@ -131,10 +131,10 @@ class NoTracer:
     def release(self, site: FtraceSite) -> None:
         """Nothing traces there."""
 
-    def hold_all(self, sites: Sequence[FtraceSite]) -> None:
+    def hold_all(self, addresses: Sequence[int]) -> None:
         """Nothing traces there."""
 
-    def release_all(self, sites: Sequence[FtraceSite]) -> None:
+    def release_all(self, addresses: Sequence[int]) -> None:
         """Nothing traces there."""
 
     def give_back(self) -> None:

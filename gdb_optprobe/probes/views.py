@@ -5,8 +5,9 @@ The fields are the contract's JSON keys, in its order; addresses are integers he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import overload
 
 from gdb_optprobe.maps.aggregate import Aggregate
 
@@ -186,6 +187,92 @@ class ProbeView:
     entry: str = ""
     note: str = ""
     left_out: tuple[LeftOutView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CountsView(Sequence[ProbeView]):
+    """The rows of counts that were added together, with numbers that follow one another, as columns.
+
+    first: the first of them, of which the others differ in what the columns have, and in their numbers.
+    branches: what is in the text; none where they are disabled. step: bytes from one detour to the next.
+    """
+
+    first: ProbeView
+    addresses: Sequence[int]
+    symbols: Sequence[str]
+    hits: Sequence[int]
+    branches: Sequence[bytes]
+    step: int
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    @overload
+    def __getitem__(self, place: int) -> ProbeView: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[ProbeView]: ...
+
+    def __getitem__(self, place: int | slice) -> ProbeView | list[ProbeView]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        address, first = self.addresses[place], self.first
+        detour = first.detour
+        return replace(
+            first,
+            number=first.number + place,
+            address=address,
+            symbol=self.symbols[place],
+            hits=self.hits[place],
+            patched_bytes=self.branches[place] if self.branches else b"",
+            detour=replace(detour, address=detour.address + place * self.step, head=address) if detour else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Sequence[ProbeView]):
+    """Rows in the order of their numbers, those of CountsViews as one part each."""
+
+    parts: tuple[ProbeView | CountsView, ...] = ()
+
+    def __len__(self) -> int:
+        return sum(len(part) if isinstance(part, CountsView) else 1 for part in self.parts)
+
+    def __iter__(self) -> Iterator[ProbeView]:
+        for part in self.parts:
+            if isinstance(part, CountsView):
+                yield from part
+            else:
+                yield part
+
+    @overload
+    def __getitem__(self, place: int) -> ProbeView: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[ProbeView]: ...
+
+    def __getitem__(self, place: int | slice) -> ProbeView | list[ProbeView]:
+        if isinstance(place, slice):
+            return list(self)[place]
+        place = range(len(self))[place]
+        for part in self.parts:
+            size = len(part) if isinstance(part, CountsView) else 1
+            if place < size:
+                return part[place] if isinstance(part, CountsView) else part
+            place -= size
+        raise AssertionError("the place is that of a row")
+
+
+def parts_of(probes: Sequence[ProbeView]) -> Sequence[ProbeView | CountsView]:
+    """Return rows, those of CountsViews as one part each."""
+    return probes.parts if isinstance(probes, Rows) else probes
+
+
+def rows(parts: Iterable[ProbeView | CountsView], behind: Iterable[ProbeView] = ()) -> Rows:
+    """Return the rows in the order of their numbers, and those `behind`, which have none."""
+    ordered = sorted(parts, key=lambda part: part.first.number if isinstance(part, CountsView) else part.number)
+    return Rows((*ordered, *behind))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.collector import Trigger
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.journal_records import ProbeRecord, restored_probe
+from gdb_optprobe.probes.journal_records import ProbeRecord, read_block, restored_probe
 from gdb_optprobe.probes.leftovers import adopt_arena, read_leftovers
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.session import Session
@@ -29,7 +30,7 @@ LOST = "the journal could not hold it: add it anew"
 class Recovered:
     """probes: those adopted. lost: for each other one, why it is not adopted."""
 
-    probes: tuple[ProbeView, ...]
+    probes: Sequence[ProbeView]
     lost: tuple[str, ...]
 
 
@@ -68,9 +69,11 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     memory = {probe.counter for probe in probes if probe.counter is not None}
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs)
+    memory |= {data for block in left.live_blocks for _, data in block.pieces()}
     arena.release_data(
         memory.union(filter(None, kept), session.optimizer.traps.dispatcher.memory, session.uprobes.rethooks.memory)
     )
+    blocks, alone = _adopt_blocks(session, left, lost)
     for probe in there:
         try:
             _reserve(session, probe)
@@ -80,7 +83,8 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
             session.registry.remove(probe)
             probes.remove(probe)
     there = [probe for probe in there if session.registry.has(probe)]
-    session.optimizer.settle(session.registry.sites(there))
+    session.optimizer.settle(session.registry.sites([*there, *alone]))
+    probes += alone
     for one in programs:
         try:
             probes.append(session.uprobes.add_recovered(one, left.data_at(one.data)))
@@ -98,7 +102,26 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     arena.refill_reserve()
     session.module_tracker.update_load_hook()
     session.module_tracker.update()
-    return Recovered(session.views([probe.number for probe in probes]) if probes else (), tuple(lost))
+    return Recovered(session.views_of(probes, blocks), tuple(lost))
+
+
+def _adopt_blocks(session: Session, left: ArenaContents, lost: list[str]) -> tuple[list[CountBlock], list[Probe]]:
+    """Adopt the blocks of counts. Return them, and the probes that must be settled by themselves. lost: gets reasons.
+    """
+    blocks: list[CountBlock] = []
+    alone: list[Probe] = []
+    for one in left.live_blocks:
+        record = read_block(one, left)
+        try:
+            block, others = session.batches.adopt(one, record)
+        except OptprobeError as error:
+            numbers = f"probes {one.first}-{one.first + len(one.sites) - 1}"
+            lost.append(f"{numbers}, {record.spec.location}, are not recovered: {error.message}")
+            session.batches.leave(one)
+            continue
+        alone += others
+        blocks += [block] if len(block) else []
+    return blocks, alone
 
 
 def remove(session: Session, timeout: float) -> int:
@@ -113,13 +136,15 @@ def remove(session: Session, timeout: float) -> int:
     arena.release_data((*session.optimizer.traps.dispatcher.memory, *session.uprobes.rethooks.memory))
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
+    for block in left.live_blocks:
+        session.batches.leave(block, release=False)
     session.optimizer.rethooks.end_adopted(arena)
     session.optimizer.write_records()
     session.uprobes.tidy()
     if not session.optimizer.release_arena():
         session.commit(timeout)
         session.optimizer.release_arena()
-    return len(found)
+    return len(found) + sum(map(len, left.live_blocks))
 
 
 def _adopt_probe(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:

@@ -338,7 +338,7 @@ def test_what_a_return_probe_does_at_the_entry_is_told_as_typed() -> None:
 def test_calls_of_a_deleted_probe_have_a_row_without_a_number() -> None:
     lines: list[str] = []
     Text(lines.append).probes([probe(0, kind="kretprobe", tier="", state="deleted", calls=under_way((7, "cat")))])
-    assert lines[1].split()[:4] == ["-", "-", "0", "(deleted)"]
+    assert "".join(lines).splitlines()[1].split()[:4] == ["-", "-", "0", "(deleted)"]
 
 
 def test_json_tells_each_call_that_is_under_way() -> None:

@@ -9,14 +9,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.arena_contents import block_value
+from gdb_optprobe.detours.block import Block
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.base import Loan, Room
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
@@ -135,6 +139,24 @@ def leave(guest: Guest) -> Journal:
     for number, address, home in ((5, READ, "dummy:dummy_xmit+5"), (6, EXIT, ""), (7, READ, "")):
         journal_records.write_probe(Probe(number, SPECS[number], address, home=home), journal)
     journal.flush()
+    return journal
+
+
+def leave_blocks(guest: Guest) -> Journal:
+    """What today's code notes of counts that were added together: one that left its block, and a block that was left.
+    """
+    start, end = JOURNAL
+    journal = Journal(guest, start, end - start, FILL)
+    sites = array("Q", (READ, READ + 0x20, WRITE, EXIT))
+    code, data = Slot(CODE[0] + 0x100, 64), Slot(DATA[0] + 0x100, 32)
+    block = Block(sites=sites, original=NOP5, code=code, data=data, step=16)
+    spec = Spec("vfs_*", glob=True, name="all")
+    value = journal_records.probe_value(Probe(12, spec, READ, sizes=SIZES, enabled=False))
+    journal.put(Item.BLOCK, code.address, block_value(block, 12, {k: v for k, v in value.items() if k != "at"}))
+    journal.put(Item.OUT, block.slot(1).address, 1)
+    journal.put(Item.DATA, block.counter(1).address, 8)
+    left = replace(block, sites=sites[2:], code=Slot(CODE[0] + 0x200, 32), data=Slot(DATA[0] + 0x200, 16))
+    journal.put(Item.BLOCK, left.code.address, block_value(left, 40, None))
     return journal
 
 

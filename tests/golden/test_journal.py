@@ -1,6 +1,6 @@
 """Probes that another version left in a guest: what it wrote is read, and what is written is what it would have read.
 
-    journal.txt   a record a line, as JSON
+    journal.txt   a record a line, as JSON; journal_blocks.txt of counts that were added together
     guest.txt     the memory of that guest: the journal's region, the detours, the branches, and what was counted
 """
 
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gdb_optprobe.detours.arena import Arena, Ranges
-from gdb_optprobe.detours.arena_contents import restoring_patches
+from gdb_optprobe.detours.arena_contents import Bounds, decode, restoring_patches
 from gdb_optprobe.detours.journal import Item, TableKind
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
@@ -20,12 +20,27 @@ from gdb_optprobe.maps.call_table import CallCounts, CallSlot
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.arena_record import RecordedArena
-from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint
+from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint, read_block
 from gdb_optprobe.probes.leftovers import read_records
 from gdb_optprobe.probes.results import Results, Row
 from gdb_optprobe.probes.rethook_records import read_rethooks
+from gdb_optprobe.probes.spec import Spec
 from tests.golden import golden, left_in_guest
-from tests.golden.left_in_guest import BINARY, CODE, DATA, FILL, MAIN, NOP5, READ, SIZES, SPECS, WRITE, Guest, handler
+from tests.golden.left_in_guest import (
+    BINARY,
+    CODE,
+    DATA,
+    FILL,
+    MAIN,
+    NOP5,
+    READ,
+    SIZES,
+    SPECS,
+    TEXT,
+    WRITE,
+    Guest,
+    handler,
+)
 
 
 def listing(state: Mapping[str, Any]) -> str:
@@ -63,8 +78,24 @@ def test_what_is_written() -> None:
     assert written.replace('"pid":42,"waits":true,', '"pid":42,') == golden("journal.txt")
 
 
+def test_what_is_written_of_blocks() -> None:
+    assert listing(left_in_guest.leave_blocks(Guest()).state) == golden("journal_blocks.txt")
+
+
+def test_blocks_are_read() -> None:
+    state = {key: value for line in golden("journal_blocks.txt").splitlines() for key, value in json.loads(line).items()}
+    guest = as_it_was()
+    left = decode(state, Bounds(TEXT, (CODE,), DATA, FILL), guest, X86_64)
+    live, dead = left.blocks
+    assert (live.is_live, live.first, list(live.members), dead.is_live, len(dead)) == (True, 12, [0, 2, 3], False, 2)
+    record = read_block(live, left)
+    assert (record.spec, record.enabled) == (Spec("vfs_*", glob=True, name="all"), False)
+    assert {slot.address - DATA[0] for slot in left.data} == {0x100, 0x108, 0x110, 0x200}
+
+
 def test_a_record_of_each_kind_and_the_numbers_of_tables() -> None:
-    written = {key.split()[0] for line in golden("journal.txt").splitlines() for key in json.loads(line)}
+    lines = (golden("journal.txt") + golden("journal_blocks.txt")).splitlines()
+    written = {key.split()[0] for line in lines for key in json.loads(line)}
     assert {str(item) for item in Item} == written, "one that is added is added to this guest too"
     tables = (TableKind.TRAPS, TableKind.USER_TRAPS, TableKind.USER_WRITES, TableKind.USER_MAPPINGS)
     assert (*tables, TableKind.USER_CALLS) == (1, 2, 3, 4, 5) == tuple(TableKind)

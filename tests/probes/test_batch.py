@@ -58,6 +58,7 @@ def test_a_batch_is_what_single_probes_are(monkeypatch: pytest.MonkeyPatch) -> N
     other.add(GLOB)
     assert [view.number for view in views] == [*range(1, COUNT + 1)] and session.check() == ()
     assert together.read_text() == alone.read_text()
+    assert len(session.registry.probes()) == COUNT and not session.registry.blocks, "each by itself now"
     assert [site.branch for site in session.registry.sites()] == [site.branch for site in other.registry.sites()]
     assert session.optimizer.arena is not None and other.optimizer.arena is not None
     assert session.optimizer.arena.journal.state == other.optimizer.arena.journal.state

@@ -126,25 +126,37 @@ class CoreText(ABC):
         """See guest.Guest.idle_sites."""
         if self.originals.missing:
             return ()
+        ordinary, idle = self._ordinary_sites, self.ftrace.idle
+        states = self.ftrace.states(at for at in addresses if at in ordinary)
+        probed = {at for probe in self.originals.kprobes(*self._text) for at in range(probe.address, probe.end)}
+        found = sorted(ip for ip, (_, flags) in states.items() if not flags)
+        if probed:
+            found = [ip for ip in found if probed.isdisjoint(range(ip, ip + len(idle)))]
+        places = [(ip, ip + len(idle)) for ip in found]
+        held = runs.at(places, runs.read(places, self._kernel.memory))
+        return [FtraceSite(ip, len(idle), False, idle) for ip, data in zip(found, held, strict=True) if data == idle]
+
+    @cached_property
+    def _ordinary_sites(self) -> frozenset[int]:
+        """Return the sites in text of the usual kind that nothing but a tracer, or a kprobe, rewrites."""
         start, end = self._text
-        idle, rewritten = self.ftrace.idle, sorted(self._rewritten())
-        found: list[FtraceSite] = []
-        for ip, record in sorted(self.ftrace.all_records(at for at in addresses if start <= at < end).items()):
-            site = FtraceSite(ip, len(idle), False, idle)
+        rewritten, size = sorted(self._rewritten()), len(self.ftrace.idle)
+        found = set()
+        for ip in self.ftrace.within(start, end):
             place = bisect_left(rewritten, ip)
-            if record.flags or (place < len(rewritten) and rewritten[place] < site.end):
+            if place < len(rewritten) and rewritten[place] < ip + size:
                 continue
             if self.area(ip) is Area.TEXT and not self._compares_entry(self._name(ip)):
-                found.append(site)
-        places = [(site.address, site.end) for site in found]
-        held = runs.at(places, runs.read(places, self._kernel.memory))
-        return [site for site, data in zip(found, held, strict=True) if data == idle]
+                found.add(ip)
+        return frozenset(found)
 
     def _rewritten(self) -> Iterator[int]:
-        """Yield what the guest's tables say of the text as `marks` does: addresses at which it may write, or faults."""
+        """Yield what the guest's tables say of the text as `marks` does: addresses at which it may write, or faults.
+
+        Kprobes aside, these never change.
+        """
         yield from self.exceptions.faulting(*self._text)
         yield from (at for at, _ in self.jump_labels.within(*self._text))
-        yield from (at for probe in self.originals.kprobes(*self._text) for at in range(probe.address, probe.end))
 
     def _compares_entry(self, name: str) -> bool:
         """Return whether the guest rewrites the beginning of the function `name` and compares it before."""

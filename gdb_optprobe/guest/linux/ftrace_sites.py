@@ -27,6 +27,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.text import FtraceSite
 
 WORDS = Struct("<QQ")  # the beginning of every record
+FLAGS = 8  # where they are in a record
 DISABLED = 1 << 25  # FTRACE_FL_DISABLED
 HISTORY = 1 << 20 | 1 << 19  # FTRACE_FL_TOUCHED (6.5), FTRACE_FL_MODIFIED (6.8): the site was used once
 # Limits (budget.py), and what Debian's kernels have at the most.
@@ -52,6 +53,10 @@ NO_SITE = Shape(b"", Struct("<QQ"))
 """An address at which no site is."""
 
 
+State = tuple[int, int]
+"""Where the record of a site is, and its flags."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """The record of the site `ip`, at the address `at`, with its `flags`."""
@@ -66,8 +71,12 @@ class Record:
 
     @property
     def in_use(self) -> bool:
-        """Whether a tracer has counted itself in, or the site is in a state that only tracers cause."""
-        return bool(self.flags & ~(DISABLED | HISTORY))
+        return is_in_use(self.flags)
+
+
+def is_in_use(flags: int) -> bool:
+    """Return whether a tracer has counted itself in, or the site is in a state that only tracers cause."""
+    return bool(flags & ~(DISABLED | HISTORY))
 
 
 class FtraceSites:
@@ -167,18 +176,27 @@ class FtraceSites:
                     found[ip] = Record(ats[place], ip, flags)
         return found
 
-    def all_records(self, ips: Iterable[int]) -> dict[int, Record]:
-        """Return what `records` does, of thousands of sites: all records are read."""
-        size, places = self._shape.record.size, dict(zip(*self._index, strict=True))
-        wanted = sorted((places[ip], ip) for ip in ips if ip in places)
-        found: dict[int, Record] = {}
-        spans = [(at, at + WORDS.size) for at, _ in wanted]
-        for start, end in _joined(spans, size):
-            data = self._kernel.read(start, end)
-            for at in range(start, end, size):
-                ip, flags = WORDS.unpack_from(data, at - start)
-                found[ip] = Record(at, ip, flags)
-        return {ip: found[ip] for _, ip in wanted if ip in found}
+    @cached_property
+    def _record_at(self) -> dict[int, int]:
+        """Return the addresses of the records, by site."""
+        return dict(zip(*self._index, strict=True))
+
+    def states(self, ips: Iterable[int]) -> dict[int, State]:
+        """Return the records of these sites as they are now, of thousands: all records around them are read.
+
+        An address that is no site is left out.
+        """
+        record_at, size = self._record_at, self._shape.record.size
+        wanted = {at: ip for ip in ips if (at := record_at.get(ip)) is not None}
+        spans = _joined(((at, at + WORDS.size) for at in sorted(wanted)), size)
+        words, rest = Struct(f"<QQ{size - WORDS.size}x"), bytes(size - WORDS.size)
+        found: dict[int, State] = {}
+        for start, end in spans:
+            rows = words.iter_unpack(self._kernel.read(start, end) + rest)
+            for at, (ip, flags) in zip(range(start, end, size), rows, strict=True):
+                if wanted.get(at) == ip:
+                    found[ip] = at, flags
+        return found
 
     @property
     def addresses(self) -> Sequence[int]:
@@ -231,4 +249,4 @@ def enable(record: Record) -> FlagsChange:
 
 
 def _change(record: Record, flags: int) -> FlagsChange:
-    return FlagsChange(record.at + 8, record.flags.to_bytes(8, "little"), flags.to_bytes(8, "little"))
+    return FlagsChange(record.at + FLAGS, record.flags.to_bytes(8, "little"), flags.to_bytes(8, "little"))

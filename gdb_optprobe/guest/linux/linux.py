@@ -183,6 +183,10 @@ class LinuxGuest(Guest):
         """Return "vfs_read+0x13", with the module's name where it is one's; "" where no symbol is known."""
         return str(self.recovered.symbols.at(address) or self.text.symbol(address))
 
+    def symbols(self, addresses: Sequence[int]) -> list[str]:
+        found = self.recovered.symbols.spelled(addresses)
+        return [text or self.text.symbol(address) for address, text in zip(addresses, found, strict=True)]
+
     def completions(self, prefix: str) -> Sequence[str]:
         return self.recovered.symbols.completions(prefix)
 

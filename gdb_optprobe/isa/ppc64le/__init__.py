@@ -17,7 +17,7 @@ from gdb_optprobe.isa.ppc64le import (
     return_codegen,
     writer,
 )
-from gdb_optprobe.isa.ppc64le.fields import to_bytes
+from gdb_optprobe.isa.ppc64le.fields import TRAP, to_bytes
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 
@@ -39,7 +39,7 @@ class _PPC64LE:
     trap = to_bytes(relocator.PROBE)  # a program check on every CPU
     traps: tuple[bytes, ...] = (trap,)
     landing = b""  # a trap is in registers
-    breakpoint = to_bytes(relocator.TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
+    breakpoint = to_bytes(TRAP)  # trap: BREAKPOINT_INSTRUCTION of asm/probes.h
     short_registers: tuple[str, ...] = abi.SHORT
     stub_numbers: Mapping[str, int] = abi.STUB_NUMBERS
     system = abi.SYSTEM
@@ -50,6 +50,7 @@ class _PPC64LE:
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)
+    branches = staticmethod(writer.branches)
     redirect = staticmethod(writer.redirect)
     relocate = staticmethod(relocator.relocate)
     hazard = staticmethod(relocator.hazard)
@@ -66,6 +67,7 @@ class _PPC64LE:
     dead_at_return = staticmethod(liveness.dead_at_return)
     bases = staticmethod(abi.bases)
     count = staticmethod(writer.count)
+    counts = staticmethod(writer.counts)
     pushed = staticmethod(writer.pushed)
     emulate = staticmethod(emulator.emulate)
 

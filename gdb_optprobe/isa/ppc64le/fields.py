@@ -31,6 +31,7 @@ PREFIX_8LS, PREFIX_8RR, PREFIX_MLS, PREFIX_MRR = range(4)
 # BO (Book I, 2.4): each bit set switches a test off, or chooses its sense.
 BO_NO_CR, BO_CR_TRUE, BO_NO_CTR, BO_CTR_ZERO = 16, 8, 4, 2
 BO_ALWAYS = BO_NO_CR | BO_NO_CTR
+TRAP = 0x7FE0_0008  # trap
 
 
 def word_of(data: bytes) -> int:

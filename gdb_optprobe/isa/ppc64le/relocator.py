@@ -34,6 +34,7 @@ from gdb_optprobe.isa.ppc64le.fields import (
     CR_OPS,
     TD,
     TDI,
+    TRAP,
     TW,
     TWI,
     X31,
@@ -59,7 +60,7 @@ from gdb_optprobe.isa.ppc64le.templates import load, templates, word
 from gdb_optprobe.isa.ppc64le.writer import FrameSaves, branch, keep
 from gdb_optprobe.isa.relocation import DisplacedRegion, Relocation
 
-NOP, TRAP = 0x6000_0000, 0x7FE0_0008
+NOP = 0x6000_0000
 PROBE = 0x0BE0_0000  # tdi 31,r0,0: traps always
 LINE = 64  # no prefixed instruction may cross such a boundary (Book I, 1.6)
 TBEGIN = 654  # an extended opcode of 31

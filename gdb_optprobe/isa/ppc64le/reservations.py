@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gdb_optprobe.isa.base import Flow, Hazard, Insn
-from gdb_optprobe.isa.ppc64le.fields import X31, opcode, to_bytes, word_of, xo
-from gdb_optprobe.isa.ppc64le.relocator import TRAP, hazard
+from gdb_optprobe.isa.ppc64le.fields import TRAP, X31, opcode, to_bytes, word_of, xo
+from gdb_optprobe.isa.ppc64le.relocator import hazard
 
 _LOADS = frozenset((52, 116, 20, 84, 276))  # lbarx lharx lwarx ldarx lqarx
 _STORES = frozenset((694, 726, 150, 214, 182))

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gdb_optprobe.isa.base import Dead, Insn, OutOfReach
+from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, padded
 from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, HEADER, LR, RED_ZONE
-from gdb_optprobe.isa.ppc64le.fields import B, fits, links, opcode, signed, simm, to_bytes, word_of
+from gdb_optprobe.isa.ppc64le.fields import TRAP, B, fits, links, opcode, signed, simm, to_bytes, word_of
 from gdb_optprobe.isa.ppc64le.templates import load, templates, word
 
 BRANCH_SIZE = 4
@@ -43,6 +43,11 @@ def branch(source: int, target: int, link: bool = False) -> bytes:
     if not fits(offset, 26) or offset & 3:
         raise OutOfReach(source, target)
     return to_bytes(B << 26 | offset & 0x03FF_FFFC | link)
+
+
+def branches(sources: Sequence[int], targets: Sequence[int]) -> list[bytes]:
+    """Encode `b` from each of `sources`. Raises OutOfReach."""
+    return [branch(source, target) for source, target in zip(sources, targets, strict=True)]
 
 
 def redirect(insn: Insn, target: int) -> bytes:
@@ -114,6 +119,16 @@ def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
         before.append(word("get_cr0", more[0]))
         after.insert(0, word("set_cr0", more[0]))
     return to_bytes(*before, *_increment(counter, value, pointer, base), *after)
+
+
+def counts(
+    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, base: int | None = None
+) -> bytes:
+    """Return counts that follow one another, `step` bytes each, with a branch on to each of `ends`. Raises OutOfReach.
+    """
+    places = range(at, at + step * len(counters), step)
+    pieces = [count(counter, place, dead, base) for place, counter in zip(places, counters, strict=True)]
+    return padded(pieces, at, step, ends, branch, to_bytes(TRAP))
 
 
 def _scratch(needed: int, dead: Dead) -> list[int]:

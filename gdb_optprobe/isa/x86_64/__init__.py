@@ -53,6 +53,7 @@ class _X86_64:
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)
+    branches = staticmethod(writer.branches)
     redirect = staticmethod(writer.redirect)
     relocate = staticmethod(relocator.relocate)
     hazard = staticmethod(relocator.hazard)
@@ -66,6 +67,7 @@ class _X86_64:
     dead_at_return = staticmethod(liveness.dead_at_return)
     bases = staticmethod(writer.bases)
     count = staticmethod(writer.count)
+    counts = staticmethod(writer.counts)
     pushed = staticmethod(writer.pushed)
     emulate = staticmethod(emulator.emulate)
 

@@ -12,12 +12,15 @@ more), which reaches the upper and the lower 2 GiB of the address space: the who
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from struct import error as StructError
 
-from gdb_optprobe.isa.base import Dead, Insn, OutOfReach
+from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, padded
 from gdb_optprobe.isa.x86_64.templates import templates
 
 BRANCH_SIZE = 5
+_JUMP = Struct("<Bi")  # opcode, displacement
 MASK = 0xFFFF_FFFF_FFFF_FFFF
 # lea 8(%rsp), %rsp: moves the stack as popfq does, which takes an emulating QEMU far longer.
 DROP = bytes.fromhex("488d642408")
@@ -45,6 +48,15 @@ def rel32(source: int, end: int, target: int) -> bytes:
 def branch(source: int, target: int) -> bytes:
     """Encode `jmp rel32`. Raises OutOfReach."""
     return b"\xe9" + rel32(source, source + BRANCH_SIZE, target)
+
+
+def branches(sources: Sequence[int], targets: Sequence[int]) -> list[bytes]:
+    """Encode `jmp rel32` from each of `sources`. Raises OutOfReach."""
+    pack = _JUMP.pack
+    try:
+        return [pack(0xE9, target - source - BRANCH_SIZE) for source, target in zip(sources, targets, strict=True)]
+    except StructError:
+        return [branch(source, target) for source, target in zip(sources, targets, strict=True)]
 
 
 def redirect(insn: Insn, target: int) -> bytes:
@@ -84,6 +96,36 @@ def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
         return increment(counter, to)
     before, after = have["save_flags"].data, have["restore_flags"].data
     return before + increment(counter, to + len(before)) + after
+
+
+def counts(
+    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, base: int | None = None
+) -> bytes:
+    """Return counts that follow one another, `step` bytes each, with a branch on to each of `ends`. Raises OutOfReach.
+    """
+    have, kept = templates(), not dead.flags
+    before, after = (have["save_flags"].data, have["restore_flags"].data) if kept else (b"", b"")
+    template = have["count"]
+    assert template.number + 4 == template.size, "the displacement is the instruction's end"
+    counted = len(before) + template.size
+    size = counted + len(after) + BRANCH_SIZE
+    if size > step:
+        raise OutOfReach(at, ends[0] if ends else at)
+    pack = Struct(f"<{counted - 4}si{len(after) + 1}si{step - size}s").pack
+    first, second, rest = before + template.data[:-4], after + b"\xe9", b"\xcc" * (step - size)
+    places = range(at, at + step * len(counters), step)
+    try:
+        return b"".join(
+            [
+                pack(first, counter - place - counted, second, end - place - size, rest)
+                for place, counter, end in zip(places, counters, ends, strict=True)
+            ]
+        )
+    except StructError:
+        pieces = [
+            count(counter, place, dead, base) for place, counter in zip(places, counters, strict=True)
+        ]
+        return padded(pieces, at, step, ends, branch, b"\xcc")
 
 
 def increment(counter: int, to: int) -> bytes:

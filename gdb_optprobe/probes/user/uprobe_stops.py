@@ -145,7 +145,7 @@ class UprobeStops:
         user.programs.forget()
         vcpu = machine.selected()
         told = machine.registers(vcpu, (isa.stopping.number, isa.frame))
-        probe = next((each for each in self.registry.probes() if each.number == told[isa.stopping.number]), None)
+        probe = next((each for each in self.registry.single_probes() if each.number == told[isa.stopping.number]), None)
         if probe is None or not probe.enabled or not probe.handler.stops:
             return None
         self.counts[probe.number] += 1

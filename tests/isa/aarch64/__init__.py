@@ -6,13 +6,13 @@ no folder in `guest/linux/arch`, so its guests run no Linux that optprobe knows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import capstone
 
 from gdb_optprobe.isa.abi import Convention, ElfMachine, Holds, SystemRegisters
-from gdb_optprobe.isa.base import Dead, Effects, Flow, Hazard, Insn, OutOfReach, ReadMemory, Unrelocatable
+from gdb_optprobe.isa.base import Dead, Effects, Flow, Hazard, Insn, OutOfReach, ReadMemory, Unrelocatable, padded
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.relocation import DisplacedRegion, Relocation
@@ -56,6 +56,11 @@ def branch(source: int, target: int) -> bytes:
     return word(0x14000000 | distance >> 2 & 0x3FFFFFF)
 
 
+def branches(sources: Sequence[int], targets: Sequence[int]) -> list[bytes]:
+    """See Isa.branches."""
+    return [branch(source, target) for source, target in zip(sources, targets, strict=True)]
+
+
 def hazard(insn: Insn) -> Hazard | None:
     """See Isa.hazard: what is not known to do the same elsewhere does not move."""
     if insn.flow is Flow.TRAP:
@@ -86,6 +91,15 @@ def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
     return b"".join(map(word, saved + address + add + restored))
 
 
+def counts(
+    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, base: int | None = None
+) -> bytes:
+    """See Isa.counts."""
+    places = range(at, at + step * len(counters), step)
+    pieces = [count(counter, place, dead, base) for place, counter in zip(places, counters, strict=True)]
+    return padded(pieces, at, step, ends, branch, word(0xD4200000))  # brk #0
+
+
 class _AArch64:
     """The verbs of `Isa`."""
 
@@ -113,11 +127,13 @@ class _AArch64:
 
     decode = staticmethod(decode)
     branch = staticmethod(branch)
+    branches = staticmethod(branches)
     relocate = Relocation(
         copy, branch, lambda data: data == NOP, lambda _: False, lambda insn: insn.falls_through
     ).relocate
     hazard = staticmethod(hazard)
     count = staticmethod(count)
+    counts = staticmethod(counts)
 
     def redirect(self, insn: Insn, target: int) -> bytes:
         return branch(insn.address, target)
