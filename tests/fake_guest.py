@@ -38,7 +38,7 @@ from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
-from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whole
+from gdb_optprobe.guest.text import Area, FtraceSite, Function, IdleSites, Jump, Mark, Whole
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType
 from gdb_optprobe.handlers.ir import Expr, Frame, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Rvalue
@@ -482,9 +482,10 @@ class FakeGuest(Guest):
 
     stacks_missing = ""
 
-    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
+    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
         sites = (site for at in sorted(addresses) for site in self.text.ftrace_sites(at, at + 1) if site.address == at)
-        return [site for site in sites if self.machine.read(site.address, site.size) == site.idle]
+        found = [site for site in sites if self.machine.read(site.address, site.size) == site.idle]
+        return IdleSites([site.address for site in found], found[0].idle) if found else IdleSites()
 
     def moment(self) -> int:
         return self.steps

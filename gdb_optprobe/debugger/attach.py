@@ -19,6 +19,7 @@ from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.guest_command import GuestCommand
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
+from gdb_optprobe.debugger.memory_dump import MemoryDump
 from gdb_optprobe.debugger.messages import note, progress, warn
 from gdb_optprobe.debugger.modules import LinuxModules
 from gdb_optprobe.debugger.parameters import current_settings, on_change
@@ -418,7 +419,7 @@ def _find(
         recovered = discover(machine, arch, cache, progress, vain, objfiles.files())
     if recovered is None:
         return None
-    memory = KernelMemory(machine, machine, recovered.view.walk)
+    memory = KernelMemory(machine, machine, recovered.view.walk, MemoryDump(machine.read_physical))
     unpatched = UnpatchedText(registry)
     layouts = partial(objfiles.layouts, recovered.build)
     linux = LinuxGuest.of(recovered, machine, memory, isa, arch, unpatched, progress, GdbSymbols(), layouts)

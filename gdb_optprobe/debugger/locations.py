@@ -93,10 +93,10 @@ class Locations:
     def _matching(self, pattern: str, module: str) -> tuple[int, ...]:
         if self._symbols is None:
             raise OptprobeError("a glob needs the guest's symbols", "name one function")
-        own = () if module else self._symbols.matching(pattern, functions_only=True)
+        own = set[int]() if module else self._symbols.functions_matching(pattern)
         matches = re.compile(translate(pattern)).match
         loaded = self._modules.names(module) if self._modules is not None else iter(())
-        starts = {symbol.address for symbol in own} | {at for name, at in loaded if matches(name)}
+        starts = own | {at for name, at in loaded if matches(name)}
         if not starts:
             raise OptprobeError(f"no function matches '{pattern}'")
         return self._entries(starts)

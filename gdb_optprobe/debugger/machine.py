@@ -28,7 +28,7 @@ from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.program_frames import StoppedPrograms
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.machine import Memory, Vcpu
+from gdb_optprobe.guest.machine import Memory, ReadsMany, Vcpu
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.abi import SystemRegisters
 from gdb_optprobe.isa.record import Isa
@@ -65,6 +65,11 @@ class GdbMachine:
 
     def read(self, address: int, size: int) -> bytes:
         return self.memory.read(address, size)
+
+    def read_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        if isinstance(self.memory, ReadsMany):
+            return self.memory.read_many(spans)
+        return [self.read(start, end - start) for start, end in spans]
 
     def write(self, address: int, data: bytes) -> None:
         self.memory.write(address, data)

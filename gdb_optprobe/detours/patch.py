@@ -112,9 +112,10 @@ def exchange_in_runs(
             for one, other in zip(before, after, strict=True):
                 written.append((one, other))
                 memory.write(other.address, other.data)
-            for wanted_run, found_run in zip(after, runs.read(places, memory), strict=True):
-                if found_run != wanted_run:
-                    raise TextChanged(wanted_run.address, wanted_run.data, found_run.data)
+            held_now = runs.read_spans([(one.address, one.end) for one in after], memory)
+            for wanted_run, data in zip(after, held_now, strict=True):
+                if data != wanted_run.data:
+                    raise TextChanged(wanted_run.address, wanted_run.data, data)
         except OptprobeError:
             for one, _ in reversed(written):
                 with suppress(OptprobeError):  # the first error tells; what cannot be written was not written before

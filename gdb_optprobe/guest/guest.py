@@ -12,7 +12,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
-from gdb_optprobe.guest.text import FtraceSite, Function, Text
+from gdb_optprobe.guest.text import Function, IdleSites, Text
 from gdb_optprobe.isa.record import Isa
 
 
@@ -104,12 +104,12 @@ class Guest(ABC):
         """Return why calls of the function with its entry at `address` may not pass there, in words; else ""."""
         return ""
 
-    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
-        """Return, ascending, the sites at `addresses` that no tracer has used and that nothing else rewrites.
+    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+        """Return the sites at `addresses` that no tracer has used and that nothing else rewrites.
 
         All is asked at once that the planner asks of one: the kind of text, the guest's tables, its kprobes, the bytes.
         """
-        return ()
+        return IdleSites()
 
     def trap_calls(self) -> TrapCalls:
         """Return the calls of the guest's handler of traps. Raises OptprobeError where they are not known."""

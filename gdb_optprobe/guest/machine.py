@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,14 @@ class Memory(Protocol):
     def read(self, address: int, size: int) -> bytes: ...
 
     def write(self, address: int, data: bytes) -> None: ...
+
+
+@runtime_checkable
+class ReadsMany(Protocol):
+    """Memory that can be read at thousands of places at once."""
+
+    def read_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return what memory holds in each of `spans`, ascending (start, end) pairs. Raises Unreadable."""
 
 
 class PhysicalMemory(Protocol):

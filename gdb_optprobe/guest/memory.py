@@ -8,7 +8,7 @@ walk of the kernel's own page tables gives.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from gdb_optprobe.errors import Unreadable
@@ -24,6 +24,12 @@ KERNEL_BIT = 63
 Walk = Callable[[int], tuple[int, int] | None]
 
 
+# From pieces of physical memory, (address, size), to what they hold; None where that cannot be had at once.
+Dump = Callable[[Sequence[tuple[int, int]]], list[bytes] | None]
+NEAR, MOST_AT_ONCE = 1 << 16, 1 << 26
+"""Bytes between two pieces that are read along; bytes of a piece."""
+
+
 class VirtualMemory(Protocol):
     """Memory as the selected vCPU sees it. Raises errors.Unreadable."""
 
@@ -35,10 +41,13 @@ class VirtualMemory(Protocol):
 class KernelMemory:
     """`machine.Memory` over a fast view that may lack the kernel and a slow one that has it.
 
-    walk: the kernel's page tables, as they are now; its answers are kept until `forget`.
+    walk: the kernel's page tables, as they are now; its answers are kept until `forget`. dump: reads much at once.
     """
 
-    def __init__(self, virtual: VirtualMemory, physical: PhysicalMemory, walk: Walk) -> None:
+    def __init__(
+        self, virtual: VirtualMemory, physical: PhysicalMemory, walk: Walk, dump: Dump | None = None
+    ) -> None:
+        self._dump = dump
         self._virtual = virtual
         self._physical = physical
         self._walk = walk
@@ -66,6 +75,27 @@ class KernelMemory:
         data = b"".join([read(at, length) for at, length in self._extents(address, size)])
         self._blind = True
         return data
+
+    def read_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See machine.ReadsMany: what lies near each other in physical memory is read at once, if that is possible."""
+        if self._dump is None or not all(start >> KERNEL_BIT & 1 for start, _ in spans):
+            return [self.read(start, end - start) for start, end in spans]
+        extents = [self._extents(start, end - start) for start, end in spans]
+        pieces: list[tuple[int, int]] = []
+        for at, size in sorted(extent for some in extents for extent in some):
+            if pieces and at - pieces[-1][1] <= NEAR and at + size - pieces[-1][0] <= MOST_AT_ONCE:
+                pieces[-1] = pieces[-1][0], max(pieces[-1][1], at + size)
+            else:
+                pieces.append((at, at + size))
+        if (held := self._dump([(start, end - start) for start, end in pieces])) is None:
+            return [self.read(start, end - start) for start, end in spans]
+        starts = [start for start, _ in pieces]
+
+        def part(at: int, size: int) -> bytes:
+            place = bisect_right(starts, at) - 1
+            return held[place][at - starts[place] : at - starts[place] + size]
+
+        return [b"".join([part(at, size) for at, size in some]) for some in extents]
 
     def write(self, address: int, data: bytes) -> None:
         if not data:

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.guest.machine import Memory, ReadsMany
 
 LONGEST = 1984
 """Bytes of a run: a packet of QEMU 7.2 holds no more."""
+MANY = 64
+"""Runs that are worth reading at once where that is possible."""
 GAP = 1024
 """Bytes between two places that cost less than another packet."""
 
@@ -48,21 +50,40 @@ def bounds(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 def read(places: Iterable[tuple[int, int]], memory: Memory) -> list[Run]:
     """Return the runs that hold `places`, ascending pairs, as memory holds them now."""
-    return [Run(start, memory.read(start, end - start)) for start, end in bounds(places)]
+    spans = list(bounds(places))
+    return [Run(start, data) for (start, _), data in zip(spans, read_spans(spans, memory), strict=True)]
+
+
+def read_spans(spans: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
+    """Return what memory holds in each of `spans`, ascending (start, end) pairs. Raises Unreadable."""
+    if len(spans) >= MANY and isinstance(memory, ReadsMany):
+        return memory.read_many(spans)
+    return [memory.read(start, end - start) for start, end in spans]
 
 
 def heads(addresses: Sequence[int], size: int, memory: Memory) -> Iterator[bytes]:
     """Yield `size` bytes at each of the ascending `addresses`; none of those in a run that cannot be read."""
     following = iter(addresses)
     address = next(following, None)
-    for start, end in bounds((one, one + size) for one in addresses):
-        try:
-            data = memory.read(start, end - start)
-        except Unreadable:
-            data = b""
+    spans = list(bounds((one, one + size) for one in addresses))
+    for (start, end), data in zip(spans, _readable(spans, memory), strict=True):
         while address is not None and address + size <= end:
             yield data[address - start : address - start + size]
             address = next(following, None)
+
+
+def _readable(spans: Sequence[tuple[int, int]], memory: Memory) -> Iterator[bytes]:
+    """Yield what memory holds in each of `spans`; nothing of those that cannot be read."""
+    try:
+        yield from read_spans(spans, memory)
+        return
+    except Unreadable:
+        pass
+    for start, end in spans:
+        try:
+            yield memory.read(start, end - start)
+        except Unreadable:
+            yield b""
 
 
 def at(places: Sequence[tuple[int, int]], runs: Sequence[Run]) -> Iterator[bytes]:

@@ -173,6 +173,20 @@ class SymbolTable:
         found = (self._symbol(index) for index, name in enumerate(names) if matches(name))
         return [symbol for symbol in found if not functions_only or self._is_function(symbol)]
 
+    def functions_matching(self, glob: str) -> set[int]:
+        """Return the addresses of the functions that `matching` finds."""
+        matches = re.compile(translate(glob)).match
+        names, types, addresses = self.symbols.names, self.symbols.types, self.symbols.addresses
+        found = {addresses[at] for at, kind in enumerate(types) if kind in FUNCTION_TYPES and matches(names[at])}
+        if not self.text:
+            return found
+        ordered = sorted(found)
+        return {
+            address
+            for start, end in self.text
+            for address in ordered[bisect_left(ordered, start) : bisect_left(ordered, end)]
+        }
+
     def functions(self) -> Iterator[Symbol]:
         """Yield every function, ascending; one symbol of each address (see `at`)."""
         last = None

@@ -100,6 +100,17 @@ class FtraceSite:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleSites:
+    """Sites that no tracer is at, ascending: all hold the same bytes."""
+
+    addresses: Sequence[int] = ()
+    idle: bytes = b""
+
+    def site(self, address: int) -> FtraceSite:
+        return FtraceSite(address, len(self.idle), False, self.idle)
+
+
+@dataclass(frozen=True, slots=True)
 class Foreign:
     """A patch at `address` that is not ours; which instructions it covers is not known. why: in words, where that
     helps.

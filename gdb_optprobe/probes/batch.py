@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
@@ -27,7 +27,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
-from gdb_optprobe.guest.text import FtraceSite
+from gdb_optprobe.guest.text import FtraceSite, IdleSites
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import LONGEST, OutOfReach
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
@@ -69,11 +69,11 @@ class Batches:
         Raises OptprobeError, the guest as it was.
         """
         sites = self._sites(spec, addresses)
-        if len(sites) < LEAST or (sample := self._sample(sites[0], spec)) is None:
+        if len(sites.addresses) < LEAST or (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
             return None
         with held():
             try:
-                block = self._allocate(spec, array("Q", [site.address for site in sites]), sample)
+                block = self._allocate(spec, array("Q", sites.addresses), sample)
             except Refused:
                 return None
             if block is None:
@@ -89,25 +89,25 @@ class Batches:
                 self.target.stops.take_back(address)
         return block
 
-    def _sites(self, spec: Spec, addresses: Sequence[int]) -> list[FtraceSite]:
-        """Return the sites among `addresses` that are idle and on which nothing else is, ascending."""
+    def _sites(self, spec: Spec, addresses: Sequence[int]) -> IdleSites:
+        """Return the sites among `addresses` that are idle and on which nothing else is."""
         if not spec.is_plain_count or spec.is_return or spec.in_program or spec.has_python_handler:
-            return []
+            return IdleSites()
         limits = self.optimizer.limits([spec])
         if len(addresses) < LEAST or not may_share_detour(limits):
-            return []
+            return IdleSites()
         return self._free(self.target.guest.idle_sites(addresses))
 
-    def _free(self, sites: Sequence[FtraceSite]) -> list[FtraceSite]:
-        """Return those of `sites`, ascending, on and around which nothing of the user's or of other probes is."""
-        starts, taken = [site.address for site in sites], set[int]()
+    def _free(self, sites: IdleSites) -> IdleSites:
+        """Return those of `sites` on and around which nothing of the user's or of other probes is."""
+        starts, taken = sites.addresses, set[int]()
         around = [(at - LONGEST, at + LONGEST) for at in (*self.target.debugger.breakpoints(), *self._occupied())]
         # A program there would have to leave alone what a probe of the function reads.
         for first, behind in (*around, *self.optimizer.read_registers.functions()):
-            taken.update(range(bisect_left(starts, first), bisect_left(starts, behind)))
+            taken.update(starts[bisect_left(starts, first) : bisect_left(starts, behind)])
         for block in self.registry.blocks:
-            taken.update(index for index, start in enumerate(starts) if block.at(start) is not None)
-        return [site for index, site in enumerate(sites) if index not in taken] if taken else list(sites)
+            taken.update(block.sites[index] for index in block.members)
+        return replace(sites, addresses=[start for start in starts if start not in taken]) if taken else sites
 
     def _occupied(self) -> Iterator[int]:
         """Yield where probes and patches are that are in no block."""
@@ -347,7 +347,7 @@ class Batches:
     def _unpack_in_the_way(self, block: CountBlock) -> list[Probe]:
         """Have members leave a disabled block that cannot be written as they were: something came there meanwhile."""
         self.registry.blocks.remove(block)  # it is in its own way
-        idle = {site.address for site in self._free(self.target.guest.idle_sites(block.sites))}
+        idle = frozenset(self._free(self.target.guest.idle_sites(block.sites)).addresses)
         self.registry.add_block(block)
         return [self.unpack(block, index) for index in list(block.members) if block.sites[index] not in idle]
 

@@ -50,10 +50,11 @@ class SiteTracer:
     def hold_all(self, addresses: Sequence[int]) -> None:
         """Do as `hold` with the site at each, of the kernel's own text, in few writes: all or none."""
         states = self._text.ftrace.states(addresses)
-        for address in addresses:
-            if (state := states.get(address)) is None:
-                raise NoSuchRecord(f"the tracer's record of {self._text.spell(address)} is gone")
-            if is_in_use(state[1]):
+        if len(states) < len(addresses):
+            at = next(address for address in addresses if address not in states)
+            raise NoSuchRecord(f"the tracer's record of {self._text.spell(at)} is gone")
+        for address, (_, flags) in states.items():
+            if is_in_use(flags):
                 raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(address)))
         self._set_disabled(states, True)
         self._still_disabled.difference_update(addresses)

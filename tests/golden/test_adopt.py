@@ -31,7 +31,8 @@ def reported(session: Session) -> str:
     lines: list[str] = []
     Json(lines.append).report(session.reports())
     states = [f"{view.number} {view.kind} {view.state} {' '.join(view.tags)}".strip() for view in session.views()]
-    return "".join([*(line for line in "".join(lines).splitlines(keepends=True) if '"cost"' not in line), *(f"{state}\n" for state in states)])
+    counted = (line for line in "".join(lines).splitlines(keepends=True) if '"cost"' not in line)
+    return "".join([*counted, *(f"{state}\n" for state in states)])
 
 
 def test_probes_of_another_version_are_adopted() -> None:

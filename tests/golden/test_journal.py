@@ -83,7 +83,8 @@ def test_what_is_written_of_blocks() -> None:
 
 
 def test_blocks_are_read() -> None:
-    state = {key: value for line in golden("journal_blocks.txt").splitlines() for key, value in json.loads(line).items()}
+    items = [json.loads(line) for line in golden("journal_blocks.txt").splitlines()]
+    state = {key: value for item in items for key, value in item.items()}
     guest = as_it_was()
     left = decode(state, Bounds(TEXT, (CODE,), DATA, FILL), guest, X86_64)
     live, dead = left.blocks

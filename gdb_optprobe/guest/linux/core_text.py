@@ -19,7 +19,7 @@ from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, Mark
+from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, IdleSites, Mark
 
 LARGEST = 1 << 20
 """More bytes than any function has: a longer symbol is padding."""
@@ -122,19 +122,19 @@ class CoreText(ABC):
     def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
         return self.ftrace.sites(start, end)
 
-    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
+    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
         """See guest.Guest.idle_sites."""
         if self.originals.missing:
-            return ()
+            return IdleSites()
         ordinary, idle = self._ordinary_sites, self.ftrace.idle
-        states = self.ftrace.states(at for at in addresses if at in ordinary)
+        states = self.ftrace.states(ordinary.intersection(addresses))
         probed = {at for probe in self.originals.kprobes(*self._text) for at in range(probe.address, probe.end)}
         found = sorted(ip for ip, (_, flags) in states.items() if not flags)
         if probed:
             found = [ip for ip in found if probed.isdisjoint(range(ip, ip + len(idle)))]
         places = [(ip, ip + len(idle)) for ip in found]
         held = runs.at(places, runs.read(places, self._kernel.memory))
-        return [FtraceSite(ip, len(idle), False, idle) for ip, data in zip(found, held, strict=True) if data == idle]
+        return IdleSites([ip for ip, data in zip(found, held, strict=True) if data == idle], idle)
 
     @cached_property
     def _ordinary_sites(self) -> frozenset[int]:

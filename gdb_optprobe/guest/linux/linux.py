@@ -29,7 +29,7 @@ from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.scope import Debug, DebuggerSymbols, NoDebuggerSymbols
 from gdb_optprobe.guest.scope import Site as Probed
-from gdb_optprobe.guest.text import FtraceSite, Function
+from gdb_optprobe.guest.text import Function, IdleSites
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.ir import Expr
@@ -256,7 +256,7 @@ class LinuxGuest(Guest):
         except OptprobeError as error:
             return Missing(error.message, error.hint)
 
-    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
+    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
         return self.text.core.idle_sites(addresses)
 
     def trap_calls(self) -> TrapCalls:

@@ -16,7 +16,7 @@ from gdb_optprobe.guest.linux.ftrace_sites import NO_SITE, FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module, Modules, State
-from gdb_optprobe.guest.text import Area, FtraceSite, Function, Mark, Text
+from gdb_optprobe.guest.text import Area, FtraceSite, Function, IdleSites, Mark, Text
 
 Identity = tuple[object, ...]
 # A limit (budget.py) on symbols of all modules: a desktop's 200 have 60,000. The rest is ignored.
@@ -42,7 +42,7 @@ class KernelCode(Text, Protocol):
 
     def forget(self) -> None: ...
 
-    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
+    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
         """See guest.Guest."""
 
 

@@ -35,7 +35,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.symbols import SymbolTable
-from gdb_optprobe.guest.text import FtraceSite, Function, Overlay, Text
+from gdb_optprobe.guest.text import Function, IdleSites, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.codegen import ProbeReadCode
 from gdb_optprobe.isa.record import Isa
@@ -76,7 +76,7 @@ class LinuxText(Text, Protocol):
     def forget(self) -> None:
         """Drop what was read: the guest has run, or a probe's branch was written or removed."""
 
-    def idle_sites(self, addresses: Sequence[int]) -> Sequence[FtraceSite]:
+    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
         """See guest.Guest."""
 
 

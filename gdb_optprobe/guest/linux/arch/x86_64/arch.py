@@ -55,8 +55,10 @@ PAD = 4
 """Bytes of a landing pad."""
 LANDING_PAD = bytes.fromhex("f3 0f 1e fa")  # endbr64
 SITE = bytes.fromhex("0f 1f 44 00 00")  # a tracer's site: longer than a pad
-OTHERS = {bytes([one]) for one in (0x0F, 0x66, 0xCC, 0xE9)}
-"""First bytes of a nop as long as a pad, which seals it, or of a patch over a pad."""
+PATCHES = {b"\xcc", b"\xe9"}
+"""First bytes of a patch that may be over a pad."""
+NOPS = tuple(map(bytes.fromhex, ("0f1f", "660f1f", "6666")))
+"""How a nop as long as a pad begins, which seals it."""
 
 
 class _Linux:
@@ -104,7 +106,8 @@ class _Linux:
     def entry_by_head(self, function: int, head: bytes) -> int | None:
         if head.startswith(LANDING_PAD):
             return function + PAD
-        is_plain = head[:1] not in OTHERS or head.startswith(SITE)
+        # What may be a sealed pad, a nop of four bytes, or a patch over anything, is looked at.
+        is_plain = head.startswith(SITE) or not (head[:1] in PATCHES or head.startswith(NOPS))
         return function if head and is_plain else None
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
