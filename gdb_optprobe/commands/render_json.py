@@ -93,8 +93,9 @@ class Json:
 # Marks, in the text of one row, where each member of a CountsView has something of its own.
 _NUMBER, _HITS = 0x1EE7_0001_0001, 0x1EE7_0002_0002
 _AT, _DETOUR = 0x1EE7_0003_0003, 0x1EE7_0004_0004
-_NAME, _BRANCH = "1ee7_0005_0005", bytes.fromhex("1ee700060006")
-_OWN = re.compile("|".join((str(_NUMBER), str(_HITS), hex(_AT), hex(_DETOUR), json.dumps(_NAME), pairs(_BRANCH))))
+_NAME, _BRANCH, _BEFORE = "1ee7_0005_0005", bytes.fromhex("1ee700060006"), bytes.fromhex("1ee700070007")
+_MARKS = (str(_NUMBER), str(_HITS), hex(_AT), hex(_DETOUR), json.dumps(_NAME), pairs(_BRANCH), pairs(_BEFORE))
+_OWN = re.compile("|".join(_MARKS))
 
 
 def _texts(part: ProbeView | CountsView, text_of: Callable[[ProbeView], str]) -> Iterable[str]:
@@ -108,6 +109,7 @@ def _texts(part: ProbeView | CountsView, text_of: Callable[[ProbeView], str]) ->
         hits=_HITS,
         address=_AT,
         symbol=_NAME,
+        original_bytes=_BEFORE,
         patched_bytes=_BRANCH if part.branches else b"",
         detour=replace(detour, address=_DETOUR) if detour is not None else None,
     )
@@ -119,6 +121,7 @@ def _texts(part: ProbeView | CountsView, text_of: Callable[[ProbeView], str]) ->
         hex(_DETOUR): map(hex, count(start, part.step)),
         json.dumps(_NAME): map(json.dumps, part.symbols),
         pairs(_BRANCH): map(pairs, part.branches),
+        pairs(_BEFORE): map(pairs, part.originals),
     }
     text = text_of(model)
     form = _OWN.sub("%s", text.replace("%", "%%"))

@@ -26,6 +26,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot, Slots
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.isa.record import Isa
 
 CODE_STEP = 8
 DATA_STEP = 8
@@ -405,7 +406,9 @@ class Arena:
         """Return the pages of code that hold pads."""
         return tuple((page.address, page.end) for page in self._pages)
 
-    def adopt(self, earlier: ArenaContents, memory: Memory, handlers: Collection[int] = ()) -> None:
+    def adopt(
+        self, earlier: ArenaContents, memory: Memory, isa: Isa, handlers: Collection[int] = ()
+    ) -> None:
         """Adopt what an earlier session's journal lists: code that saved PCs may be inside, data still in use.
 
         handlers: the kernel's; code before them may lead, by a table, to other code of the earlier session.
@@ -431,7 +434,7 @@ class Arena:
             for start, end in block.runs():
                 code, _ = block.piece(start, end)
                 if self.code.claim(code.address, code.size) is not None:
-                    self.retire(code, block.left_code(start, end, memory.read(code.address, code.size)))
+                    self.retire(code, block.left_code(start, end, memory.read(code.address, code.size), isa))
         for slot in earlier.data:
             self.data.claim(slot.address, slot.size)
         self._references |= earlier.references

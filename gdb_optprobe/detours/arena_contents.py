@@ -100,9 +100,9 @@ class BlockRecord(Block):
 
 def block_value(block: Block, first: int, probe: Mapping[str, Any] | None) -> list[Any]:
     """Return what the journal keeps of a block. probe: see BlockRecord; None where they are no probes any more."""
-    start, *others = block.sites
-    steps = [one - before for before, one in pairwise((start, *others))]
-    return [block.step, block.data.address, block.original.hex(), first, probe, start, steps]
+    steps = [one - before for before, one in pairwise(block.sites)]
+    originals = block.originals[0].hex() if block.traced else [each.hex() for each in block.originals]
+    return [block.step, block.data.address, originals, first, probe, block.sites[0], steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +213,13 @@ def restoring_patches(contents: ArenaContents, memory: Memory, isa: Isa) -> tupl
 
 def _branches_of(block: BlockRecord, memory: Memory, isa: Isa) -> Iterator[Patch]:
     """Yield the patches that take the branches of a block out of the text, where they are in it. Raises TextChanged."""
-    places, original = block.places(), block.original
+    places = block.places()
     held = runs.at(places, runs.read(places, memory))
     try:
         branches = block.branches(isa)
     except OutOfReach:
         raise Damaged(f"the block at {block.code.address:#x} cannot be reached from its sites") from None
-    for (address, _), found, branch in zip(places, held, branches, strict=True):
+    for (address, _), found, branch, original in zip(places, held, branches, block.texts(), strict=True):
         if found == branch:
             yield Patch(address, found, original)
         elif found != original and block.is_live:
@@ -293,23 +293,34 @@ def _code(slot: Slot, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> D
 
 
 def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRecord:
-    step, data, original, first, probe, start, steps = validate.row(value, 7)
+    step, data, originals, first, probe, start, steps = validate.row(value, 7)
     step = validate.number(step, LARGEST_STEP, 1)
     places = [*accumulate(validate.numbers(steps, MOST_SITES, least=1), initial=validate.number(start))]
     sites = array("Q", places[: bisect_left(places, validate.WORD)])
     if len(sites) < len(places):
         raise ValueError(f"sites of the block at {at:#x} are at no address")
-    original = validate.data(original, LONGEST)
+    traced = isinstance(originals, str)
+    listed = [originals] * len(sites) if traced else validate.row(originals, len(sites))
+    texts = [validate.data(each, LONGEST) for each in (listed[:1] if traced else listed)]
+    texts = texts * len(sites) if traced else texts
     code = _checked_inside(Slot(at, step * len(sites)), *bounds.code)
     counters = _checked_inside(Slot(validate.number(data), WORD * len(sites)), bounds.data)
-    _checked_inside(Slot(sites[0], sites[-1] + len(original) - sites[0]), bounds.text)
+    _checked_inside(Slot(sites[0], sites[-1] + len(texts[-1]) - sites[0]), bounds.text)
+    if any(one + len(text) > other for text, (one, other) in zip(texts, pairwise(sites), strict=False)):
+        raise ValueError(f"sites of the block at {at:#x} overlap")
     if probe is not None and not isinstance(probe, dict):
         raise ValueError(f"what is noted of the probes of the block at {at:#x}")
-    gone = [index for index in range(len(sites)) if at + index * step in out]
-    number = validate.number(first, LARGEST_NUMBER, 1)
     return BlockRecord(
-        sites=sites, original=original, code=code, data=counters, step=step, out=gone,
-        first=number, is_live=probe is not None, probe=probe or {},
+        sites=sites,
+        originals=texts,
+        code=code,
+        data=counters,
+        step=step,
+        traced=traced,
+        out=[index for index in range(len(sites)) if at + index * step in out],
+        first=validate.number(first, LARGEST_NUMBER, 1),
+        is_live=probe is not None,
+        probe=probe or {},
     )
 
 

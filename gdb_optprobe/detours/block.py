@@ -1,4 +1,4 @@
-"""Detours of one size that follow one another, with a word of data each: thousands of counts at tracer's sites.
+"""Detours of one size that follow one another, with a word of data each: thousands of counts at functions' entries.
 
     sites      ┌────┬────┬────┬────┐               text       a branch at sites[n]
                │    │    │    │    │               detour     code + n * step ─┐
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import aggregate
 
@@ -26,15 +27,17 @@ WORD = 8
 
 @dataclass(kw_only=True)
 class Block:
-    """sites: ascending. original: what the text holds at each without a branch. code, data: memory of all members,
-    those that are out too. out: indexes of the members that are not in the block any more, ascending.
+    """sites: ascending. originals: what the text holds at each without a branch. code, data: memory of all members,
+    those that are out too. traced: whether the sites are the tracer's; else other instructions are displaced.
+    out: indexes of the members that are not in the block any more, ascending.
     """
 
     sites: array[int]
-    original: bytes
+    originals: Sequence[bytes]
     code: Slot
     data: Slot
     step: int
+    traced: bool = True
     out: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -109,7 +112,7 @@ class Block:
         code, data = self.slot(start).address, self.counter(start).address
         return Slot(code, (end - start) * self.step), Slot(data, (end - start) * WORD)
 
-    def left_code(self, start: int, end: int, data: bytes) -> Detour:
+    def left_code(self, start: int, end: int, data: bytes, isa: Isa) -> Detour:
         """Return the code of the indexes from `start` to before `end` as one detour that nothing leads to any more.
 
         data: what it holds.
@@ -117,14 +120,23 @@ class Block:
         code, _ = self.piece(start, end)
         slots = range(code.address, code.end, self.step)
         origins = tuple(zip(slots, self.sites[start:end], strict=True))
-        return Detour(code.address, data, self.sites[start], origins)
+        exits: list[Insn] = []
+        # A count at a tracer's site leaves to behind the site, where no branch over several instructions can lead.
+        for at in () if self.traced else slots:
+            insns = isa.decode(data[at - code.address :][: self.step], at)
+            exits += (insn for insn in insns if insn.target is not None and not at <= insn.target < at + self.step)
+        return Detour(code.address, data, self.sites[start], origins, exits=tuple(exits))
 
     # all members at once ---------------------------------------------------------------------------------------------
 
     def places(self) -> list[tuple[int, int]]:
         """Return where in the text the members are, as (start, end)."""
-        size = len(self.original)
-        return [(self.sites[index], self.sites[index] + size) for index in self.members]
+        sites, originals = self.sites, self.originals
+        return [(sites[index], sites[index] + len(originals[index])) for index in self.members]
+
+    def texts(self) -> list[bytes]:
+        """Return what the text holds at the members without their branches."""
+        return [self.originals[index] for index in self.members]
 
     def branches(self, isa: Isa) -> list[bytes]:
         """Return the branch of each member. Raises OutOfReach."""

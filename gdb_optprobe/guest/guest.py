@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
@@ -110,6 +110,19 @@ class Guest(ABC):
         All is asked at once that the planner asks of one: the kind of text, the guest's tables, its kprobes, the bytes.
         """
         return IdleSites()
+
+    def own_kprobes(self) -> Collection[int]:
+        """Return where the guest has kprobes of its own."""
+        return ()
+
+    def bounds(self, address: int) -> tuple[int, int] | None:
+        """Return start and end of the function around `address`; None where none is known."""
+        found = self.text.function(address)
+        return (found.start, found.end) if found is not None else None
+
+    def read_ahead(self) -> None:
+        """Read the text at once that many plans are about to be made from."""
+        return
 
     def trap_calls(self) -> TrapCalls:
         """Return the calls of the guest's handler of traps. Raises OptprobeError where they are not known."""

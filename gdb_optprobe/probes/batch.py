@@ -1,10 +1,12 @@
-"""Counts at thousands of tracer's sites, put in and taken out together (count_block.py).
+"""Counts at thousands of functions' entries, put in and taken out together (count_block.py).
 
-    addresses ──► sites that are idle ──► a block of detours, a block of counters ──► flags ──► branches
-                  one plan for all         written and read back in large pieces        by runs (guest/runs.py)
+    addresses ──► tracer's sites that are idle ──► one block, one plan for all ──────┐
+            └───► other entries, each planned  ──► a block for each size and cost ───┴─► journal ─► code ─► branches
+                  nothing of the user's or of another probe may be in their functions
 A site is a nop of one instruction that nothing else rewrites, so its plan is known without decoding, and no thread can
-be inside it. A detour counts and calls nothing, so it is safe wherever the kernel may call its own tracer. The journal
-has the whole block as one item before the first byte is written.
+be inside it. Plans of other entries are kept as long as they hold (entry_plans.py). A detour counts and calls nothing,
+so it is safe wherever the kernel may call its own tracer. The journal has each block as one item before the first byte
+of it is written; code and counters are written and read back in large pieces, the text by runs (guest/runs.py).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
@@ -23,15 +25,18 @@ from gdb_optprobe.detours.detour import build_count
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.planner import Plan, may_share_detour
-from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.text import FtraceSite, IdleSites
 from gdb_optprobe.interrupts import held
-from gdb_optprobe.isa.base import LONGEST, OutOfReach
+from gdb_optprobe.isa.base import LONGEST, OutOfReach, Unrelocatable
+from gdb_optprobe.probes import quiescence_wait
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
+from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.entry_plans import EntryPlans, Shape
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.journal_records import ProbeRecord, probe_value, write_probe
@@ -44,8 +49,8 @@ from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
-LEAST = 64
-"""Probes that are worth a batch."""
+LEAST, FEWEST = 64, 8
+"""Probes that are worth a batch, and a block of one."""
 _PRESERVED = PreservedRegisters()
 
 
@@ -57,46 +62,102 @@ class Batches:
     registry: Registry
     optimizer: Optimizer
     settings: Callable[[], Settings]
+    plans: EntryPlans = field(default_factory=EntryPlans)
 
     def __post_init__(self) -> None:
         self.registry.unpack = self.unpack
 
     # into the guest --------------------------------------------------------------------------------------------------
 
-    def add(self, spec: Spec, addresses: Sequence[int]) -> CountBlock | None:
+    def add(self, spec: Spec, addresses: Sequence[int]) -> list[CountBlock]:
         """Put a count of `spec` at those of `addresses` where a batch can: all of them, or none.
 
         Raises OptprobeError, the guest as it was.
         """
-        sites = self._sites(spec, addresses)
-        if len(sites.addresses) < LEAST or (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
-            return None
+        if not self._may_be_together(spec, addresses):
+            return []
+        sites = self._free(self.target.guest.idle_sites(addresses))
+        others = self._plans_of(spec, set(addresses).difference(sites.addresses))
+        added: list[CountBlock] = []
         with held():
             try:
-                block = self._allocate(spec, array("Q", sites.addresses), sample)
-            except Refused:
-                return None
-            if block is None:
-                return None
-            arena = self.optimizer.take_arena()
-            try:
-                self._write(block, arena)
+                added += self._add_traced(spec, sites)
+                added += self._add_others(spec, others)
             except BaseException:
-                self._forget(block, arena)
+                for block in added:
+                    self.remove(block)
                 raise
-            self.registry.add_block(block)
-            for address in self._stopped_at(block):
-                self.target.stops.take_back(address)
-        return block
+        return added
 
-    def _sites(self, spec: Spec, addresses: Sequence[int]) -> IdleSites:
-        """Return the sites among `addresses` that are idle and on which nothing else is."""
+    def _may_be_together(self, spec: Spec, addresses: Sequence[int]) -> bool:
         if not spec.is_plain_count or spec.is_return or spec.in_program or spec.has_python_handler:
-            return IdleSites()
+            return False
+        return len(addresses) >= LEAST and may_share_detour(self.optimizer.limits([spec]))
+
+    def _add_traced(self, spec: Spec, sites: IdleSites) -> Iterator[CountBlock]:
+        if len(sites.addresses) < LEAST or (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
+            return
+        isa, arena = self.target.guest.isa, self.optimizer.take_arena()
+        at = arena.free_code(sample.head, isa.branch_reach)
+        size = build_count(sample, isa, at, at + COUNTER_DISTANCE).size
+        originals = [sample.original] * len(sites.addresses)
+        yield from self._add_block(spec, array("Q", sites.addresses), originals, size, [sample])
+
+    def _add_others(self, spec: Spec, plans: Sequence[Plan]) -> Iterator[CountBlock]:
+        """Add blocks of those of `plans` which no thread is in the way of, and that are enough to be a block."""
+        if len(plans) < LEAST:
+            return
+        guest, arena = self.target.guest, self.optimizer.take_arena()
+        waits = [plan for plan in plans if self.optimizer.must_be_quiescent(plan)]
+        if waits and arena.retired:
+            self.optimizer.collector.collect(arena, Trigger.BRANCH)
+        busy = {head for head, why in quiescence_wait.find_busy(waits, (), guest, arena).items() if why}
+        shapes: dict[Shape, list[Plan]] = {}
+        for plan in plans:
+            if plan.head not in busy and (shape := self.plans.shape(plan, guest.isa, arena)) is not None:
+                shapes.setdefault(shape, []).append(plan)
+        for shape, some in shapes.items():
+            if len(some) >= FEWEST:
+                sites = array("Q", [plan.head for plan in some])
+                yield from self._add_block(spec, sites, [plan.original for plan in some], shape.size, some)
+
+    def _add_block(
+        self, spec: Spec, sites: array[int], originals: Sequence[bytes], size: int, plans: Sequence[Plan]
+    ) -> Iterator[CountBlock]:
+        """Add a block, unless there is no memory for it. Raises OptprobeError with nothing of it in the guest."""
+        try:
+            block = self._allocate(spec, sites, originals, size, plans)
+        except Refused:
+            return
+        if block is None:
+            return
+        arena = self.optimizer.take_arena()
+        try:
+            if not self._write(block, arena):
+                self._forget(block, arena)
+                return
+        except BaseException:
+            self._forget(block, arena)
+            raise
+        self.registry.add_block(block)
+        for address in self._stopped_at(block):
+            self.target.stops.take_back(address)
+        yield block
+
+    def _plans_of(self, spec: Spec, addresses: Collection[int]) -> list[Plan]:
+        """Return plans for those of `addresses` that have no tracer's site and nothing else in their functions."""
+        guest = self.target.guest
+        occupied = sorted({*self.target.debugger.breakpoints(), *self._occupied()})
+
+        def is_alone(address: int) -> bool:
+            start, end = guest.bounds(address) or (address, address + 1)
+            place = bisect_left(occupied, start)
+            inside = place < len(occupied) and occupied[place] < end
+            return not inside and not any(block.has_within(start, end) for block in self.registry.blocks)
+
+        alone = [address for address in sorted(addresses) if is_alone(address)]
         limits = self.optimizer.limits([spec])
-        if len(addresses) < LEAST or not may_share_detour(limits):
-            return IdleSites()
-        return self._free(self.target.guest.idle_sites(addresses))
+        return self.plans.of(alone, guest, limits, lambda address: self.optimizer.plan(address, [spec]))
 
     def _free(self, sites: IdleSites) -> IdleSites:
         """Return those of `sites` on and around which nothing of the user's or of other probes is."""
@@ -125,40 +186,43 @@ class Batches:
         alike = plan.ftrace is not None and plan.base is None and whole
         return plan if plan.tier is Tier.OPTIMIZED and alike else None
 
-    def _allocate(self, spec: Spec, sites: array[int], sample: Plan) -> CountBlock | None:
+    def _allocate(
+        self, spec: Spec, sites: array[int], originals: Sequence[bytes], size: int, plans: Sequence[Plan]
+    ) -> CountBlock | None:
         """Return a block with memory; None where the code memory holds something. Raises Refused."""
-        isa = self.target.guest.isa
-        arena = self.optimizer.take_arena()
-        at = arena.free_code(sample.head, isa.branch_reach)
-        size = build_count(sample, isa, at, at + COUNTER_DISTANCE).size
+        isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         step = -(-size // arena.code_step) * arena.code_step
-        bounds = sites[0], sites[-1] + len(sample.original)
+        bounds = sites[0], sites[-1] + len(originals[-1])
         code, data = arena.allocate_counts(len(sites), step, WORD, bounds, isa.branch_reach, isa.data_reach)
         if not arena.claim_block(code, self.target.guest.machine):
             arena.free_counts(code, data)
             return None
         return CountBlock(
             sites=sites,
-            original=sample.original,
+            originals=originals,
             code=code,
             data=data,
             step=step,
+            traced=plans[0].ftrace is not None,
             isa=isa,
             spec=spec,
             sizes=sizes_of(self.settings()),
             first=self.registry.take_numbers(len(sites)),
-            model=sample,
+            plans=plans,
             installed_at=self.target.guest.moment(),
         )
 
-    def _write(self, block: CountBlock, arena: Arena) -> None:
-        """Write counters, detours, flags and branches. Raises OptprobeError; text and flags are as they were then."""
+    def _write(self, block: CountBlock, arena: Arena) -> bool:
+        """Write counters, detours, flags and branches. Return whether the detours could be laid out there.
+
+        Raises OptprobeError; text and flags are as they were then.
+        """
         machine = self.target.guest.machine
         try:
             code = block.detours()
-        except OutOfReach:
-            raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{block.sites[0]:#x}")) from None
-        # All detours are alike: two of them are compared with what the compiler makes.
+        except (OutOfReach, Unrelocatable):
+            return False
+        # All detours at sites are alike: two of them are compared with what the compiler makes.
         for index in (0, len(block.sites) - 1):
             made = block.detour(index).data
             assert code[index * block.step :][: len(made)] == made
@@ -167,6 +231,7 @@ class Batches:
         machine.write(block.data.address, bytes(block.data.size))
         arena.write_block(block.code.address, code, block.step, machine)
         self._arm(block)
+        return True
 
     def _note(self, block: CountBlock, arena: Arena) -> None:
         """Have the journal know the block as it is now."""
@@ -178,10 +243,10 @@ class Batches:
     def _arm(self, block: CountBlock) -> None:
         """Lead the text to the detours, which are written. Raises OptprobeError, the text as it was."""
         places = block.places()
-        addresses = [start for start, _ in places]
+        addresses = [start for start, _ in places] if block.traced else []
         self.target.tracer.hold_all(addresses)
         try:
-            patch.exchange_in_runs(places, block.original, block.branches(block.isa), self.target.guest.machine)
+            patch.exchange_in_runs(places, block.texts(), block.branches(block.isa), self.target.guest.machine)
         except BaseException:
             self.target.tracer.release_all(addresses)
             raise
@@ -249,7 +314,7 @@ class Batches:
         block.take_out(index)
         journal.code(slot, block.detour(index))
         if site.branch is not None:
-            journal.text(site.address, block.original, True)
+            journal.text(site.address, block.originals[index], block.traced)
         else:
             arena.retire(slot, block.detour(index))
         write_probe(probe, journal)
@@ -304,8 +369,8 @@ class Batches:
     def _disarm(self, block: CountBlock) -> None:
         """Take the branches out of the text. Raises OptprobeError, the text as it was."""
         places = block.places()
-        patch.exchange_in_runs(places, block.branches(block.isa), block.original, self.target.guest.machine)
-        self.target.tracer.release_all([start for start, _ in places])
+        patch.exchange_in_runs(places, block.branches(block.isa), block.texts(), self.target.guest.machine)
+        self.target.tracer.release_all([start for start, _ in places] if block.traced else [])
 
     def _retire_piece(self, block: CountBlock, start: int, end: int, arena: Arena) -> None:
         """Release the code and the data of some members, to which nothing leads any more."""
@@ -317,12 +382,19 @@ class Batches:
             arena.wipe([code], guest.machine)
             arena.code.free(code)
         else:
-            arena.retire(code, block.left_code(start, end, guest.machine.read(code.address, code.size)))
+            arena.retire(code, block.left_code(start, end, guest.machine.read(code.address, code.size), guest.isa))
 
     def _note_left(self, block: Block, first: int, start: int, end: int, arena: Arena) -> None:
         """Have the journal know code and data of some members, that are no probes any more."""
         code, data = block.piece(start, end)
-        left = Block(sites=block.sites[start:end], original=block.original, code=code, data=data, step=block.step)
+        left = Block(
+            sites=block.sites[start:end],
+            originals=block.originals[start:end],
+            code=code,
+            data=data,
+            step=block.step,
+            traced=block.traced,
+        )
         arena.journal.put(Item.BLOCK, code.address, block_value(left, first + start, None))
 
     def switch(self, block: CountBlock, on: bool) -> list[Probe]:
@@ -347,16 +419,26 @@ class Batches:
     def _unpack_in_the_way(self, block: CountBlock) -> list[Probe]:
         """Have members leave a disabled block that cannot be written as they were: something came there meanwhile."""
         self.registry.blocks.remove(block)  # it is in its own way
-        idle = frozenset(self._free(self.target.guest.idle_sites(block.sites)).addresses)
+        ready = self._ready(block)
         self.registry.add_block(block)
-        return [self.unpack(block, index) for index in list(block.members) if block.sites[index] not in idle]
+        return [self.unpack(block, index) for index in list(block.members) if block.sites[index] not in ready]
+
+    def _ready(self, block: CountBlock) -> frozenset[int]:
+        """Return the sites of a block, which is disabled, that can be written as they are."""
+        if block.traced:
+            return frozenset(self._free(self.target.guest.idle_sites(block.sites)).addresses)
+        plans = self._plans_of(block.spec, block.sites)
+        waits = [plan for plan in plans if self.optimizer.must_be_quiescent(plan)]
+        arena, guest = self.optimizer.arena, self.target.guest
+        busy = {head for head, why in quiescence_wait.find_busy(waits, (), guest, arena).items() if why}
+        return frozenset(plan.head for plan in plans) - busy
 
     def resettle(self) -> None:
         """Unpack the blocks that settings, or breakpoints of the user, do not let be as they are any more."""
         stops = self.target.debugger.breakpoints()
         for block in list(self.registry.blocks):
             fits = may_share_detour(self.optimizer.limits([block.spec]))
-            near = {index for at in stops for index in block.within(at - len(block.original) + 1, at + 1)}
+            near = {index for at in stops for index in block.within(at - LONGEST, at + 1)}
             for index in list(block.members) if not fits else sorted(near):
                 self.unpack(block, index)
 
@@ -378,11 +460,13 @@ class Batches:
             for (address, _), text, own in zip(places, texts, block.branches(block.isa), strict=True):
                 if block.enabled and text != own:
                     found.append(TextChanged(address, own, text).message)
-            code, held_now = block.detours(), guest.machine.read(block.code.address, block.code.size)
-            for index in block.members:
-                part = slice(index * block.step, (index + 1) * block.step)
-                if held_now[part] != code[part]:
-                    found.append(f"the detour of {guest.text.spell(block.sites[index])} was changed")
+            for start, end in block.runs():
+                piece, _ = block.piece(start, end)
+                code, held_now = block.detours(start, end), guest.machine.read(piece.address, piece.size)
+                for index in range(start, end) if code != held_now else ():
+                    part = slice((index - start) * block.step, (index - start + 1) * block.step)
+                    if held_now[part] != code[part]:
+                        found.append(f"the detour of {guest.text.spell(block.sites[index])} was changed")
         return found
 
     # of an earlier GDB -----------------------------------------------------------------------------------------------
@@ -394,35 +478,44 @@ class Batches:
         Raises OptprobeError where it would not be what it was; its code is left then as retired.
         """
         arena, machine = self.optimizer.take_arena(), self.target.guest.machine
-        site = FtraceSite(left.sites[left.members[0]], len(left.original), False, left.original)
-        if (sample := self._sample(site, record.spec)) is None:
-            raise OptprobeError("its functions cannot be probed together any more")
         block = CountBlock(
             sites=left.sites,
-            original=left.original,
+            originals=left.originals,
             code=left.code,
             data=left.data,
             step=left.step,
+            traced=left.traced,
             out=list(left.out),
             isa=self.target.guest.isa,
             spec=record.spec,
             sizes=record.sizes,
             first=left.first,
-            model=sample,
+            plans=self._plans_again(left, record.spec),
             enabled=False,
         )
         if any(block.with_number(number) is not None for number in self.registry.numbers()):
             raise OptprobeError("its numbers are those of other probes")
-        code = block.detours()
-        for piece, _ in block.pieces():
-            start = piece.address - block.code.address
-            if machine.read(piece.address, piece.size) != code[start : start + piece.size]:
+        for start, end in block.runs():
+            piece, _ = block.piece(start, end)
+            if machine.read(piece.address, piece.size) != block.detours(start, end):
                 raise OptprobeError("its code is not what this version would write")
         with held():
             for piece, _ in block.pieces():
                 arena.readopt(piece)
             self.registry.add_block(block)
             return block, self.switch(block, True) if record.enabled else []
+
+    def _plans_again(self, left: BlockRecord, spec: Spec) -> Sequence[Plan]:
+        """Return the plans of an earlier GDB's block, made anew. Raises OptprobeError where one is another now."""
+        first, original = left.sites[left.members[0]], left.originals[left.members[0]]
+        if left.traced:
+            sample = self._sample(FtraceSite(first, len(original), False, original), spec)
+            plans = {} if sample is None else dict.fromkeys(left.sites, sample)
+        else:
+            plans = {plan.head: plan for plan in self._plans_of(spec, left.sites)}
+        if any(left.sites[index] not in plans for index in left.members):
+            raise OptprobeError("its functions cannot be probed together any more")
+        return [plans.get(site, plans[first]) for site in left.sites]
 
     def leave(self, left: BlockRecord, release: bool = True) -> None:
         """Have the journal know that a block of an earlier GDB has no probes any more, but code that may be run yet.

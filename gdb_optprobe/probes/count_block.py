@@ -1,9 +1,9 @@
-"""The counts of one `add` as a block: no object for a probe until something asks for that one.
+"""The counts of one `add` as blocks: no object for a probe until something asks for that one.
 
     number     first, first + 1, …        member n:  probe  first + n
 
 A member that is asked for by itself leaves the block as a Probe at a Site with a Branch (probes/batch.py, `unpack`), on
-the same code and with the same counter.
+the same code and with the same counter. All members of a block cost a hit the same.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from gdb_optprobe.detours.block import WORD, Block
 from gdb_optprobe.detours.detour import Detour, build_count
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.isa.base import OutOfReach
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.spec import Spec
 
 
 @dataclass(kw_only=True)
 class CountBlock(Block):
-    """sizes: the settings that the counts were made with. model: the plan of the first; the others differ by address.
+    """sizes: the settings that the counts were made with. plans: of the members; at tracer's sites one for all, which
+    differ by address alone.
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
@@ -31,7 +33,7 @@ class CountBlock(Block):
     spec: Spec
     sizes: Mapping[str, int]
     first: int
-    model: Plan
+    plans: Sequence[Plan]
     installed_at: object = None
     enabled: bool = True
     symbols: Sequence[str] = ()
@@ -47,21 +49,35 @@ class CountBlock(Block):
         return index if self.has(index) else None
 
     def plan(self, index: int) -> Plan:
-        address, model = self.sites[index], self.model
+        if not self.traced:
+            return self.plans[index]
+        address, model = self.sites[index], self.plans[0]
         assert model.ftrace is not None
         moved = tuple(insn._replace(address=address) for insn in model.displaced)
         return replace(model, address=address, displaced=moved, ftrace=replace(model.ftrace, address=address))
 
     def detour(self, index: int) -> Detour:
+        """Return the detour of a member. Raises Unrelocatable, OutOfReach."""
         return build_count(self.plan(index), self.isa, self.slot(index).address, self.counter(index).address)
 
     def patch(self, index: int) -> Patch:
         """Return the change of the text that leads to the member's detour."""
         address = self.sites[index]
-        return Patch(address, self.original, self.isa.branch(address, self.slot(index).address))
+        return Patch(address, self.originals[index], self.isa.branch(address, self.slot(index).address))
 
-    def detours(self) -> bytes:
-        """Return what `code` holds as it was written. Raises OutOfReach."""
-        ends = [site + len(self.original) for site in self.sites]
-        counters = range(self.data.address, self.data.end, WORD)
-        return self.isa.counts(self.code.address, self.step, counters, ends, self.model.dead, self.model.base)
+    def detours(self, start: int = 0, end: int | None = None) -> bytes:
+        """Return what the code of the members from `start` to before `end` is. Raises Unrelocatable, OutOfReach."""
+        indexes = range(len(self.sites))[start:end]
+        if not self.traced:
+            return b"".join(map(self._padded, indexes))
+        sites, originals, model = self.sites[start:end], self.originals[start:end], self.plans[0]
+        ends = [site + len(original) for site, original in zip(sites, originals, strict=True)]
+        first = self.counter(indexes.start).address
+        counters = range(first, first + WORD * len(indexes), WORD)
+        return self.isa.counts(self.slot(indexes.start).address, self.step, counters, ends, model.dead, model.base)
+
+    def _padded(self, index: int) -> bytes:
+        data, padding = self.detour(index).data, self.isa.breakpoint
+        if len(data) > self.step:
+            raise OutOfReach(self.slot(index).address, self.sites[index])
+        return data + padding * ((self.step - len(data)) // len(padding))

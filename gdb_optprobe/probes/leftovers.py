@@ -153,7 +153,7 @@ def _in_blocks(left: ArenaContents) -> frozenset[int]:
 def _take_out_blocks(left: ArenaContents, undone: Sequence[Patch], target: Target) -> None:
     """Take the branches of blocks out of the text, and let the tracer in again. Raises OptprobeError."""
     patch.apply_in_runs(sorted(undone, key=lambda change: change.address), target.guest.machine)
-    for block in left.live_blocks:
+    for block in (one for one in left.live_blocks if one.traced):
         target.tracer.release_all([block.sites[index] for index in block.members])
 
 

@@ -44,7 +44,7 @@ class LinuxArena:
         left = self.left()
         if left is None:
             return {}
-        blocks = ((site, block.original) for block in left.live_blocks for site in block.sites)
+        blocks = (pair for block in left.live_blocks for pair in zip(block.sites, block.originals, strict=True))
         return dict(blocks) | {text.address: text.original for text in left.texts}
 
     def is_in_place(self) -> bool:
@@ -87,7 +87,7 @@ class LinuxArena:
         self.room = earlier.adopt_room(self.linux.machine, self.linux.memory)
         self._journal = earlier.open_journal(self.linux.memory)
         arena = self._arena(self.room)
-        arena.adopt(earlier.left, self.linux.memory, set(self._handlers()))
+        arena.adopt(earlier.left, self.linux.memory, self.linux.isa, set(self._handlers()))
         if self.left() is None:
             arena.release_data()
             if not arena.dirty():

@@ -268,7 +268,7 @@ class Optimizer:
         self._planned.clear()  # what is written from here on may be in a plan's way
         # Find the threads that new branches have to wait for.
         groups, served = _groups(sites), _by_branch(sites)
-        new = [group for group in groups if self._must_be_quiescent(group[0].plan) and not self._current_branch(group)]
+        new = [group for group in groups if self.must_be_quiescent(group[0].plan) and not self._current_branch(group)]
         if new and self.arena is not None and self.arena.retired:
             self.collector.collect(self.arena, Trigger.BRANCH)
         detours = [site.detour for site in sites if site.detour is not None]
@@ -350,7 +350,7 @@ class Optimizer:
             if failures:
                 raise failures[0]
 
-    def _must_be_quiescent(self, plan: Plan) -> bool:
+    def must_be_quiescent(self, plan: Plan) -> bool:
         """Return whether a saved PC may be inside what `plan` displaces, and must not be."""
         return plan.needs_quiescence and not self.not_yet_run[0] <= plan.head < self.not_yet_run[1]
 

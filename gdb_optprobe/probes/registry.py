@@ -276,8 +276,9 @@ class Registry:
         yield from (patch for patch in found if patch.end > start)
         for block in self.blocks:
             if block.enabled:
-                inside = block.within(start - len(block.original) + 1, end)
-                yield from (block.patch(index) for index in inside)
+                inside = block.within(start - LONGEST, end)
+                patches = (block.patch(index) for index in inside)
+                yield from (patch for patch in patches if patch.end > start)
 
     def numbers_at(self, address: int) -> Iterator[int]:
         """Yield the numbers of the probes with a branch that covers `address` in the text."""
@@ -286,7 +287,8 @@ class Registry:
                 yield from branch.probe_numbers
         for block in self.blocks:
             if block.enabled:
-                yield from (block.first + one for one in block.within(address - len(block.original) + 1, address + 1))
+                inside = block.within(address - LONGEST, address + 1)
+                yield from (block.first + one for one in inside if address < block.patch(one).end)
 
     def _branches_near(self, address: int) -> list[Branch]:
         first = bisect_left(self._heads, address - LONGEST)

@@ -130,12 +130,11 @@ class Session:
                     added.append(self._add_pending(spec))
                     continue
                 kind, left_out = self._kind(spec), list[LeftOut]()
-                with held():  # until it is in `blocks`
-                    if block := self.batches.add(spec, addresses) if spec.glob else None:
-                        blocks.append(block)
-                taken = frozenset(block.sites if block else ())
+                with held():  # until they are in `blocks`
+                    blocks += (together := self.batches.add(spec, addresses) if spec.glob else [])
+                taken = {address for block in together for address in block.sites}
                 addresses = tuple(address for address in addresses if address not in taken)
-                for first in range(0, len(addresses) or not block, AT_ONCE):
+                for first in range(0, len(addresses) or not together, AT_ONCE):
                     checkpoint()
                     new, without = kind.plan(spec, addresses[first : first + AT_ONCE])
                     added += new
@@ -377,6 +376,7 @@ class Session:
                     addresses=block.sites[start:end],
                     symbols=symbols[start:end],
                     hits=hits[start:end],
+                    originals=block.originals[start:end],
                     branches=branches[start:end] if block.enabled else (),
                     step=block.step,
                 )

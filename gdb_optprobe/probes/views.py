@@ -194,13 +194,15 @@ class CountsView(Sequence[ProbeView]):
     """The rows of counts that were added together, with numbers that follow one another, as columns.
 
     first: the first of them, of which the others differ in what the columns have, and in their numbers.
-    branches: what is in the text; none where they are disabled. step: bytes from one detour to the next.
+    originals: what the text held. branches: what is in it; none where they are disabled. step: bytes from one detour to
+    the next.
     """
 
     first: ProbeView
     addresses: Sequence[int]
     symbols: Sequence[str]
     hits: Sequence[int]
+    originals: Sequence[bytes]
     branches: Sequence[bytes]
     step: int
 
@@ -225,6 +227,7 @@ class CountsView(Sequence[ProbeView]):
             address=address,
             symbol=self.symbols[place],
             hits=self.hits[place],
+            original_bytes=self.originals[place],
             patched_bytes=self.branches[place] if self.branches else b"",
             detour=replace(detour, address=detour.address + place * self.step, head=address) if detour else None,
         )

@@ -11,6 +11,7 @@ from gdb_optprobe.detours.journal import Item, Journal, TableKind
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.slots import Slot, Slots
+from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import FakeMemory
 
 REACH = 1 << 31
@@ -128,7 +129,7 @@ def test_pads_and_routines_wait_for_code_that_may_come_there_and_for_no_other(us
     heads = {code: 0x1000, routine: routine.address}
     left = {slot: Detour(slot.address, b"\x90" * 16, head, ()) for slot, head in heads.items()}
     uses = {code.address: frozenset([routine.address, page.address] if used else [])}
-    there.adopt(ArenaContents(code=left, pads=(page,), references=uses), FakeMemory(start, bytes(0x4000)))
+    there.adopt(ArenaContents(code=left, pads=(page,), references=uses), FakeMemory(start, bytes(0x4000)), X86_64)
     freed = there.reclaim(lambda ranges: [(code.address, code.end)])
     assert (routine in freed, bool(there.pad_pages)) == (not used, used)
     assert code in there.reclaim(lambda ranges: ()) or not used
@@ -210,7 +211,7 @@ def test_what_an_earlier_session_s_code_calls_is_free_behind_that() -> None:
     arena = Arena(Ranges(code=((0x1000, 0x2000),), data=()))
     heads = {0x1000: 0x1000, 0x1100: handler, 0x1200: probed}
     code = {Slot(at, 16): Detour(at, b"\x90" * 16, head, ()) for at, head in heads.items()}
-    arena.adopt(ArenaContents(code=code), FakeMemory(0, b""), [handler])
+    arena.adopt(ArenaContents(code=code), FakeMemory(0, b""), X86_64, [handler])
     assert arena.reclaim(lambda _: [(0x1200, 0x1210)]) == (), "who is in that may call the two others"
     assert arena.reclaim(lambda _: [(0x1100, 0x1110)]) == (), "who is before its table may come to that"
     assert {slot.address for slot in arena.reclaim(lambda _: [(0x1000, 0x1010)])} == {0x1100, 0x1200}
@@ -248,7 +249,8 @@ def test_what_is_set_aside_is_there_for_another_session_and_for_nothing_else() -
     used = (slot for slots in there.data.slots for slot in slots.used)
     pieces = [slot for slot in used if f"data {slot.address:x}" in there.journal.state]
     other = Arena(Ranges(*LARGE, 0xCC))
-    other.adopt(ArenaContents(data=tuple(pieces), tables={TableKind.TRAPS: table}), FakeMemory(CODE[0], bytes(16)))
+    left = ArenaContents(data=tuple(pieces), tables={TableKind.TRAPS: table})
+    other.adopt(left, FakeMemory(CODE[0], bytes(16)), X86_64)
     other.check_reserve(CODE[0], REACH)
     assert other.earlier_table(TableKind.TRAPS) == table
     assert other.adopt_table(TableKind.TRAPS, lambda size: size == 512) == table

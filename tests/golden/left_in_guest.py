@@ -149,13 +149,14 @@ def leave_blocks(guest: Guest) -> Journal:
     journal = Journal(guest, start, end - start, FILL)
     sites = array("Q", (READ, READ + 0x20, WRITE, EXIT))
     code, data = Slot(CODE[0] + 0x100, 64), Slot(DATA[0] + 0x100, 32)
-    block = Block(sites=sites, original=NOP5, code=code, data=data, step=16)
+    block = Block(sites=sites, originals=[NOP5] * 4, code=code, data=data, step=16)
     spec = Spec("vfs_*", glob=True, name="all")
     value = journal_records.probe_value(Probe(12, spec, READ, sizes=SIZES, enabled=False))
     journal.put(Item.BLOCK, code.address, block_value(block, 12, {k: v for k, v in value.items() if k != "at"}))
     journal.put(Item.OUT, block.slot(1).address, 1)
     journal.put(Item.DATA, block.counter(1).address, 8)
-    left = replace(block, sites=sites[2:], code=Slot(CODE[0] + 0x200, 32), data=Slot(DATA[0] + 0x200, 16))
+    code, data = Slot(CODE[0] + 0x200, 32), Slot(DATA[0] + 0x200, 16)
+    left = replace(block, sites=sites[2:], originals=[PROLOGUE, NOP5], traced=False, code=code, data=data)
     journal.put(Item.BLOCK, left.code.address, block_value(left, 40, None))
     return journal
 

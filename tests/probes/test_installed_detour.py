@@ -76,7 +76,7 @@ def test_an_earlier_session_s_code_is_there_again_where_it_is_the_same() -> None
     slot = Slot(CODE[0], 16)
     for byte, same in ((1, True), (2, False)):
         arena = Arena(Ranges((CODE,), (), 0), PPC64LE.alignment)
-        arena.adopt(ArenaContents(code={slot: Detour(CODE[0], bytes([1]) * 16, HEAD, ())}), memory)
+        arena.adopt(ArenaContents(code={slot: Detour(CODE[0], bytes([1]) * 16, HEAD, ())}), memory, X86_64)
         found = InstalledDetour.install_or_reuse(
             HEAD, lambda at, byte=byte: Detour(at, bytes([byte]) * 16, HEAD, ()), guest, arena
         )

@@ -122,6 +122,14 @@ class CoreText(ABC):
     def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
         return self.ftrace.sites(start, end)
 
+    def own_kprobes(self) -> frozenset[int]:
+        """See guest.Guest."""
+        return frozenset(probe.address for probe in self.originals.kprobes(*self._text))
+
+    def read_ahead(self) -> None:
+        """See guest.Guest."""
+        return
+
     def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
         """See guest.Guest.idle_sites."""
         if self.originals.missing:

@@ -259,6 +259,16 @@ class LinuxGuest(Guest):
     def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
         return self.text.core.idle_sites(addresses)
 
+    def own_kprobes(self) -> Collection[int]:
+        return self.core.own_kprobes()
+
+    def bounds(self, address: int) -> tuple[int, int] | None:
+        found = self.recovered.symbols.function_bounds(address)
+        return found if found is not None else super().bounds(address)
+
+    def read_ahead(self) -> None:
+        self.core.read_ahead()
+
     def trap_calls(self) -> TrapCalls:
         return self._trap_calls
 

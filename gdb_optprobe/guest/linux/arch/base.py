@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,6 +75,12 @@ class LinuxText(Text, Protocol):
 
     def forget(self) -> None:
         """Drop what was read: the guest has run, or a probe's branch was written or removed."""
+
+    def own_kprobes(self) -> Collection[int]:
+        """See guest.Guest."""
+
+    def read_ahead(self) -> None:
+        """See guest.Guest."""
 
     def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
         """See guest.Guest."""

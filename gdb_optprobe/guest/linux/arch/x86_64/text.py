@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.arch.x86_64 import areas, jump_tables, mid_function_entries, nops
 from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import MidFunctionEntries, foreign
@@ -135,6 +136,13 @@ class KernelText(CoreText):
                 low, high = max(at, self._text[0]), min(at + PIECE, self._text[1])
                 self._pieces[at] = bytes(low - at) + self.originals.read(low, high)
         return b"".join(self._pieces[at] for at in range(first, end, PIECE))[start - first : end - first]
+
+    def read_ahead(self) -> None:
+        start, end = self._text
+        missing = [at for at in range(start - start % PIECE, end, PIECE) if at not in self._pieces]
+        spans = [(max(at, start), min(at + PIECE, end)) for at in missing]
+        for at, (low, _), data in zip(missing, spans, runs.read_spans(spans, self._kernel.memory), strict=True):
+            self._pieces[at] = bytes(low - at) + self.originals(low, data)
 
     def _part(self, start: int, end: int) -> Part:
         if start not in self._parts:

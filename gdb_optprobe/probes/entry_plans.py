@@ -1,0 +1,88 @@
+"""Plans of functions' entries, kept as long as they hold: to plan one takes a hundred times as long as to write it.
+
+A plan depends on the function's text, on what leads into it and on the guest's tables, which stay as they are in one
+boot, and on what else is probed there: a batch leaves such functions out. So a plan holds while the displaced bytes are
+the same, the settings too, and the guest has no other kprobes of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import build_count
+from gdb_optprobe.detours.plan_request import TierLimits
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest import runs
+from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.interrupts import checkpoint
+from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
+from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
+
+MANY = 64
+"""Functions for which the whole text is read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the detours of a block have in common: bytes, instructions, and how many of these are displaced."""
+
+    size: int
+    instructions: int
+    displaced: int
+
+
+@dataclass
+class EntryPlans:
+    """The plans of counts, by address; None where there is none that a batch can take."""
+
+    _plans: dict[int, Plan | None] = field(default_factory=dict)
+    _shapes: dict[int, Shape | None] = field(default_factory=dict)
+    _made_for: object = None
+
+    def of(
+        self, addresses: Sequence[int], guest: Guest, limits: TierLimits, plan: Callable[[int], Plan]
+    ) -> list[Plan]:
+        """Return the plans of those of `addresses`, ascending, that get a branch of their own. plan: raises Refused."""
+        made_for = limits, guest.own_kprobes()
+        if self._made_for != made_for:
+            self._plans.clear()
+            self._shapes.clear()
+            self._made_for = made_for
+        unknown = [address for address in addresses if address not in self._plans]
+        if len(unknown) >= MANY:
+            guest.read_ahead()
+        for address in unknown:
+            checkpoint()
+            try:
+                found: Plan | None = plan(address)
+            except Refused:
+                found = None
+            self._plans[address] = found if found is not None and _is_alone(found) else None
+        plans = [found for address in addresses if (found := self._plans[address]) is not None]
+        places = [(one.head, one.end) for one in plans]
+        texts = runs.at(places, runs.read(places, guest.machine))
+        wanted = (b"".join([insn.data for insn in one.displaced]) for one in plans)
+        return [one for one, text, known in zip(plans, texts, wanted, strict=True) if text == known]
+
+    def shape(self, plan: Plan, isa: Isa, arena: Arena) -> Shape | None:
+        """Return what the detour of `plan` is like; None where it cannot be laid out. Raises Refused."""
+        if plan.head not in self._shapes:
+            at = arena.free_code(plan.head, isa.branch_reach)
+            try:
+                detour = build_count(plan, isa, at, at + COUNTER_DISTANCE)
+            except (OutOfReach, Unrelocatable):
+                self._shapes[plan.head] = None
+            else:
+                count = len(isa.decode(detour.data, at))
+                self._shapes[plan.head] = Shape(detour.size, count, len(plan.displaced))
+        return self._shapes[plan.head]
+
+
+def _is_alone(plan: Plan) -> bool:
+    """Return whether the branch is at the probed instruction, and is the best that there is, at no tracer's site."""
+    return plan.tier is Tier.OPTIMIZED and plan.head == plan.address and plan.ftrace is None and not plan.refused
