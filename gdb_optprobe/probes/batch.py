@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -52,6 +52,8 @@ from gdb_optprobe.probes.target import Target
 LEAST, FEWEST = 64, 8
 """Probes that are worth a batch, and a block of one."""
 _PRESERVED = PreservedRegisters()
+Change = tuple[tuple[int, int], bytes, bytes]
+"""A place in the text, as (start, end), what it holds before and what it holds after."""
 
 
 @dataclass(frozen=True)
@@ -78,40 +80,42 @@ class Batches:
             return []
         sites = self._free(self.target.guest.idle_sites(addresses))
         others = self._plans_of(spec, set(addresses).difference(sites.addresses))
-        added: list[CountBlock] = []
         with held():
+            blocks = [*self._allocate_traced(spec, sites), *self._allocate_others(spec, others)]
+            if not blocks:
+                return []
+            arena = self.optimizer.take_arena()
             try:
-                added += self._add_traced(spec, sites)
-                added += self._add_others(spec, others)
+                self._write(blocks, arena)
             except BaseException:
-                for block in added:
-                    self.remove(block)
+                self._forget(blocks, arena)
                 raise
-        return added
+            for block in blocks:
+                self.registry.add_block(block)
+            for address in self._stopped_at(blocks):
+                self.target.stops.take_back(address)
+        return blocks
 
     def _may_be_together(self, spec: Spec, addresses: Sequence[int]) -> bool:
         if not spec.is_plain_count or spec.is_return or spec.in_program or spec.has_python_handler:
             return False
         return len(addresses) >= LEAST and may_share_detour(self.optimizer.limits([spec]))
 
-    def _add_traced(self, spec: Spec, sites: IdleSites) -> Iterator[CountBlock]:
+    def _allocate_traced(self, spec: Spec, sites: IdleSites) -> Iterator[CountBlock]:
         if len(sites.addresses) < LEAST or (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
             return
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         at = arena.free_code(sample.head, isa.branch_reach)
         size = build_count(sample, isa, at, at + COUNTER_DISTANCE).size
         originals = [sample.original] * len(sites.addresses)
-        yield from self._add_block(spec, array("Q", sites.addresses), originals, size, [sample])
+        yield from self._allocate(spec, array("Q", sites.addresses), originals, size, [sample])
 
-    def _add_others(self, spec: Spec, plans: Sequence[Plan]) -> Iterator[CountBlock]:
-        """Add blocks of those of `plans` which no thread is in the way of, and that are enough to be a block."""
+    def _allocate_others(self, spec: Spec, plans: Sequence[Plan]) -> Iterator[CountBlock]:
+        """Yield blocks of those of `plans` that no thread is in the way of, and that are enough to be a block."""
         if len(plans) < LEAST:
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
-        waits = [plan for plan in plans if self.optimizer.must_be_quiescent(plan)]
-        if waits and arena.retired:
-            self.optimizer.collector.collect(arena, Trigger.BRANCH)
-        busy = {head for head, why in quiescence_wait.find_busy(waits, (), guest, arena).items() if why}
+        busy = self._busy(plans)
         shapes: dict[Shape, list[Plan]] = {}
         for plan in plans:
             if plan.head not in busy and (shape := self.plans.shape(plan, guest.isa, arena)) is not None:
@@ -119,30 +123,16 @@ class Batches:
         for shape, some in shapes.items():
             if len(some) >= FEWEST:
                 sites = array("Q", [plan.head for plan in some])
-                yield from self._add_block(spec, sites, [plan.original for plan in some], shape.size, some)
+                yield from self._allocate(spec, sites, [plan.original for plan in some], shape.size, some)
 
-    def _add_block(
-        self, spec: Spec, sites: array[int], originals: Sequence[bytes], size: int, plans: Sequence[Plan]
-    ) -> Iterator[CountBlock]:
-        """Add a block, unless there is no memory for it. Raises OptprobeError with nothing of it in the guest."""
-        try:
-            block = self._allocate(spec, sites, originals, size, plans)
-        except Refused:
-            return
-        if block is None:
-            return
-        arena = self.optimizer.take_arena()
-        try:
-            if not self._write(block, arena):
-                self._forget(block, arena)
-                return
-        except BaseException:
-            self._forget(block, arena)
-            raise
-        self.registry.add_block(block)
-        for address in self._stopped_at(block):
-            self.target.stops.take_back(address)
-        yield block
+    def _busy(self, plans: Sequence[Plan]) -> frozenset[int]:
+        """Return the heads of those of `plans` that a thread may be inside of. One scan serves all."""
+        waits = [plan for plan in plans if self.optimizer.must_be_quiescent(plan)]
+        arena = self.optimizer.arena
+        if waits and arena is not None and arena.retired:
+            self.optimizer.collector.collect(arena, Trigger.BRANCH)
+        found = quiescence_wait.find_busy(waits, (), self.target.guest, arena)
+        return frozenset(head for head, why in found.items() if why)
 
     def _plans_of(self, spec: Spec, addresses: Collection[int]) -> list[Plan]:
         """Return plans for those of `addresses` that have no tracer's site and nothing else in their functions."""
@@ -188,16 +178,16 @@ class Batches:
 
     def _allocate(
         self, spec: Spec, sites: array[int], originals: Sequence[bytes], size: int, plans: Sequence[Plan]
-    ) -> CountBlock | None:
-        """Return a block with memory; None where the code memory holds something. Raises Refused."""
+    ) -> Iterator[CountBlock]:
+        """Yield a block with memory; none where there is none, or its code cannot be laid out there."""
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         step = -(-size // arena.code_step) * arena.code_step
         bounds = sites[0], sites[-1] + len(originals[-1])
-        code, data = arena.allocate_counts(len(sites), step, WORD, bounds, isa.branch_reach, isa.data_reach)
-        if not arena.claim_block(code, self.target.guest.machine):
-            arena.free_counts(code, data)
-            return None
-        return CountBlock(
+        try:
+            code, data = arena.allocate_counts(len(sites), step, WORD, bounds, isa.branch_reach, isa.data_reach)
+        except Refused:
+            return
+        block = CountBlock(
             sites=sites,
             originals=originals,
             code=code,
@@ -207,31 +197,26 @@ class Batches:
             isa=isa,
             spec=spec,
             sizes=sizes_of(self.settings()),
-            first=self.registry.take_numbers(len(sites)),
+            first=0,
             plans=plans,
             installed_at=self.target.guest.moment(),
         )
+        if not arena.claim_block(code, self.target.guest.machine) or not _can_be_laid_out(block):
+            arena.free_counts(code, data)
+            return
+        block.first = self.registry.take_numbers(len(sites))
+        yield block
 
-    def _write(self, block: CountBlock, arena: Arena) -> bool:
-        """Write counters, detours, flags and branches. Return whether the detours could be laid out there.
-
-        Raises OptprobeError; text and flags are as they were then.
-        """
+    def _write(self, blocks: Sequence[CountBlock], arena: Arena) -> None:
+        """Write counters, detours, flags and branches. Raises OptprobeError; text and flags are as they were then."""
         machine = self.target.guest.machine
-        try:
-            code = block.detours()
-        except (OutOfReach, Unrelocatable):
-            return False
-        # All detours at sites are alike: two of them are compared with what the compiler makes.
-        for index in (0, len(block.sites) - 1):
-            made = block.detour(index).data
-            assert code[index * block.step :][: len(made)] == made
-        self._note(block, arena)
+        for block in blocks:
+            self._note(block, arena)
         arena.journal.flush()
-        machine.write(block.data.address, bytes(block.data.size))
-        arena.write_block(block.code.address, code, block.step, machine)
-        self._arm(block)
-        return True
+        for block in blocks:
+            machine.write(block.data.address, bytes(block.data.size))
+            arena.write_block(block.code.address, block.detours(), block.step, machine)
+        self._arm(blocks)
 
     def _note(self, block: CountBlock, arena: Arena) -> None:
         """Have the journal know the block as it is now."""
@@ -240,35 +225,47 @@ class Batches:
             value.pop(name, None)
         arena.journal.put(Item.BLOCK, block.code.address, block_value(block, block.first, value))
 
-    def _arm(self, block: CountBlock) -> None:
+    def _arm(self, blocks: Sequence[CountBlock]) -> None:
         """Lead the text to the detours, which are written. Raises OptprobeError, the text as it was."""
-        places = block.places()
-        addresses = [start for start, _ in places] if block.traced else []
-        self.target.tracer.hold_all(addresses)
+        traced = _traced_sites(blocks)
+        self.target.tracer.hold_all(traced)
         try:
-            patch.exchange_in_runs(places, block.texts(), block.branches(block.isa), self.target.guest.machine)
+            self._exchange(_changes(blocks))
         except BaseException:
-            self.target.tracer.release_all(addresses)
+            self.target.tracer.release_all(traced)
             raise
 
-    def _forget(self, block: CountBlock, arena: Arena) -> None:
+    def _disarm(self, blocks: Sequence[CountBlock]) -> None:
+        """Take the branches out of the text. Raises OptprobeError, the text as it was."""
+        self._exchange((place, new, old) for place, old, new in _changes(blocks))
+        self.target.tracer.release_all(_traced_sites(blocks))
+
+    def _exchange(self, changes: Iterable[Change]) -> None:
+        """Write the second bytes in place of the first at each place: what lies near each other is written at once."""
+        ordered = sorted(changes)
+        places, old, new = zip(*ordered, strict=True) if ordered else ((), (), ())
+        patch.exchange_in_runs(places, old, new, self.target.guest.machine)
+
+    def _forget(self, blocks: Sequence[CountBlock], arena: Arena) -> None:
         """Free what was allocated, unless a branch leads there: one that could not be undone."""
-        machine, places = self.target.guest.machine, block.places()
-        texts = runs.at(places, runs.read(places, machine))
-        if any(text == branch for text, branch in zip(texts, block.branches(block.isa), strict=True)):
-            return
-        arena.wipe([block.code], machine)
-        arena.free_counts(block.code, block.data)
+        machine = self.target.guest.machine
+        for block in blocks:
+            places = block.places()
+            texts = runs.at(places, runs.read(places, machine))
+            if any(text == branch for text, branch in zip(texts, block.branches(block.isa), strict=True)):
+                continue
+            arena.wipe([block.code], machine)
+            arena.free_counts(block.code, block.data)
         arena.journal.flush()
 
-    def _stopped_at(self, block: CountBlock) -> Collection[int]:
-        """Return the sites of `block` that a vCPU is stopped at."""
+    def _stopped_at(self, blocks: Sequence[CountBlock]) -> Collection[int]:
+        """Return the sites of `blocks` that a vCPU is stopped at."""
         guest = self.target.guest
         found = []
         for vcpu in guest.machine.vcpus():
             with suppress(OptprobeError):
                 found.append(guest.machine.registers(vcpu, [guest.isa.pc])[guest.isa.pc])
-        return [pc for pc in found if block.at(pc) is not None]
+        return [pc for pc in found if any(block.at(pc) is not None for block in blocks)]
 
     # one of it -------------------------------------------------------------------------------------------------------
 
@@ -336,23 +333,24 @@ class Batches:
 
     # all of it -------------------------------------------------------------------------------------------------------
 
-    def remove(self, block: CountBlock) -> list[Probe]:
-        """Take the probes of `block` out of the guest. Return those that others have changed: they leave it instead.
+    def remove(self, blocks: Sequence[CountBlock]) -> list[Probe]:
+        """Take the probes of `blocks` out of the guest. Return those that others have changed: they leave it instead.
 
         Raises OptprobeError with all as it was.
         """
+        if not blocks:
+            return []
         arena = self.optimizer.arena
-        assert arena is not None, "the block has memory"
+        assert arena is not None, "the blocks have memory"
         with held():
-            alone = self._unpack_changed(block)
-            if not len(block):
-                return alone
-            if block.enabled:
-                self._disarm(block)
-            # Its code stays, in pieces, until no thread is in them.
-            self._drop(block, arena)
-            for start, end in block.runs():
-                self._retire_piece(block, start, end, arena)
+            alone = [probe for block in blocks for probe in self._unpack_changed(block)]
+            blocks = [block for block in blocks if len(block)]
+            self._disarm([block for block in blocks if block.enabled])
+            for block in blocks:
+                # Its code stays, in pieces, until no thread is in them.
+                self._drop(block, arena)
+                for start, end in block.runs():
+                    self._retire_piece(block, start, end, arena)
         return alone
 
     def _unpack_changed(self, block: CountBlock) -> list[Probe]:
@@ -365,12 +363,6 @@ class Batches:
         wanted = block.branches(block.isa)
         changed = [index for index, text, own in zip(block.members, texts, wanted, strict=True) if text != own]
         return [self.unpack(block, index) for index in changed]
-
-    def _disarm(self, block: CountBlock) -> None:
-        """Take the branches out of the text. Raises OptprobeError, the text as it was."""
-        places = block.places()
-        patch.exchange_in_runs(places, block.branches(block.isa), block.texts(), self.target.guest.machine)
-        self.target.tracer.release_all([start for start, _ in places] if block.traced else [])
 
     def _retire_piece(self, block: CountBlock, start: int, end: int, arena: Arena) -> None:
         """Release the code and the data of some members, to which nothing leads any more."""
@@ -397,41 +389,50 @@ class Batches:
         )
         arena.journal.put(Item.BLOCK, code.address, block_value(left, first + start, None))
 
-    def switch(self, block: CountBlock, on: bool) -> list[Probe]:
+    def switch(self, blocks: Sequence[CountBlock], on: bool) -> list[Probe]:
         """Enable or disable all members. Return those that must be settled by themselves.
 
         Raises OptprobeError with all as it was.
         """
-        arena = self.optimizer.arena
-        assert arena is not None, "the block has memory"
-        if block.enabled == on:
+        blocks = [block for block in blocks if block.enabled != on]
+        if not blocks:
             return []
+        arena = self.optimizer.arena
+        assert arena is not None, "the blocks have memory"
         with held():
-            alone = self._unpack_in_the_way(block) if on else self._unpack_changed(block)
-            if len(block):
-                (self._arm if on else self._disarm)(block)
+            alone = self._unpack_in_the_way(blocks) if on else [
+                probe for block in blocks for probe in self._unpack_changed(block)
+            ]
+            blocks = [block for block in blocks if len(block)]
+            (self._arm if on else self._disarm)(blocks)
+            for block in blocks:
                 block.enabled = on
                 self._note(block, arena)
         for probe in alone:
             probe.enabled = on
         return alone
 
-    def _unpack_in_the_way(self, block: CountBlock) -> list[Probe]:
-        """Have members leave a disabled block that cannot be written as they were: something came there meanwhile."""
-        self.registry.blocks.remove(block)  # it is in its own way
-        ready = self._ready(block)
-        self.registry.add_block(block)
-        return [self.unpack(block, index) for index in list(block.members) if block.sites[index] not in ready]
+    def _unpack_in_the_way(self, blocks: Sequence[CountBlock]) -> list[Probe]:
+        """Have members leave disabled blocks that cannot be written as they were: something came there meanwhile."""
+        for block in blocks:  # they are in their own way
+            self.registry.blocks.remove(block)
+        ready = self._ready(blocks)
+        for block in blocks:
+            self.registry.add_block(block)
+        return [
+            self.unpack(block, index)
+            for block in blocks
+            for index in list(block.members)
+            if block.sites[index] not in ready
+        ]
 
-    def _ready(self, block: CountBlock) -> frozenset[int]:
-        """Return the sites of a block, which is disabled, that can be written as they are."""
-        if block.traced:
-            return frozenset(self._free(self.target.guest.idle_sites(block.sites)).addresses)
-        plans = self._plans_of(block.spec, block.sites)
-        waits = [plan for plan in plans if self.optimizer.must_be_quiescent(plan)]
-        arena, guest = self.optimizer.arena, self.target.guest
-        busy = {head for head, why in quiescence_wait.find_busy(waits, (), guest, arena).items() if why}
-        return frozenset(plan.head for plan in plans) - busy
+    def _ready(self, blocks: Sequence[CountBlock]) -> frozenset[int]:
+        """Return the sites of disabled blocks that can be written as they are."""
+        sites = [block.sites[index] for block in blocks if block.traced for index in block.members]
+        idle = self._free(self.target.guest.idle_sites(sites)).addresses
+        others = [block.sites[index] for block in blocks if not block.traced for index in block.members]
+        plans = self._plans_of(blocks[0].spec, others)
+        return frozenset([*idle, *(plan.head for plan in plans)]) - self._busy(plans)
 
     def resettle(self) -> None:
         """Unpack the blocks that settings, or breakpoints of the user, do not let be as they are any more."""
@@ -503,7 +504,7 @@ class Batches:
             for piece, _ in block.pieces():
                 arena.readopt(piece)
             self.registry.add_block(block)
-            return block, self.switch(block, True) if record.enabled else []
+            return block, self.switch([block], True) if record.enabled else []
 
     def _plans_again(self, left: BlockRecord, spec: Spec) -> Sequence[Plan]:
         """Return the plans of an earlier GDB's block, made anew. Raises OptprobeError where one is another now."""
@@ -530,3 +531,27 @@ class Batches:
             self._note_left(left, left.first, start, end, arena)
             if release:
                 arena.data.release(left.piece(start, end)[1])
+
+
+def _can_be_laid_out(block: CountBlock) -> bool:
+    """Return whether the code of a block can be where its memory is, and branches can lead there."""
+    try:
+        code = block.detours()
+        block.branches(block.isa)
+    except (OutOfReach, Unrelocatable):
+        return False
+    # All detours at sites are alike: two of them are compared with what the compiler makes.
+    for index in (0, len(block.sites) - 1):
+        made = block.detour(index).data
+        assert code[index * block.step :][: len(made)] == made
+    return True
+
+
+def _changes(blocks: Iterable[CountBlock]) -> Iterator[Change]:
+    """Yield the change of the text at each member."""
+    for block in blocks:
+        yield from zip(block.places(), block.texts(), block.branches(block.isa), strict=True)
+
+
+def _traced_sites(blocks: Iterable[CountBlock]) -> list[int]:
+    return [block.sites[index] for block in blocks if block.traced for index in block.members]

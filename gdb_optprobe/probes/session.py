@@ -238,11 +238,10 @@ class Session:
 
     def _remove(self, probes: Sequence[Probe], blocks: Sequence[CountBlock] = ()) -> None:
         failure: OptprobeError | None = None
-        for block in blocks:
-            try:
-                probes = [*probes, *self.batches.remove(block)]
-            except OptprobeError as error:
-                failure = failure or error
+        try:
+            probes = [*probes, *self.batches.remove(blocks)]
+        except OptprobeError as error:
+            failure = error
         for probe in probes:
             probe.enabled = False
         # Where a kprobe stays, uprobes are removed nevertheless: their memory and pads are freed below.
@@ -281,8 +280,7 @@ class Session:
         if on:
             self._borrow_memory((probe.spec, [probe.address]) for probe in probes if probe.is_in_kernel)
         switched = _numbers_of(blocks, probes)
-        for block in blocks:
-            probes += self.batches.switch(block, on)
+        probes += self.batches.switch(blocks, on)
         for probe in probes:
             probe.enabled = on
         self.kprobes.settle(probes)
