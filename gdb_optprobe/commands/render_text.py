@@ -142,6 +142,7 @@ class Text:
             self._section("original", view.original)
             self._section("patched", view.patched)
             self._section("detour", view.detour)
+            self._section("trampoline", view.trampoline)
 
     def explanation(self, views: Sequence[ExplainView]) -> None:
         for view in views:
@@ -238,7 +239,7 @@ def _hit(view: ProbeView | ExplainView, least: int, most: int, trap: str, others
     return f"; a hit costs {cost}{others}{trap}"
 
 
-def _and_a_trap(probe: ProbeView) -> str:
+def _and_a_trap(probe: ProbeView | ExplainView) -> str:
     return ("", " and a trap", " and two traps")[traps(probe)]
 
 
@@ -441,8 +442,7 @@ def _size(slots: int, size: int) -> str:
 def _explanation(view: ExplainView, width: int) -> list[str]:
     """Return the text for one address."""
     where = place(view.address, view.symbol)
-    trap = "" if view.tier == BEST else " and a trap"
-    cost = _hit(view, view.least, view.instructions, trap) if view.instructions else ""
+    cost = _hit(view, view.least, view.instructions, _and_a_trap(view)) if view.instructions else ""
     if view.tier == BEST:
         waits = "; waits until no thread is inside them" if view.waits else ""
         head = view.displaced[0].address if view.displaced else view.address
