@@ -80,7 +80,7 @@ class SiteView:
 
 @dataclass(frozen=True, slots=True)
 class DetourCode:
-    """Code of ours that `show` lists.
+    """Code in the arena that `show` lists.
 
     notes: on it, by address. programs: what the probes of the site should have there, by address.
     """
