@@ -65,21 +65,32 @@ class Text:
         self._write = write
         self._colour = colour
         self._width = max(width, _NARROWEST) if width else WIDTH
+        self._is_limited = bool(width)
         self._names_width = 0
 
     def lines(self, lines: Sequence[str]) -> None:
         for line in lines:
             self._write(f"{printable_lines(line)}\n")
 
+    def _sentences(self, lines: Sequence[str]) -> None:
+        """Write lines that a terminal would break within a word."""
+        for line in lines:
+            self.lines(self._broken(line) if self._is_limited else [line])
+
+    def _broken(self, line: str) -> list[str]:
+        return textwrap.wrap(
+            line, self._width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+
     def added(self, probes: Sequence[ProbeView], glob: bool = False) -> None:
         many = len(probes) > _MANY
         if glob or many:
-            self.lines([_summary(probes)])
-            self.lines([line for probe in probes for line in _left_out(probe.left_out)])
-            self.lines([f"NOTE: {probes[0].note}"] if many and probes[0].note else [])
+            self._sentences([_summary(probes)])
+            self._sentences([line for probe in probes for line in _left_out(probe.left_out)])
+            self._sentences([f"NOTE: {probes[0].note}"] if many and probes[0].note else [])
         told = [probe for probe in probes if not many or (probe.tier != BEST and probe.state != "optimizing")]
         for probe in told[:_MANY]:
-            self.lines(_added(probe)[: 1 if many else None])
+            self._sentences(_added(probe)[: 1 if many else None])
         if len(told) > _MANY:
             self.lines([f"... and {len(told) - _MANY} more: optprobe list"])
 
@@ -138,7 +149,8 @@ class Text:
 
     def show(self, views: Sequence[ShowView]) -> None:
         for view in views:
-            self.lines([_headline(view.probe), *_remarks(view.probe, self._width)])
+            self._sentences([_headline(view.probe)])
+            self.lines(_remarks(view.probe, self._width))
             self._section("original", view.original)
             self._section("patched", view.patched)
             self._section("detour", view.detour)
@@ -146,7 +158,9 @@ class Text:
 
     def explanation(self, views: Sequence[ExplainView]) -> None:
         for view in views:
-            self.lines(_explanation(view, self._width))
+            verdict, *why = _explanation(view, self._width)
+            self._sentences([verdict])
+            self.lines(why)
             if view.displaced:
                 self._section("the branch displaces" if view.tier == BEST else "the instruction", view.displaced)
 
