@@ -57,7 +57,8 @@ def test_stops_where_a_condition_holds(linux: Guest, calling: Path, tmp_path: Pa
         gdb("frame 2")
         for turn in range(STOPS):
             if turn:
-                assert re.search(ENTERED, (told := gdb("continue").rstrip())), told
+                stopped = gdb("continue").rstrip()
+                assert re.search(ENTERED, stopped), stopped
             which = (STOPS - turn) * STEP
             assert [gdb.hits(number) for number in (1, 2, 4)] == [COUNT - which + 1, turn + 1, min(turn + 1, STOPS - 1)]
             assert (gdb.value("$pc"), gdb.value("$rdi")) == (test, which), "the program's, whatever else was asked for"
