@@ -26,7 +26,7 @@ class Unreadable(OptprobeError):
         self.size = size
 
 
-WAIT = "continue until it has booted; or optprobe add … -pending, which waits for it"
+WAIT = "continue until it has booted; or the same with -pending, which waits for it"
 
 
 class NotBooted(OptprobeError):

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
@@ -19,6 +20,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 CTRL_C = frozenset({signal.SIGINT})
+_FIRM = ContextVar("_FIRM", default=False)
 MOMENT = 0.01
 """Seconds in which Python has returned to GDB."""
 
@@ -29,9 +31,13 @@ def is_held() -> bool:
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Raise a Ctrl-C within the block at its end, as KeyboardInterrupt; one that came before it, at its beginning."""
+def held(firmly: bool = False) -> Iterator[None]:
+    """Raise a Ctrl-C within the block at its end, as KeyboardInterrupt; one that came before it, at its beginning.
+
+    firmly: also where work within the block is `interruptible`.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    firm = _FIRM.set(firmly or _FIRM.get())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)
         yield
@@ -41,6 +47,7 @@ def held() -> Iterator[None]:
             signal.sigtimedwait(CTRL_C, 0)
         raise
     finally:
+        _FIRM.reset(firm)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -49,7 +56,8 @@ def interruptible() -> Iterator[None]:
     """Let a Ctrl-C interrupt the block at once, within `held`: for long work that leaves nothing half done."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
+        if not _FIRM.get():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

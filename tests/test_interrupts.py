@@ -57,6 +57,16 @@ def test_work_ends_at_a_checkpoint_and_in_an_interruptible_part() -> None:
     assert not is_held()
 
 
+def test_an_interruptible_part_of_firm_work_is_none() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), held(firmly=True):
+        with held(), interruptible():
+            ctrl_c()
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"] and not is_held()
+
+
 def test_an_event_gets_no_exception_and_the_next_code_does() -> None:
     done = []
 

@@ -82,9 +82,13 @@ def _arguments(typed: Sequence[gdb.Value], example: str, least: int) -> list[flo
 
 
 def _probe(number: float | str) -> Handle:
-    if not isinstance(number, int):
-        raise OptprobeError(f"'{number}' is not the number of a probe", "optprobe list has the numbers")
-    return Handle(attach.current_session(), number)
+    return Handle(attach.current_session(), _number(number))
+
+
+def _number(typed: float | str) -> int:
+    if not isinstance(typed, int):
+        raise OptprobeError(f"'{typed}' is not the number of a probe", "optprobe list has the numbers")
+    return typed
 
 
 def _argument(value: gdb.Value) -> float | str:
@@ -93,6 +97,8 @@ def _argument(value: gdb.Value) -> float | str:
             return value.string()
         case gdb.TYPE_CODE_FLT:
             return float(value)
+        case gdb.TYPE_CODE_VOID:
+            raise OptprobeError("an argument has no value", "$optprobe is the last probe, once there is one")
     return int(value)
 
 
@@ -101,4 +107,4 @@ def _of_one(name: str, numbers: Sequence[gdb.Value], get: Callable[[int], int]) 
     with _one_line():
         if len(numbers) != 1:
             raise OptprobeError(f"$optprobe_{name} takes the number of one probe", f"$optprobe_{name}(1)")
-        return get(int(numbers[0]))
+        return get(_number(_argument(numbers[0])))

@@ -205,6 +205,7 @@ DEFINITIONS: Mapping[str, Schema] = {
             "patched": {**_NOTED, "description": "The instructions there now"},
             "detour": {**_NOTED, "description": "The instructions of the detour"},
         },
+        {"trampoline": {**_NOTED, "description": "Of a return probe: the instructions that calls return to"}},
     ),
     "explain": {
         "description": "Of `explain`: one explanation, or a list where there are several addresses",

@@ -21,7 +21,7 @@ _CLAUSE = re.compile(r"(?<=\s)(if|do)(?=[\s(])")
 _SAVED = re.compile(r"\bsave\s+([A-Za-z_]\w*)\s*=(?!=)")
 _MEMBER = re.compile(r"([$A-Za-z_][\w$]*(?:(?:->|\.)\w+|\[\w*\])*)(?:->|\.)(\w*)$")
 _OF_LANGUAGE = ("str(", "sizeof(", "$percpu(")
-_OF_RETURNS = ("$elapsed", "$saved.")
+_OF_RETURNS = ("$retval", "$elapsed", "$saved.")
 _ACTION_STARTS = re.compile(r"(?:\bdo|,)\s*\w*$")
 
 
@@ -56,7 +56,7 @@ def _clause_candidates(text: str, start: int, clause: str) -> Sequence[str]:
         return [f"{typed[: len(typed) - len(member[2])]}{name}" for name in dict.fromkeys(_SAVED.findall(text))]
     kept = _before_name(typed)
     if clause == "do" and not member and not text.endswith(("(", "=")) and _ACTION_STARTS.search(text):
-        return [kept + name for name in ACTIONS]
+        return [kept + name for name in ACTIONS if spec.is_return or name != "latency"]
     after = ("do",) if clause == "if" else ("by", "if")
     return [*expression_words(text, spec), *(after if not kept and not member else ())]
 
@@ -70,8 +70,9 @@ def expression_words(text: str, spec: Spec = SELECTED) -> Sequence[str]:
     parameters: Sequence[str] = ()
     with suppress(OptprobeError):  # a location that is not there has no parameters; the language has its words
         parameters = member_words(spec, "")
-    of_returns = _OF_RETURNS if spec.is_return else ()
-    names = [*parameters, *(f"${name}" for name in OURS), *_OF_LANGUAGE, *of_returns]
+    ours = [f"${name}" for name in OURS if name != "retval"]
+    of_returns = _OF_RETURNS if spec.is_return else ("$retval",) if spec is SELECTED else ()
+    names = [*parameters, *ours, *_OF_LANGUAGE, *of_returns]
     return [_before_name(typed) + name for name in names]
 
 

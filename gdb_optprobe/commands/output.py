@@ -71,7 +71,7 @@ def printable_lines(text: str) -> str:
     return lines(text.expandtabs())
 
 
-def traps(probe: ProbeView) -> int:
+def traps(probe: ProbeView | ExplainView) -> int:
     """Return how many traps a hit takes."""
     if probe.tier != "trapped":
         return 0

@@ -172,6 +172,8 @@ def parse_dprintf(text: str) -> Add:
     for argument in arguments:
         if not argument.text:
             raise fault("an argument is missing here", Fragment(text, argument.start, argument.start + 1))
+    if len(location.text.split()) == 1:
+        check_location(location, "dprintf")
     return parse_add(f"{location.text} do print({', '.join(argument.text for argument in arguments)})")
 
 

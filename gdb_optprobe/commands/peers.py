@@ -42,6 +42,7 @@ _NAME = r"(?!\d)[\w.$*?\[\]-]+"
 # The second word decides for the letters: `p:450` is a line of a file p.
 _KIND = re.compile(rf"({'|'.join({**_OF_BPFTRACE, **_NOT_HERE})}):(?!\d)([^\s{{]+)\s*")
 _OF_TRACEFS = re.compile(rf"(p|r\d*)(?::(?:\w+/)?([A-Za-z_]\w*))?(?:\s+((?:{_NAME}:)?{_NAME}(?:\+\w+)?))?(?:\s+\S.*)?")
+_NOTHING_NAMED = re.compile(rf"({'|'.join(_OF_BPFTRACE)}|p|r\d*):")
 _OF_PERF = re.compile(rf"({_NAME})%return\b.*")
 _OF_STAP = re.compile(
     r"(?:probe\s+)?(kernel|module\(\"([\w-]+)\"\))\.function\(\"([^\"@]+)[^\"]*\"\)(\.\w+)?.*", re.DOTALL
@@ -84,6 +85,11 @@ def _translated(text: str) -> tuple[str, str, str] | None:
         return "SystemTap", f"{module}{found[3]}{' -return' if found[4] == '.return' else ''}", ""
     if found := _OF_PERF.fullmatch(text):
         return "perf", f"{found[1]} -return", ""
+    if found := _NOTHING_NAMED.fullmatch(text):
+        if found[1] in _OF_BPFTRACE:
+            options = _OF_BPFTRACE[found[1]]
+            return "bpftrace", f"{'BINARY:' if '-user' in options else ''}FUNCTION{options}", ""
+        return "tracefs", f"FUNCTION{' -return' if found[1] != 'p' else ''}", ""
     if found := _KIND.match(text):
         text = re.sub(rf",\s*{found[1]}:", ",", text)  # bpftrace repeats the kind with each of several locations
     program, block = re.match(r"([^{]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]

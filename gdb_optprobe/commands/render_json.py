@@ -241,6 +241,7 @@ def _show(view: ShowView) -> dict[str, object]:
         "original": [_noted(line) for line in view.original],
         "patched": [_noted(line) for line in view.patched],
         "detour": [_noted(line) for line in view.detour],
+        **({"trampoline": [_noted(line) for line in view.trampoline]} if view.trampoline else {}),
     }
 
 

@@ -70,23 +70,34 @@ class Text:
         self._write = write
         self._colour = colour
         self._width = max(width, _NARROWEST) if width else WIDTH
+        self._is_limited = bool(width)
         self._names_width = 0
 
     def lines(self, lines: Sequence[str]) -> None:
         if lines:
             self._write(f"{printable_lines(_NEWLINE.join(lines))}\n")
 
+    def _sentences(self, lines: Sequence[str]) -> None:
+        """Write lines that a terminal would break within a word."""
+        for line in lines:
+            self.lines(self._broken(line) if self._is_limited else [line])
+
+    def _broken(self, line: str) -> list[str]:
+        return textwrap.wrap(
+            line, self._width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+
     def added(self, probes: Sequence[ProbeView], glob: bool = False) -> None:
         many = len(probes) > _MANY
         if glob or many:
-            self.lines([_summary(probes)])
+            self._sentences([_summary(probes)])
             firsts = [_first(part) for part in parts_of(probes)]
-            self.lines([line for first in firsts for line in _left_out(first.left_out)])
-            self.lines([f"NOTE: {probes[0].note}"] if many and probes[0].note else [])
+            self._sentences([line for first in firsts for line in _left_out(first.left_out)])
+            self._sentences([f"NOTE: {probes[0].note}"] if many and probes[0].note else [])
         singles = [part for part in parts_of(probes) if isinstance(part, ProbeView)] if many else probes
         told = [probe for probe in singles if not many or (probe.tier != BEST and probe.state != "optimizing")]
         for probe in told[:_MANY]:
-            self.lines(_added(probe)[: 1 if many else None])
+            self._sentences(_added(probe)[: 1 if many else None])
         if len(told) > _MANY:
             self.lines([f"... and {len(told) - _MANY} more: optprobe list"])
 
@@ -156,14 +167,18 @@ class Text:
 
     def show(self, views: Sequence[ShowView]) -> None:
         for view in views:
-            self.lines([_headline(view.probe), *_remarks(view.probe, self._width)])
+            self._sentences([_headline(view.probe)])
+            self.lines(_remarks(view.probe, self._width))
             self._section("original", view.original)
             self._section("patched", view.patched)
             self._section("detour", view.detour)
+            self._section("trampoline", view.trampoline)
 
     def explanation(self, views: Sequence[ExplainView]) -> None:
         for view in views:
-            self.lines(_explanation(view, self._width))
+            verdict, *why = _explanation(view, self._width)
+            self._sentences([verdict])
+            self.lines(why)
             if view.displaced:
                 self._section("the branch displaces" if view.tier == BEST else "the instruction", view.displaced)
 
@@ -264,7 +279,7 @@ def _hit(view: ProbeView | ExplainView, least: int, most: int, trap: str, others
     return f"; a hit costs {cost}{others}{trap}"
 
 
-def _and_a_trap(probe: ProbeView) -> str:
+def _and_a_trap(probe: ProbeView | ExplainView) -> str:
     return ("", " and a trap", " and two traps")[traps(probe)]
 
 
@@ -481,8 +496,7 @@ def _size(slots: int, size: int) -> str:
 def _explanation(view: ExplainView, width: int) -> list[str]:
     """Return the text for one address."""
     where = place(view.address, view.symbol)
-    trap = "" if view.tier == BEST else " and a trap"
-    cost = _hit(view, view.least, view.instructions, trap) if view.instructions else ""
+    cost = _hit(view, view.least, view.instructions, _and_a_trap(view)) if view.instructions else ""
     if view.tier == BEST:
         waits = "; waits until no thread is inside them" if view.waits else ""
         head = view.displaced[0].address if view.displaced else view.address

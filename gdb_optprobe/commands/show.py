@@ -13,6 +13,8 @@ class ShowCommand(Subcommand[Selection]):
 
     optprobe show N [-json]
 
+    Of a return probe also the trampoline, to which calls return.
+
     Examples:
       optprobe show 1
       optprobe show $optprobe -json

@@ -145,8 +145,9 @@ class Attachments:
             return
         if is_first:
             found.linux.note_boot(ended=False)
-        waiting.boot.close()
-        self.current = _linux(waiting.connection, found, waiting.stops, waiting.session)
+        with held(firmly=True):  # a probe is no longer one that waits, and is not in the kernel yet
+            waiting.boot.close()
+            self.current = _linux(waiting.connection, found, waiting.stops, waiting.session)
         probes = waiting.session.registry.probes()
         here = sum(probe.presence is Presence.HERE for probe in probes)
         when = "before its first initcall" if is_first else "what ran before is not counted"

@@ -35,6 +35,7 @@ LOOK_COMMAND = "optprobe-boot"
 LOOKING = f"silent\n{LOOK_COMMAND}\ncontinue"
 PIECE = 1 << 16
 """Bytes of one watchpoint: GDB reads no value above its `max-value-size`."""
+INTERRUPTED = "optprobe: interrupted: the guest is stopped while its kernel starts\nHINT: continue"
 NOT_STARTED = "the guest's kernel has not started yet"
 
 
@@ -152,14 +153,19 @@ class BootTracker(NoModules):
             gdb.events.before_prompt.disconnect(self._prompted)
 
     def _stopped(self) -> None:
-        """Look at the guest at a stop. The guest is resumed in any case."""
+        """Look at the guest at a stop. The guest is resumed in any case but a Ctrl-C, which waits: a look that ends
+        half-way would lose the probes.
+        """
         self._is_reached = False
-        with held():
-            try:
-                self._look(True)
-            except (OptprobeError, gdb.error) as error:
-                warn(error)
-                self.disarm()
+        try:
+            with held(firmly=True):
+                try:
+                    self._look(True)
+                except (OptprobeError, gdb.error) as error:
+                    warn(error)
+                    self.disarm()
+        except KeyboardInterrupt:
+            raise gdb.GdbError(INTERRUPTED) from None
 
 
 class _BootStop(gdb.Breakpoint):

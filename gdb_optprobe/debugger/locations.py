@@ -159,10 +159,10 @@ class Locations:
         assert self._symbols is not None and self._modules is not None
         name = text.partition("+")[0].strip()
         if self._symbols.lookup(name):
-            return f"{name} is a function of the kernel: optprobe add {text}"
+            return f"{name} is a function of the kernel: name it without {module}:"
         if any(called == name for called, _ in self._modules.names()):
-            return f"{name} is a function of another module: optprobe add {text}"
-        return f"if {module} is loaded later: optprobe add {module}:{text} -pending"
+            return f"{name} is a function of another module: name it without {module}:"
+        return f"if {module} is loaded later: the same with -pending"
 
     def _similar(self, text: str) -> str:
         """Return a hint for a location that GDB does not know."""

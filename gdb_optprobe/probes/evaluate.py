@@ -5,6 +5,8 @@ The compiler of conditions types it and their interpreter computes it: a value h
 
 from __future__ import annotations
 
+import re
+
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.names import NamesAt
@@ -24,6 +26,7 @@ from gdb_optprobe.probes.stops import Hit
 
 MOST_MEMBERS = 1024
 """Members of one struct that are written: the largest of Debian's kernels has 272."""
+_UNNAMED = re.compile(r"^(struct|union|enum)(?= \*|$)")
 MOST_ELEMENTS = 16
 MOST_CHARACTERS = 200
 DEEPEST = 2
@@ -174,12 +177,12 @@ def _definition(struct: Struct, stars: str) -> list[str]:
 
 
 def _declared(type_: CType, name: str) -> str:
-    """Return a member's declaration: `char comm[16]`, `struct file *file`, `(*open)()`."""
+    """Return a member's declaration: `char comm[16]`, `struct {…} count`, `(*open)()`."""
     dimensions = ""
     while isinstance(type_, Array):
         dimensions += f"[{type_.count or ''}]"
         type_ = type_.element
     if isinstance(type_, Pointer) and isinstance(type_.target, Function):
         return f"(*{name}{dimensions})()"
-    text = describe(type_)
+    text = _UNNAMED.sub(r"\1 {…}", describe(type_))
     return f"{text}{'' if text.endswith('*') else ' '}{name}{dimensions}"

@@ -32,6 +32,7 @@ from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_views import SiteCode, SiteView, explain_view
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.rethook import Costs, Rethook
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
@@ -269,19 +270,23 @@ class Kprobes:
     def _cost(self, plan: Plan, probe: Probe) -> tuple[int, int]:
         """Return what a hit would add, alone in its detour, most and least; 0 where it is not known beforehand."""
         guest, isa, handler = self.target.guest, self.target.guest.isa, probe.handler
-        if plan.tier.stops or probe.is_return:
+        if plan.tier.stops:
             return 0, 0
-        if handler.is_plain:
+        if handler.is_plain and not probe.is_return:
             return (count := site_views.count_cost(plan, guest)), count
         try:
-            arena = self.optimizer.find_arena()
-            memory = arena.check_data(handler.size, plan.address, isa.data_reach)
+            arena, costs = self.optimizer.find_arena(), Costs(0, 0, 0)
             with handler.errors_at_source(probe.spec):
-                code = self._trial_code(handler, plan, memory)
+                if probe.is_return:
+                    rethook = Rethook.tried(probe, plan, guest, arena)
+                    code, costs = rethook.entry_code(plan.dead, guest), rethook.costs
+                else:
+                    memory = arena.check_data(handler.size, plan.address, isa.data_reach)
+                    code = self._trial_code(handler, plan, memory)
             detour = trial(plan.head, lambda at: build_detour(plan, isa, at, {plan.address: code}), guest, arena)
         except Refused:  # until garbage is collected, no place is known
             return 0, 0
-        return site_views.hit_cost(plan, detour, guest)
+        return costs.of_call(*site_views.hit_cost(plan, detour, guest))
 
     def _trial_code(self, handler: Handler, plan: Plan, memory: int) -> Code:
         """Return the program of `handler` with all that it calls at the probed address. Raises NotLowered."""

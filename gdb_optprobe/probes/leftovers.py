@@ -25,7 +25,7 @@ from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records as user_notes
 from gdb_optprobe.probes.user.trap_records import TrapRecord
 from gdb_optprobe.probes.user.uprobes import Uprobes
-from gdb_optprobe.probes.user.user_rethooks import LAYOUT
+from gdb_optprobe.probes.user.uretprobe import LAYOUT
 
 TRIES, PAUSE = 20, 0.05
 LEFT = "probes of an earlier GDB are in this guest"

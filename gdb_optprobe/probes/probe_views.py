@@ -79,17 +79,25 @@ class SiteView:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteCode:
-    """What `show` lists of a site, as each kind of site gives it.
+class DetourCode:
+    """Code in the arena that `show` lists.
 
-    notes: on the detour's code, by address. programs: what the probes of the site should have there, by address.
+    notes: on it, by address. programs: what the probes of the site should have there, by address.
     """
+
+    detour: Detour
+    notes: Mapping[int, str]
+    programs: Mapping[int, Code] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteCode:
+    """What `show` lists of a site, as each kind of site gives it. trampoline: of return probes."""
 
     original: tuple[CodeLine, ...]
     patched: tuple[CodeLine, ...]
-    detour: Detour | None
-    notes: Mapping[int, str]
-    programs: Mapping[int, Code] = field(default_factory=dict)
+    detour: DetourCode | None = None
+    trampoline: DetourCode | None = None
 
 
 def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> ProbeView:
@@ -128,17 +136,21 @@ def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> Pr
 
 
 def show_view(view: ProbeView, code: SiteCode, guest: Guest) -> ShowView:
-    """Return the probed place as it was, as it is in the guest now, and the detour it leads to; of any kind."""
-    insns: Sequence[Insn] = ()
+    """Return the probed place as it was, as it is in the guest now, and the code that it leads to; of any kind."""
+    return ShowView(view, code.original, code.patched, _listing(code.detour, guest), _listing(code.trampoline, guest))
+
+
+def _listing(code: DetourCode | None, guest: Guest) -> tuple[CodeLine, ...]:
+    """Return the code as it is in the guest."""
+    if code is None:
+        return ()
     parts: dict[int, tuple[str, ...]] = {}
-    if (detour := code.detour) is not None:
-        data = guest.machine.read(detour.address, detour.size)
-        insns = guest.isa.decode(data, detour.address)
-        for at, program in sorted(code.programs.items()):
-            made = program(at)
-            if data.startswith(made, at - detour.address):  # else the notes are of other code
-                parts |= {**notes_of(program, at), at + len(made): ()}
-    return ShowView(view, code.original, code.patched, code_lines(insns, code.notes, parts))
+    data = guest.machine.read(code.detour.address, code.detour.size)
+    for at, program in sorted(code.programs.items()):
+        made = program(at)
+        if data.startswith(made, at - code.detour.address):  # else the notes are of other code
+            parts |= {**notes_of(program, at), at + len(made): ()}
+    return code_lines(guest.isa.decode(data, code.detour.address), code.notes, parts)
 
 
 def explain_view(
@@ -161,6 +173,7 @@ def explain_view(
         nearest=plan.near,
         nearest_symbol=symbol(plan.near) if plan.near is not None else "",
         note=note,
+        kind=spec.kind.value,
     )
 
 

@@ -32,8 +32,9 @@ from gdb_optprobe.handlers.ir import (
     Put,
     nodes,
 )
-from gdb_optprobe.handlers.lower_kernel_returns import PlacedCallTable, ProbedFunction, Trampoline
+from gdb_optprobe.handlers.lower_kernel_returns import PadExit, PlacedCallTable, ProbedFunction, Trampoline
 from gdb_optprobe.handlers.lower_returns import EntryPart
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code, Dead, Insn, joined
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest
@@ -64,6 +65,20 @@ class Costs:
     trampoline: int
     least: int
 
+    def of_call(self, most: int, least: int) -> tuple[int, int]:
+        """Return what a call costs in all, most and least, where its entry's detour adds so many instructions."""
+        return most - self.rare + self.trampoline, least + self.least
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnProgram:
+    """The program of one probe in a trampoline. start, end: where it is."""
+
+    number: int
+    code: Code
+    start: int
+    end: int
+
 
 @dataclass
 class Rethook:
@@ -77,6 +92,7 @@ class Rethook:
     older:            rethooks with tables too small for what is saved now; their calls are counted here.
     earlier_counts:   of older tables that are freed.
     ended:            its probes are deleted: it is counted apart from later rethooks of the function.
+    costs, programs:  of `trampoline`.
     """
 
     address: int
@@ -91,6 +107,7 @@ class Rethook:
     earlier_counts: CallCounts = field(default_factory=CallCounts)
     ended: bool = False
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
+    programs: tuple[ReturnProgram, ...] = ()
     parts: tuple[EntryPart, ...] = ()
     _probes: tuple[Probe, ...] = ()
     _readers: tuple[ProbeReadRoutines | None, ...] = ()
@@ -221,7 +238,8 @@ class Rethook:
         if self.trampoline is not None and self.probe_numbers == wanted:
             return
         parts = entry_parts(probes, SAVED, lambda probe: probe.may_stop)
-        made, programs = self._trampoline_code(probes, parts, plan, target, arena)
+        leaving = self.stop_handlers.reserve_pad(_flags(parts), target, arena)
+        made, programs = self._trampoline_code(probes, parts, plan, target.guest, leaving)
         code = made.code(programs)
         new = self._reuse_trampoline(code, parts, arena)
         if new is None:
@@ -230,16 +248,55 @@ class Rethook:
                 self.address, lambda at: Detour(at, code(at), self.address, ()), target.guest, arena, uses
             )
         self.retire(target.guest, arena)
-        self.trampoline, self.probe_numbers, self.parts = new, wanted, parts
-        places = made.places(programs, new.detour.address)
-        for probe, part, (start, end) in zip(probes, parts, places, strict=True):
+        self._use(new, probes, parts, made, programs, plan, target.guest, arena)
+        for probe, part, program in zip(probes, parts, self.programs, strict=True):
             if probe.spec.return_handler is not None:
-                self.stop_handlers.set_return_breakpoint(probe, part, start, end, target)
+                self.stop_handlers.set_return_breakpoint(probe, part, program.start, program.end, target)
+
+    @classmethod
+    def tried(cls, probe: Probe, plan: Plan, guest: Guest, arena: Arena) -> Rethook:
+        """Return what a function would have with `probe` as its only kretprobe, where memory is free now.
+
+        Nothing is written to the guest, so no call can use it. Raises Refused.
+        """
+        layout, reach = table_layout([probe]), guest.isa.data_reach
+        memory = Slot(arena.check_data(layout.size, probe.address, reach), layout.size)
+        probe.counter = Slot(arena.check_data(probe.handler.size, probe.address, reach), probe.handler.size)
+        at = arena.free_code(probe.address, guest.isa.branch_reach)
+        probe.readers = None if isinstance(probe.handler.unmapped, Missing) else ProbeReadRoutines(at, at)
+        found = cls(probe.address, layout, memory, ReturnStops(probe.address, layout, lambda pc, key: None))
+        parts = entry_parts([probe], SAVED, lambda one: one.may_stop)
+        leaving = PadExit(flags, at) if (flags := _flags(parts)) else None
+        made, programs = found._trampoline_code([probe], parts, plan, guest, leaving)
+        code = made.code(programs)(at)
+        placed = InstalledDetour(Slot(at, len(code)), Detour(at, code, probe.address, ()))
+        found._use(placed, [probe], parts, made, programs, plan, guest, arena)
+        return found
+
+    def _use(
+        self,
+        new: InstalledDetour,
+        probes: Sequence[Probe],
+        parts: tuple[EntryPart, ...],
+        made: Trampoline,
+        programs: Sequence[Code],
+        plan: Plan,
+        guest: Guest,
+        arena: Arena,
+    ) -> None:
+        """Give calls that are entered from now on the trampoline `new`, which has the programs of `probes`."""
+        self.trampoline, self.parts = new, parts
+        self.probe_numbers = tuple(probe.number for probe in probes)
+        places = made.places(programs, new.detour.address)
+        self.programs = tuple(
+            ReturnProgram(number, code, start, end)
+            for number, code, (start, end) in zip(self.probe_numbers, programs, places, strict=True)
+        )
         self._probes = tuple(probes)
         self._readers = tuple(probe.readers for probe in probes)
         self._base = plan.base
         self._arena_code = _code_range(new.detour.address, arena)
-        self.costs = self._costs(made, new.detour, plan, target.guest)
+        self.costs = self._costs(made, new.detour, plan, guest)
 
     def _reuse_trampoline(self, code: Code, parts: Sequence[EntryPart], arena: Arena) -> InstalledDetour | None:
         """Return a retired trampoline with the same code, unless earlier calls left words there for Python handlers."""
@@ -291,13 +348,17 @@ class Rethook:
         )
 
     def _trampoline_code(
-        self, probes: Sequence[Probe], parts: Sequence[EntryPart], plan: Plan, target: Target, arena: Arena
+        self,
+        probes: Sequence[Probe],
+        parts: Sequence[EntryPart],
+        plan: Plan,
+        guest: Guest,
+        leaving: PadExit | None,
     ) -> tuple[Trampoline, Sequence[Code]]:
-        isa = return_backend(target.guest)
+        isa = return_backend(guest)
         handlers = [self._return_handler(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
-        before = EntryState(kretprobe.dead_at_return(self.address, target.guest), read, base=plan.base)
-        leaving = self.stop_handlers.reserve_pad(tuple(part.flag for part in parts if part.flag), target, arena)
+        before = EntryState(kretprobe.dead_at_return(self.address, guest), read, base=plan.base)
         made = lower_kernel_returns.lower_trampoline(self.table, before, isa, leaving)
         self.stop_handlers.has_flag_register = not made.kept.names
         plan = replace(plan, dead=made.dead)
@@ -305,7 +366,7 @@ class Rethook:
         programs = []
         for probe, part, handler in zip(probes, parts, handlers, strict=True):
             assert probe.counter is not None, "it was reserved with the rethook"
-            code = handler.code(target.guest.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
+            code = handler.code(guest.isa, plan, made.dead, probe.counter.address, probe.readers, kept=made.kept)
             looks = probe.spec.return_handler is not None
             look = (lower_kernel_returns.lower_debugger_check(before, isa, part.flag),) if looks else ()
             programs.append(joined((code, *look)))
@@ -447,6 +508,11 @@ class Rethook:
 def returns_on_stack(guest: Guest) -> bool:
     """Return whether a call's return address is at its stack address from its entry to its return."""
     return return_backend(guest).link is None
+
+
+def _flags(parts: Sequence[EntryPart]) -> tuple[int, ...]:
+    """Return the words of a slot by which probes stop the guest."""
+    return tuple(part.flag for part in parts if part.flag)
 
 
 def table_layout(probes: Sequence[Probe], least: int = 0) -> CallTableLayout:

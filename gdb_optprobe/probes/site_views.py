@@ -19,6 +19,7 @@ from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.probe_views import (
+    DetourCode,
     SiteCode,
     SiteView,
     calls_view,
@@ -122,8 +123,7 @@ def _measured(probe: Probe, site: Site, detour: Detour, guest: Guest) -> DetourV
     most, least = hit_cost(plan, detour, guest)
     own, own_least = most, least
     if site.rethook is not None and site.return_probes:
-        costs = site.rethook.costs
-        most, least = most - costs.rare + costs.trampoline, least + costs.least
+        most, least = site.rethook.costs.of_call(most, least)
         if probe.is_return:
             own, own_least = most, least
     for other in _other_programs(probe, site, guest):
@@ -170,10 +170,27 @@ def site_code(site: Site, guest: Guest) -> SiteCode:
     return SiteCode(
         original=code_lines(plan.displaced, {site.address: what}),
         patched=code_lines(guest.isa.decode(now, site.address), {site.address: change}),
-        detour=site.detour,
-        notes=_detour_notes(site, site.detour, guest) if site.detour is not None else {},
-        programs=dict(branch_patch.installed_programs(site, guest)),
+        detour=_detour_code(site, site.detour, guest) if site.detour is not None else None,
+        trampoline=_trampoline_code(site) if site.rethook is not None else None,
     )
+
+
+def _detour_code(site: Site, detour: Detour, guest: Guest) -> DetourCode:
+    return DetourCode(detour, _detour_notes(site, detour, guest), dict(branch_patch.installed_programs(site, guest)))
+
+
+def _trampoline_code(site: Site) -> DetourCode | None:
+    """Return the code that calls return to: what finds the call's slot, a program of each return probe, the way out."""
+    rethook = site.rethook
+    if rethook is None or rethook.trampoline is None:
+        return None
+    done = {probe.number: f"the program of probe {probe.number}: {_actions(probe)}" for probe in site.return_probes}
+    detour, programs = rethook.trampoline.detour, rethook.programs
+    notes = {detour.address: "a call has returned: find its slot"}
+    if programs:
+        notes[programs[-1].end] = "free the slot; on to the call's own return address"
+    notes |= {one.start: done[one.number] for one in programs if one.start < one.end and one.number in done}
+    return DetourCode(detour, notes, {one.start: one.code for one in programs})
 
 
 def _detour_notes(site: Site, detour: Detour, guest: Guest) -> Mapping[int, str]:
@@ -197,7 +214,11 @@ def _detour_notes(site: Site, detour: Detour, guest: Guest) -> Mapping[int, str]
 
 
 def _describe_program(probe: Probe) -> str:
-    return "the entry of a call with a probed return" if probe.is_return else ", ".join(probe.spec.actions)
+    return "the entry of a call with a probed return" if probe.is_return else _actions(probe)
+
+
+def _actions(probe: Probe) -> str:
+    return ", ".join(probe.spec.actions)
 
 
 def plan_note(plan: Plan, guest: Guest) -> str:

@@ -319,12 +319,16 @@ class CodeLine:
 
 @dataclass(frozen=True, slots=True)
 class ShowView:
-    """`optprobe show N`: the same place as it was, as it is, and where it goes."""
+    """`optprobe show N`: the same place as it was, as it is, and where it goes.
+
+    trampoline: where calls with a probed return come back to.
+    """
 
     probe: ProbeView
     original: tuple[CodeLine, ...]
     patched: tuple[CodeLine, ...]
     detour: tuple[CodeLine, ...]
+    trampoline: tuple[CodeLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +352,7 @@ class ExplainView:
     condition, actions: as typed.
     nearest:      the nearest address that would be optimized, where this one would not.
     note:         why it is behind the requested address, or why calls may bypass it; "" where nothing is known.
+    kind:         of the probe: kprobe, …
     """
 
     address: int
@@ -365,6 +370,7 @@ class ExplainView:
     nearest: int | None = None
     nearest_symbol: str = ""
     note: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import time
 
@@ -278,6 +279,10 @@ def test_mi(linux: Guest) -> None:
         gdb("-exec-interrupt")
         gdb.until(r'\*stopped,.*signal-name="SIGINT"')
         assert "optimized" in gdb.console("optprobe list 1")
+        ran = gdb('-interpreter-exec console "optprobe run -for 0.2"')
+        ran += gdb.until(r'~"ran for .* s: \d+ hits? of 2 probes')
+        records = re.findall(r"(?m)^\*(running|stopped)", ran)
+        assert records == ["running", "stopped"], "a front end must know that the guest runs"
         gdb.console("optprobe delete")
         gdb.send("-gdb-exit")
     finally:

@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from tests.booted import answer, calls
 from tests.booted.conftest import running, skip_unknown
 from tests.booted.gdb import COLUMNS, ROOT, Console
 from tests.booted.progress import WAITS
+from tests.booted.test_examples import cloud_image
 from tests.docs.sessions import ANY, CALLED, COLLECTOR, PAGES, Step, blocks, difference
 
 UPDATE = bool(os.environ.get("OPTPROBE_UPDATE"))
@@ -42,6 +43,14 @@ ON_PPC64LE = (
 LOCAL_ENTRY = "+0x8"
 PROGRAM = "/tmp/calls"
 """A program with symbols, which the guest has none of."""
+VMLINUX = "vmlinux"
+"""A file that the guests of the suite do not have."""
+OTHERS: Mapping[str, Collection[str]] = {
+    "vng": ("--build", "--run", ".", "--debug", "--disable-kvm"),
+    "virsh": ("start", "probed"),
+    "qemu-system-x86_64": tuple(word for word in cloud_image() if word != "-S"),
+}
+"""Programs that boot other tools' guests, with arguments that were tried: a guest of the suite is in their place."""
 SHOWN = "/tmp/optprobe-1000"
 """What a page has for the folder of the guest's sockets."""
 PATIENCE = 60.0
@@ -168,6 +177,11 @@ class Reader:
     def _host(self, typed: str) -> str:
         """Run a command of the host's. The guest is started once, and stopped by `stop`."""
         words = shlex.split(typed)
+        if words[0] in OTHERS:
+            return other(words)
+        if words[:2] == ["optprobe", "gdb"]:
+            there = [word for word in words[2:] if word != VMLINUX]
+            words = ["gdb", "-ex", f"source {ROOT}/scripts/optprobe.py", *there]
         if words[0].startswith("gdb"):
             if self._gdb is not None:
                 self.close()
@@ -242,6 +256,13 @@ def test_what_the_page_shows_is_what_is_printed(reader: Reader, page: Path) -> N
     if UPDATE and reader.arch == "x86_64":
         rewrite(page, wrong)
     assert not told, "\n\n".join(told)
+
+
+def other(words: Sequence[str]) -> str:
+    """Check that what another tool is given has been tried; it prints nothing here."""
+    untried = [word for word in words[1:] if word not in OTHERS[words[0]]]
+    assert not untried, f"{words[0]} was never tried with {untried}"
+    return ""
 
 
 def on_ppc64le(step: Step) -> Step:

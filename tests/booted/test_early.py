@@ -10,6 +10,7 @@ from qemu.guest import Guest
 from qemu.machines import MACHINES
 from tests.booted.batch import batch, keep
 from tests.booted.conftest import Boot
+from tests.booted.gdb import Console
 
 WAITS = "add bus_register,vfs_read,start_kernel,no_such -pending"
 
@@ -49,6 +50,22 @@ def test_a_boot_is_probed_from_its_first_initcall_on(newborn: Guest) -> None:
     status, output = newborn.run("ls /sys/bus | wc -l")
     assert (status, int(output)) == (0, buses["hits"])
     assert not re.search("BUG:|Oops|insecure W.X", newborn.log())
+
+
+LOOKS = "from gdb_optprobe.debugger.attach import attachments; boot = attachments.current.boot; look = boot._look"
+INTERRUPTED_LOOK = "boot._look = lambda stopped: (os.kill(os.getpid(), signal.SIGINT), look(stopped))"
+
+
+def test_a_ctrl_c_while_the_kernel_starts_loses_no_probe(newborn: Guest) -> None:
+    """It comes at each of our stops: at the first the kernel is found, at the second the probes go in."""
+    with Console(newborn) as gdb:
+        gdb("optprobe add vfs_read -pending")
+        gdb(f"python import os, signal; {LOOKS}; {INTERRUPTED_LOOK}")
+        for tier in ("-", "emulated"):
+            assert "optprobe: interrupted: the guest is stopped while its kernel starts" in gdb("continue")
+            assert re.search(rf"1 {tier} +0 ", gdb("optprobe list"))
+        gdb("optprobe run -until-hits 1:2 -timeout 60", 90)
+        assert re.search(r"1 optimized +\d+ ", gdb("optprobe list"))
 
 
 def test_a_gdb_that_leaves_while_probes_wait_leaves_nothing(newborn: Guest) -> None:

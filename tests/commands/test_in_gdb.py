@@ -264,6 +264,10 @@ COMPLETIONS = [
 CLAUSES = [
     ("optprobe add vfs_read if $p", ["$pc", "$percpu(", "$pid"]),
     ("optprobe add vfs_read do c", ["count"]),
+    ("optprobe add vfs_read do l", ["lhist"]),
+    ("optprobe add vfs_read -return do l", ["latency", "lhist"]),
+    ("optprobe add vfs_read if $r", []),
+    ("optprobe add vfs_read -return if $r", ["$retval"]),
     ("optprobe add vfs_read if f", ["file"]),
     ("optprobe add vfs_read do hist(co", ["hist(count"]),
     ("optprobe add vfs_read if file->f_p", ["file->f_path"]),

@@ -9,9 +9,9 @@ from tests.commands.in_gdb import Ended, shared_gdb
 NO_CODE = "a macro or a function that is always inlined has no code of its own: probe a caller"
 LINES = "a line needs debug information of its file: file VMLINUX (with DWARF), or FUNCTION+OFFSET"
 ANSWERS = [
-    ("nonsense:vfs_read", "no module called nonsense", "vfs_read is a function of the kernel: optprobe add vfs_read"),
-    ("nothing:sync_fs+4", "no module called", "sync_fs is a function of another module: optprobe add sync_fs+4"),
-    ("brd:brd_rw", "no module called brd", "if brd is loaded later: optprobe add brd:brd_rw -pending"),
+    ("nonsense:vfs_read", "no module called", "vfs_read is a function of the kernel: name it without nonsense:"),
+    ("nothing:sync_fs+4", "no module called", "sync_fs is a function of another module: name it without nothing:"),
+    ("brd:brd_rw", "no module called brd", "if brd is loaded later: the same with -pending"),
     ("fs/read_write.c:450", "", LINES),
     ("vfs_raed", "", f"did you mean vfs_read? {NO_CODE}"),
     ("fdget", "", NO_CODE),
@@ -24,7 +24,7 @@ names = ("vfs_read", "kfree")
 symbols = SimpleNamespace(
     lookup=lambda name: [1] if name in names else [],
     completions=lambda prefix: [name for name in names if name.startswith(prefix)],
-    matching=lambda pattern, functions_only: [SimpleNamespace(address=8)] if pattern in ("vfs_*", "*") else [],
+    functions_matching=lambda pattern: {8} if pattern in ("vfs_*", "*") else set(),
 )
 modules = SimpleNamespace(has=lambda name: name == "ext4", names=lambda name="": iter([("sync_fs", 5)]))
 try:

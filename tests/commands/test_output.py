@@ -201,6 +201,15 @@ def test_tables_have_the_terminals_width(width: int) -> None:
     assert max(map(len, at_width(width, "explanation", [EXPLAINED]))) <= 80 or width > 80
 
 
+def test_a_sentence_is_broken_between_words_at_a_terminal_alone() -> None:
+    costly = probe(condition="count > 4096", actions=("hist(count)",))
+    (whole,) = at_width(0, "added", [costly])
+    first, *more = at_width(80, "added", [costly])
+    assert len(whole) > 80 >= len(first) and " ".join([first, *(line.strip() for line in more)]) == whole
+    assert all(line.startswith("    ") for line in more)
+    assert at_width(80, "show", [SHOWN])[1] == "    costs 3 instructions"
+
+
 def test_a_narrow_report_has_no_columns_of_zeros() -> None:
     titles, row = at_width(80, "report", [probe(hits=7, faults=2)])
     assert titles.split() == ["Num", "Hits", "Faults", "Cost", "of", "a", "hit", "Where"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.commands.parse import parse_add, parse_break
+from gdb_optprobe.commands.parse import parse_add, parse_break, parse_dprintf
 from gdb_optprobe.errors import OptprobeError
 
 ANSWERS = [
@@ -37,6 +37,11 @@ ANSWERS = [
     ("p:group/name vfs_read+4 count=%dx:u64", "tracefs", "vfs_read+4"),
     ("r16:name ext4:ext4_sync_fs $retval", "tracefs", "ext4:ext4_sync_fs -return"),
     ("p vfs_read", "tracefs", "vfs_read"),
+    ("kprobe:", "bpftrace", "FUNCTION"),
+    ("kretprobe:", "bpftrace", "FUNCTION -return"),
+    ("uretprobe:", "bpftrace", "BINARY:FUNCTION -user -return"),
+    ("p:", "tracefs", "FUNCTION"),
+    ("r:", "tracefs", "FUNCTION -return"),
     ("vfs_read%return", "perf", "vfs_read -return"),
     ('kernel.function("vfs_read@fs/read_write.c").return { next }', "SystemTap", "vfs_read -return"),
     ('module("ext4").function("ext4_sync_fs").call', "SystemTap", "ext4:ext4_sync_fs"),
@@ -63,6 +68,12 @@ def test_the_answer_is_the_command_that_was_typed(typed: str) -> None:
         with pytest.raises(OptprobeError) as caught:
             parse(typed).specs()
         assert caught.value.hint == f"optprobe {command} f do count by $comm"
+
+
+def test_dprintf_is_answered_with_dprintf() -> None:
+    with pytest.raises(OptprobeError) as caught:
+        parse_dprintf('kprobe:vfs_read,"%lu",count')
+    assert caught.value.hint == 'optprobe dprintf vfs_read,"%lu",count'
 
 
 @pytest.mark.parametrize("typed", ["tracepoint:sched:sched_switch", "profile:hz:99 { @[kstack] = count(); }"])

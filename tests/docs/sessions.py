@@ -8,11 +8,12 @@
     ^C
     ```
 
-`guest#` is a command in the guest while it runs; `^C` stops it once that has ended. `…` is any lines, or in a line any
-text. Words are compared, however lines are wrapped, rows of a table in any order. Of numbers these are compared as they
-are: what a command of the block has, of two digits and more (`count=500` makes `[dd]: 500`), and on the page's machine
-numbers of probes, instructions, addresses and bytes that are patched. All others by whether they are 0, and bars of
-histograms by whether they are there.
+`guest#` is a command in the guest while it runs; `^C` stops it once that has ended. A line of the host's that ends in
+a backslash continues on the next one. `…` is any lines, or in a line any text. Words are compared, however lines are
+wrapped, rows of a table in any order. Of numbers these are compared as they are: what a command of the block has, of
+two digits and more (`count=500` makes `[dd]: 500`), and on the page's machine numbers of probes, instructions,
+addresses and bytes that are patched. All others by whether they are 0, and bars of histograms by whether they are
+there.
 
 A block below `*Not run by the suite: REASON*` is left out; one below `*x86-64 only*` is left out on other machines.
 """
@@ -31,7 +32,8 @@ from tests.docs.blocks import ROOT
 GUIDES = tuple(
     f"docs/guide/{name}.md" for name in ("session", "conditions", "returns", "any-instruction", "modules", "programs")
 )
-PAGES = tuple(ROOT / name for name in ("README.md", "docs/tutorial.md", "docs/cookbook.md", *GUIDES))
+EXAMPLES = tuple(f"docs/examples/{name}.md" for name in ("virtme-ng", "cloud-image", "libvirt"))
+PAGES = tuple(ROOT / name for name in ("README.md", "docs/tutorial.md", "docs/cookbook.md", *GUIDES, *EXAMPLES))
 """The pages that are run."""
 CALLED = {"/tmp/calls": "500"}
 """A program of the guest's, and how often it calls its function."""
@@ -41,6 +43,7 @@ COLLECTOR = "Collector: "
 BAR, ROW = "|@|", "row"
 PROMPTS = {"(gdb)": "gdb", "$": "host", "guest#": "guest"}
 LANGUAGES = ("gdb", "console")
+CONTINUED = "\\"
 _FENCE = re.compile(r"```(\w*)")
 _LEFT_OUT = re.compile(r"\*Not run by the suite: (.+)\*")
 _X86_ONLY = "*x86-64 only*"
@@ -128,7 +131,10 @@ def steps(lines: Sequence[str], first: int) -> Iterator[Step]:
     for at, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         prompt = PROMPT.match(lines[at])
         assert prompt is not None
-        during, shown, interrupted = [], [], False
+        during, shown, interrupted, typed = [], [], False, prompt[2]
+        while typed.endswith(CONTINUED):
+            at += 1
+            typed = f"{typed.removesuffix(CONTINUED)}{lines[at].strip()}"
         for line in lines[at + 1 : end]:
             if inner := PROMPT.match(line):
                 during.append(inner[2])
@@ -137,7 +143,7 @@ def steps(lines: Sequence[str], first: int) -> Iterator[Step]:
             else:
                 shown.append(line)
         place = range(first + at + 1, first + end)
-        yield Step(PROMPTS[prompt[1]], prompt[2], tuple(during), interrupted, tuple(shown), place)
+        yield Step(PROMPTS[prompt[1]], typed, tuple(during), interrupted, tuple(shown), place)
 
 
 def difference(

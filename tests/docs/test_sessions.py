@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import ROOT
 from tests.docs.sessions import PAGES, Block, Step, blocks, difference, steps
 
 PAGE = """
@@ -57,6 +58,11 @@ def test_a_block_of_commands_has_its_language(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_pages_can_be_read(page: Path) -> None:
     assert list(blocks(page))
+
+
+def test_no_page_with_commands_is_left_out() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert {page for page in pages if list(blocks(page))} == {*PAGES}
 
 
 def test_blocks_that_are_not_run_are_these() -> None:
@@ -112,6 +118,11 @@ def test_figures_that_are_compared(shown: str, printed: str, on_its_machine: boo
 
 def parsed_numbers(block: str) -> frozenset[str]:
     return Block(Path(), 1, "", False, tuple(steps(block.splitlines(), 0))).typed
+
+
+def test_a_line_that_is_continued() -> None:
+    (step,) = steps(["$ qemu \\", "    -m 512 \\", "    -S", "up"], 0)
+    assert (step.command, step.shown, step.place) == ("qemu -m 512 -S", ("up",), range(3, 4))
 
 
 def test_figures_that_are_typed() -> None:

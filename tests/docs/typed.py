@@ -76,7 +76,8 @@ def _parse(action: Fragment) -> None:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield each page that users read, and its text. README's spans are usage, not commands."""
-    for path in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")]):
+    folders = [ROOT / "docs", ROOT / "docs" / "guide", ROOT / "docs" / "examples"]
+    for path in sorted(path for folder in folders for path in folder.glob("*.md")):
         yield path, path.read_text()
     readme = ROOT / "README.md"
     yield readme, "\n".join(_FENCED.findall(readme.read_text()))

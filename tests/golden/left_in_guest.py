@@ -40,7 +40,7 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.user import trap_records
 from gdb_optprobe.probes.user.trap_records import TrapRecord
-from gdb_optprobe.probes.user.user_rethooks import LAYOUT
+from gdb_optprobe.probes.user.uretprobe import LAYOUT
 from tests.handlers.world import World
 
 KERNEL = 0xFFFF_FFFF_8100_0000

@@ -109,7 +109,9 @@ def test_report() -> None:
 
 
 def test_show() -> None:
-    assert written(lambda json: json.show([SHOWN])) == golden("show.json")
+    returning = replace(SHOWN, probe=KRETPROBE, trampoline=SHOWN.detour)
+    found = written(lambda json: json.show([SHOWN])) + written(lambda json: json.show([returning]))
+    assert found == golden("show.json")
 
 
 def test_explain() -> None:

@@ -42,6 +42,8 @@ def types() -> BtfTypes:
     members += [("flags", unsigned, 192), ("level", level, 224), ("gone", to_pair, 256), ("numbers", numbers, 320)]
     file = writer.struct("file", 120, *members)
     to_file = writer.add("", 2, file)
+    unnamed = writer.struct("", 8, ("counter", long_, 0))
+    writer.struct("holder", 16, ("count", unnamed, 0), ("next", writer.add("", 2, unnamed), 64))
     words = [writer.string("file"), to_file]
     writer.add("probed", 12, writer.add("", 13, int_, *words, vlen=1))
     return BtfTypes(Btf(writer.blob()))
@@ -126,6 +128,8 @@ def test_a_type_has_offsets_and_sizes() -> None:
     assert type_lines("enum level", PROBED, GUEST) == [
         "enum level {", "    LOW = -2,", "    HIGH = 7,", "}  /* size 4 */"
     ]
+    held = ["struct holder {", "    struct {…} count;  /*     0     8 */", "    struct {…} *next;  /*     8     8 */"]
+    assert type_lines("struct holder", PROBED, GUEST) == [*held, "};  /* size 16 */"]
     assert type_lines("u32", PROBED, GUEST) == ["unsigned int  /* size 4 */"]
     with pytest.raises(OptprobeError, match="no type named 'struct nosuch'"):
         type_lines("struct nosuch", PROBED, GUEST)

@@ -79,7 +79,27 @@ def test_show_heads_the_program_of_each_probe_at_the_address() -> None:
     assert heads == ["count", "sum($rax)", "the entry of a call with a probed return"]
 
 
-@pytest.mark.parametrize("spec", [COUNT, SUM, ONLY_IF, replace(ONLY_IF, actions=("sum($rax) by ($rcx, $rdx)",))])
+def test_show_has_what_a_call_returns_to() -> None:
+    session = program().session()
+    session.add(replace(RETURNS, actions=("max($rax)",)))
+    session.add(replace(RETURNS, actions=("hist($rax)",)))
+    code = session.show(1).trampoline
+    heads = ["find its slot", "probe 1: max($rax)", "probe 2: hist($rax)", "return address"]
+    assert all(note.endswith(head) for note, head in zip((one.note for one in code if one.note), heads, strict=True))
+    assert {("hits",), ("max($rax)",), ("hist($rax)",)} <= {one.part for one in code}
+    session.add(COUNT)
+    assert session.show(3).trampoline == code, "the site is theirs too"
+    session.delete([1, 2])
+    assert not session.show(3).trampoline
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(COUNT, SUM, ONLY_IF, replace(ONLY_IF, actions=("sum($rax) by ($rcx, $rdx)",))),
+        *(RETURNS, replace(RETURNS, condition="$rax < 0", actions=("max($rax)", "hist($rax)"))),
+    ],
+)
 def test_explain_tells_the_cost_that_add_then_has(spec: Spec) -> None:
     session = program().session()
     (explained,) = session.explain(spec)

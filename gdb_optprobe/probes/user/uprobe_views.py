@@ -18,7 +18,7 @@ from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.probes.active_calls import Caller
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.probe_views import SiteCode, SiteView, calls_view, code_lines, cost_of
+from gdb_optprobe.probes.probe_views import DetourCode, SiteCode, SiteView, calls_view, code_lines, cost_of
 from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 from gdb_optprobe.probes.user.user_rethooks import UserRethook, UserRethooks
 from gdb_optprobe.probes.views import CallsView, DetourView, FrameView
@@ -69,10 +69,15 @@ def _cost(
             least += shortest(insns, cost_of) if each.part.program else whole
     if function is not None and function.installed is not None:
         back = function.installed.detour
-        *returns, last = guest.isa.decode(back.data, back.address)
-        least += shortest(returns, cost_of) + cost_of(last)
-        most += sum(map(cost_of, (*returns, last)))
+        more, more_least = return_cost(guest.isa.decode(back.data, back.address))
+        most, least = most + more, least + more_least
     return most, least
+
+
+def return_cost(code: Sequence[Insn]) -> tuple[int, int]:
+    """Return the instructions of the code that a call returns to, most and least; the last one leaves it."""
+    *returns, last = code
+    return sum(map(cost_of, code)), shortest(returns, cost_of) + cost_of(last)
 
 
 def stack_cost(point: UprobeSite, probes: Sequence[Probe], guest: Guest) -> int:
@@ -111,18 +116,32 @@ def _frames(point: UprobeSite, guest: Guest) -> Callable[[Mapping[str, int], byt
     return unwound
 
 
-def site_code(site: UprobeSite, guest: Guest) -> SiteCode:
-    """Return what `show` lists: the instruction in the program's file, what processes have there, the traps' code."""
+def site_code(site: UprobeSite, function: UserRethook | None, guest: Guest) -> SiteCode:
+    """Return what `show` lists: the instruction in the program's file, what processes have there, the traps' code.
+
+    function: where return probes are there.
+    """
     insn = site.insn
     original = code_lines([insn], {insn.address: "in the file"})
     if site.installed is None:
-        return SiteCode(original, (), None, {})
+        return SiteCode(original, ())
     data = site.trap + insn.data[len(site.trap) :]
     trap = guest.user_kernel.isa.decode(data, insn.address, site.program.bits)[:1]
     patched = code_lines(trap, {insn.address: "in a private copy of the page of each process"})
     notes = {each.start: each.part.note for each in site.parts}
     programs = {each.start: each.part.code for each in site.parts}
-    return SiteCode(original, patched, site.installed.detour, notes, programs)
+    detour = DetourCode(site.installed.detour, notes, programs)
+    return SiteCode(original, patched, detour, _return_code(function) if function is not None else None)
+
+
+def _return_code(function: UserRethook) -> DetourCode | None:
+    """Return the code of the trap that a function's calls return to, once it has found the call."""
+    if function.installed is None:
+        return None
+    detour = function.installed.detour
+    notes = {detour.address: "a call has returned: on to its own return address, once the probes are done"}
+    programs = {detour.address: function.code} if function.code is not None else {}
+    return DetourCode(detour, notes, programs)
 
 
 def uretprobe_calls(

@@ -31,6 +31,7 @@ from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Insn, joined
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
+from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.trap_table import Key
 from gdb_optprobe.maps.user_call_table import COUNTERS_SIZE
 from gdb_optprobe.probes import hooks
@@ -40,7 +41,7 @@ from gdb_optprobe.probes.kprobes import LeftOut
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_read import install_probe_read
-from gdb_optprobe.probes.probe_views import SiteCode, SiteView, cost_of, explain_view, skippable
+from gdb_optprobe.probes.probe_views import SiteCode, SiteView, cost_of, explain_view
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of, with_sizes
 from gdb_optprobe.probes.spec import Spec
@@ -57,7 +58,7 @@ from gdb_optprobe.probes.user.uprobe_handler import compile_uprobe, lower_uprobe
 from gdb_optprobe.probes.user.uprobe_site import LONGEST, CodePart, UprobeSite, decode_instruction, lay_out
 from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
-from gdb_optprobe.probes.user.uretprobe import compile_uretprobe
+from gdb_optprobe.probes.user.uretprobe import compile_uretprobe, trial_codes
 from gdb_optprobe.probes.user.user_rethooks import UserRethook, UserRethooks
 from gdb_optprobe.probes.user.xol import XolSlots, encode_copy, first_slot
 from gdb_optprobe.probes.user.xol_step import XolSteps
@@ -610,23 +611,29 @@ class Uprobes:
 
     def site_code(self, probe: Probe) -> SiteCode:
         """Return what `show` lists of the place that `probe` is on."""
-        return uprobe_views.site_code(self.registry.uprobe_site_of(probe), self.target.guest)
+        site = self.registry.uprobe_site_of(probe)
+        function = self.rethooks.functions.get((site.program.inode, probe.address))
+        return uprobe_views.site_code(site, function, self.target.guest)
 
     def explain(self, spec: Spec, addresses: Sequence[int]) -> Iterator[ExplainView]:
         """Yield what a probe would be, asking what `add` asks. Raises OptprobeError where it would be none."""
         user, point, handler = self._plan(spec)
-        insn, near, guest = point.insn, user.kernel.calls.handler, self.target.guest
-        cost = (0, 0)
-        if not spec.is_return:
-            probe = Probe(0, spec, insn.address, handler)
-            program = guest.isa.decode(lower_uprobe(probe, near, user)(near), near)
-            copy = insn.address if point.needs_copy else None
-            code = joined([part.code for part in self._instruction_code(point, copy, True, near, user)])
-            most = sum(map(cost_of, (*program, *guest.isa.decode(code(near), near))))
-            most += uprobe_views.stack_cost(point, [probe], guest)
-            cost = (most, most - skippable([program]))
+        insn, near, decode = point.insn, user.kernel.calls.handler, self.target.guest.isa.decode
+        probe = Probe(0, spec, insn.address, handler)
+        copy = insn.address if point.needs_copy else None
+        codes = [part.code for part in self._instruction_code(point, copy, True, near, user)]
+        memory = self.optimizer.find_arena().check_data(handler.size, near, self.target.guest.isa.data_reach)
+        if spec.is_return:
+            entry, returning = trial_codes(probe, point.program, user, memory)
+            codes.append(entry)
+            most, least = uprobe_views.return_cost(decode(returning(near), near))
+        else:
+            program = decode(lower_uprobe(probe, memory, user)(near), near)
+            most, least = sum(map(cost_of, program)), shortest(program, cost_of)
+        always = sum(cost_of(insn) for code in codes for insn in decode(code(near), near))
+        always += uprobe_views.stack_cost(point, [probe], self.target.guest)
         plan = Plan(insn.address, Tier.TRAPPED, (insn,), insn.data[: len(point.trap)])
-        yield explain_view(plan, point.program.spell, spec, cost)
+        yield explain_view(plan, point.program.spell, spec, (always + most, always + least))
 
 
 def _check(spec: Spec) -> None:

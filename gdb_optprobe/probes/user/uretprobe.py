@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.user.program import Program
@@ -38,6 +39,9 @@ from gdb_optprobe.probes.user.uprobe_handler import check_stop, trial_pad
 RETURN_TWICE = ("setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "__vfork", "getcontext", "swapcontext")
 """They return again to a return address that they have kept (those of GCC's special_function_p in C libraries)."""
 SLOT_ADDRESS = "a call's slot"
+LAYOUT = UserCallTableLayout(1024)
+SOMEWHERE = 0x12340
+"""Bytes between a function and the trampoline of its program, where the trampoline is not there yet."""
 SOME, JUMPS = 128, 4
 """Bytes of code that are searched at a time, and how many jumps are followed."""
 
@@ -58,17 +62,27 @@ def compile_uretprobe(
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits)
     handler = replace(handler, entry=entry)
-    near = user.kernel.calls.handler
-    probe = Probe(0, spec, address, handler)
-    probe.readers = None if isinstance(at_entry.reads, Missing) else ProbeReadRoutines(near, near)
-    (part,) = uretprobe_parts([probe])
     with handler.errors_at_source(spec):
-        table = PlacedUserCallTable(UserCallTableLayout(2), near, user.kernel.returning().mm)
-        entry_code(table, ProbedUserFunction(near, near, 0, program.bits // 8, 1), [probe], user, near, guest)
-        dead = lower_user_returns.dead_at_return(user.kernel.isa, isa)
-        at_return = return_handler(handler, part, SLOT_ADDRESS, isa.slot)
-        at_return.code(guest.isa, TrapSite(near), dead, near, probe.readers, trial_pad(near))
+        trial_codes(Probe(0, spec, address, handler), program, user, user.kernel.calls.handler)
     return handler
+
+
+def trial_codes(probe: Probe, program: Program, user: UserTarget, memory: int) -> tuple[Code, Code]:
+    """Return what runs at the entry and at the return of a call for `probe` alone, to be checked and measured.
+
+    memory: where data may be. Raises OptprobeError and NotLowered.
+    """
+    near, kernel, handler = user.kernel.calls.handler, user.kernel.returning(), probe.handler
+    probe.counter = Slot(memory, handler.size)
+    probe.readers = None if isinstance(handler.unmapped, Missing) else ProbeReadRoutines(near, near)
+    (part,) = uretprobe_parts([probe])
+    table = PlacedUserCallTable(LAYOUT, memory, kernel.mm)
+    function = ProbedUserFunction(memory, near, SOMEWHERE, program.bits // 8, probe.spec.maxactive or LAYOUT.slots)
+    entry = entry_code(table, function, [probe], user, near, user.guest)
+    dead = lower_user_returns.dead_at_return(user.kernel.isa, kernel.isa)
+    at_return = return_handler(handler, part, SLOT_ADDRESS, kernel.isa.slot)
+    code = at_return.code(user.guest.isa, TrapSite(near), dead, memory, probe.readers, trial_pad(near))
+    return entry, lower_user_returns.lower_return(memory, [code], user.kernel.isa, kernel.isa)
 
 
 def _compile(

@@ -34,7 +34,6 @@ from gdb_optprobe.maps.user_call_table import (
     COUNTERS_SIZE,
     CallCounters,
     UserCallSlot,
-    UserCallTableLayout,
     initial_counters,
 )
 from gdb_optprobe.probes import hooks
@@ -48,10 +47,9 @@ from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_records import TrapRecord
 from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
-from gdb_optprobe.probes.user.uretprobe import SLOT_ADDRESS, entry_code, uretprobe_parts
+from gdb_optprobe.probes.user.uretprobe import LAYOUT, SLOT_ADDRESS, entry_code, uretprobe_parts
 from gdb_optprobe.probes.user.xol import XolSlots
 
-LAYOUT = UserCallTableLayout(1024)
 PAGE = 4096
 KeptTrampolines = Sequence[tuple[TrapRecord, Program]]
 """Trampolines of an earlier GDB, each with its program."""
@@ -61,7 +59,7 @@ KeptTrampolines = Sequence[tuple[TrapRecord, Program]]
 class UserRethook:
     """The return hook of a function of a program. counters: their memory.
 
-    installed: the code where its calls return; it runs the probes with these `probe_numbers`.
+    installed: where its calls return; it runs the probes with these `probe_numbers`. code: what is there.
     retired:   code where earlier calls may return.
     """
 
@@ -69,6 +67,7 @@ class UserRethook:
     address: int
     counters: Slot
     installed: InstalledDetour | None = None
+    code: Code | None = None
     probe_numbers: tuple[int, ...] = ()
     retired: list[InstalledDetour] = field(default_factory=list)
 
@@ -422,7 +421,7 @@ class UserRethooks:
             code = lower_user_returns.lower_return(function.counters.address, programs, traps, kernel.isa)
             placed = self.traps.install_code(code, near, arena)
             function.retire()
-            function.installed, function.probe_numbers = placed, wanted
+            function.installed, function.code, function.probe_numbers = placed, code, wanted
         return function
 
     # what no probe uses any more -------------------------------------------------------------------------------------

@@ -48,7 +48,8 @@ def test_stops_where_a_condition_holds(linux: Guest, calling: Path, tmp_path: Pa
     (test,) = (each.address for each in calls.elf(calling).symbols if each.name == "test")
     with Console(linux) as gdb:
         told = [gdb(f"optprobe add -user {PATH}:test{probe}", 60) for probe in PROBES]
-        assert "and a trap where the condition is false, and stops the guest otherwise" in told[1]
+        said = " ".join(told[1].split())
+        assert "and a trap where the condition is false, and stops the guest otherwise" in said
         gdb.work = linux.spawn(PATH)
         told = [gdb("continue")]
         assert " hit optprobe 2, calls (" in told[0] and told[0].rstrip().endswith(f"{test:#018x} <calls:test>")
@@ -56,7 +57,8 @@ def test_stops_where_a_condition_holds(linux: Guest, calling: Path, tmp_path: Pa
         gdb("frame 2")
         for turn in range(STOPS):
             if turn:
-                assert re.search(ENTERED, (told := gdb("continue").rstrip())), told
+                stopped = gdb("continue").rstrip()
+                assert re.search(ENTERED, stopped), stopped
             which = (STOPS - turn) * STEP
             assert [gdb.hits(number) for number in (1, 2, 4)] == [COUNT - which + 1, turn + 1, min(turn + 1, STOPS - 1)]
             assert (gdb.value("$pc"), gdb.value("$rdi")) == (test, which), "the program's, whatever else was asked for"
