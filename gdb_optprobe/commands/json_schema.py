@@ -242,6 +242,7 @@ DEFINITIONS: Mapping[str, Schema] = {
             "text": _a("string", "What `print` makes of them"),
         },
         {
+            "since_boot": _a("integer", "The time in nanoseconds, as the kernel's log has it, where that is known"),
             "stack": _list(
                 _object(
                     "A frame",

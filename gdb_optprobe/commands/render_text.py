@@ -41,6 +41,7 @@ _STOP = "stop"
 # Columns of a report that are left out on a narrow terminal where all is 0.
 _LOSSES = ("Missed", "Dropped", "Faults", "Stops")
 _NEWLINE = "\n"
+_SECOND = 1_000_000_000  # nanoseconds
 _LARGER_RINGS = "set optprobe ring-records, and add the probe again"
 _NEEDS_GDB = "needs GDB: without one, the guest waits at the next hit"
 WAITS = "PENDING"
@@ -359,9 +360,16 @@ def _calls(found: CallsView) -> list[str]:
 
 def _record(record: RecordView) -> list[str]:
     """Return CPU, time if there is one, and the values. Further lines are marked, so that they look like no row."""
-    time = "" if record.time is None else f" {record.time}"
     first, *more = record.text.rstrip(_NEWLINE).split(_NEWLINE)
-    return [f"[{record.cpu}]{time}: {first}", *(f"    | {line}" for line in more)]
+    return [f"{_when(record)}: {first}", *(f"    | {line}" for line in more)]
+
+
+def _when(record: RecordView) -> str:
+    """Return time and CPU: seconds since boot as dmesg has them, or else the clock's ticks behind the CPU."""
+    if record.since_boot is not None:
+        seconds, below = divmod(record.since_boot, _SECOND)
+        return f"[{seconds:5}.{below // 1000:06}] [{record.cpu}]"
+    return f"[{record.cpu}]" if record.time is None else f"[{record.cpu}] {record.time}"
 
 
 def _numbers(probes: Sequence[ProbeView]) -> str:

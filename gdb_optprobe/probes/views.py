@@ -122,6 +122,7 @@ class RecordView:
     """What `record`, `print` or `stack` kept of one hit.
 
     time: of the guest's clock; None where the hit stopped the guest.
+    since_boot: the same in nanoseconds, as the guest's log has it; None where that is not known.
     values: its parts. text: as the format has them. stack: of `stack`, the innermost frame first.
     """
 
@@ -130,6 +131,7 @@ class RecordView:
     values: tuple[int | str, ...]
     text: str
     stack: tuple[FrameView, ...] = ()
+    since_boot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

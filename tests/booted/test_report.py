@@ -38,3 +38,25 @@ def test_globs_shared_addresses_and_records_in_order(linux: Guest) -> None:
     folded = dict(re.findall(r"^([\w;.\[\]]+;vfs_(?:read|write)) (\d+)$", said, re.MULTILINE))
     for function in ("read", "write"):
         assert sum(int(n) for path, n in folded.items() if path.endswith(f"ksys_{function};vfs_{function}")) == 20, said
+
+
+def test_a_record_has_the_time_of_the_kernels_log(each_linux: Guest) -> None:
+    """It lies between the lines that the kernel logged before and after."""
+    before, after = "echo before >/dev/kmsg", "echo after >/dev/kmsg"
+    dd = "dd if=/dev/zero of=/dev/null bs=79 count=1 2>/dev/null"
+    work = Workload(f"for n in 1 2 3; do {before}; {dd}; {after}; sleep 0.3; done; dmesg | grep -E 'before|after'")
+    script = ["optprobe add vfs_read if $arg3 == 79 do record($arg3)", work, "optprobe report", "optprobe report -json"]
+    finished = batch(each_linux, script)
+    logged = [*map(_seconds, re.findall(r"^\[ *([\d.]+)\] (?:before|after)$", finished.workloads[0], re.MULTILINE))]
+    found = [*map(_seconds, re.findall(r"^ {4}\[ *([\d.]+)\] \[\d\]: \$arg3=79$", finished.output, re.MULTILINE))]
+    assert len(logged) == 6 and len(found) == 3, finished.output
+    for number, time in enumerate(found):
+        assert logged[2 * number] <= time <= logged[2 * number + 1], finished.output
+    lines = [json.loads(line) for line in finished.output.splitlines() if line.startswith('{"type": "record"')]
+    assert [line["since_boot"] // 1000 for line in lines] == found
+
+
+def _seconds(text: str) -> int:
+    """Return a time of the log in microseconds."""
+    seconds, below = text.split(".")
+    return int(seconds) * 1_000_000 + int(below)

@@ -104,6 +104,14 @@ def test_what_was_gathered_and_recorded_is_told_behind_the_table() -> None:
     }
 
 
+def test_times_are_written_as_the_kernels_log_has_them() -> None:
+    """Cut, not rounded, to a microsecond; where they are not known, the clock's ticks."""
+    times = {15_118_717_999: "[   15.118717]", 7: "[    0.000000]", 123_456_000_001_000: "[123456.000001]"}
+    kept = (RecordView(1, 12345, (5,), "n=5", since_boot=time) for time in times)
+    found = [line.strip() for line in text("report", [replace(probe(), records=(*kept, RecordView(0, 9, (), "x")))])]
+    assert found[-4:] == [*(f"{time} [1]: n=5" for time in times.values()), "[0] 9: x"]
+
+
 def test_addresses_are_strings_in_json_wherever_they_stand() -> None:
     rows = (RowView((Address(0xFFFFFFFF81000000),), (7,), "[0xffffffff81000000]"),)
     record = RecordView(1, 12345, (Address(0x10), 5), "p=0x10, n=5")

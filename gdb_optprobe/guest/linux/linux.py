@@ -13,7 +13,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import boot, bypasses, frame
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
-from gdb_optprobe.guest.linux.clock import hertz
+from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
@@ -74,6 +74,7 @@ class LinuxGuest(Guest):
     originals: Callable[[], Originals] = dict
     _saved: list[SavedWords] | None = None
     _moment: int = 0
+    _clock: tuple[int, LogClock | None] = (-1, None)
     _constants: dict[str, int | None] = field(default_factory=dict)
     unwind_missing: OptprobeError | None = None
     _is_booting: bool | None = None
@@ -182,6 +183,11 @@ class LinuxGuest(Guest):
     def symbol(self, address: int) -> str:
         """Return "vfs_read+0x13", with the module's name where it is one's; "" where no symbol is known."""
         return str(self.recovered.symbols.at(address) or self.text.symbol(address))
+
+    def clock(self) -> Callable[[int], int] | None:
+        if self._clock[0] != self._moment:
+            self._clock = self._moment, log_clock(self.kernel, self.arch.clock, self.arch.log_clock)
+        return self._clock[1]
 
     def completions(self, prefix: str) -> Sequence[str]:
         return self.recovered.symbols.completions(prefix)
