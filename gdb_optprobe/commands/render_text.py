@@ -359,17 +359,24 @@ def _calls(found: CallsView) -> list[str]:
 
 
 def _record(record: RecordView) -> list[str]:
-    """Return CPU, time if there is one, and the values. Further lines are marked, so that they look like no row."""
+    """Return time and CPU, and the values; then what was lost behind it. Further lines of text look like no row."""
     first, *more = record.text.rstrip(_NEWLINE).split(_NEWLINE)
-    return [f"{_when(record)}: {first}", *(f"    | {line}" for line in more)]
+    lost = [f"{record.lost_after:,} lost after {_time(record)}"] if record.lost_after else []
+    return [f"{_when(record)}: {first}", *(f"    | {line}" for line in more), *lost]
 
 
 def _when(record: RecordView) -> str:
     """Return time and CPU: seconds since boot as dmesg has them, or else the clock's ticks behind the CPU."""
     if record.since_boot is not None:
-        seconds, below = divmod(record.since_boot, _SECOND)
-        return f"[{seconds:5}.{below // 1000:06}] [{record.cpu}]"
-    return f"[{record.cpu}]" if record.time is None else f"[{record.cpu}] {record.time}"
+        return f"{_time(record)} [{record.cpu}]"
+    return f"[{record.cpu}]" if record.time is None else f"[{record.cpu}] {_time(record)}"
+
+
+def _time(record: RecordView) -> str:
+    if record.since_boot is None:
+        return str(record.time)
+    seconds, below = divmod(record.since_boot, _SECOND)
+    return f"[{seconds:5}.{below // 1000:06}]"
 
 
 def _numbers(probes: Sequence[ProbeView]) -> str:

@@ -198,7 +198,8 @@ def _record_views(handler: Handler, rows: Sequence[Row], guest: Guest, frames: F
     clock = guest.clock() if rows else None
     for row in rows:
         view = _record_view(handler, row, guest, frames)
-        yield view if clock is None or row.time is None else replace(view, since_boot=clock(row.time))
+        since_boot = None if clock is None or row.time is None else clock(row.time)
+        yield replace(view, since_boot=since_boot, lost_after=row.lost_after)
 
 
 def _record_view(handler: Handler, row: Row, guest: Guest, frames: Frames) -> RecordView:

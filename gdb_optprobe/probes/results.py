@@ -21,12 +21,16 @@ MOST_RECORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record. kind: which object of the program it is of; time: of the guest's clock, None where it was stopped."""
+    """A record. kind: which object of the program it is of; time: of the guest's clock, None where it was stopped.
+
+    lost_after: how many behind it found no room in the ring.
+    """
 
     kind: int
     cpu: int
     time: int | None
     fields: bytes
+    lost_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +119,10 @@ class Results:
 
 
 def rows_of(ring: RingContents) -> tuple[Row, ...]:
-    """Return the finished records of a ring."""
-    return tuple(Row(one.kind, one.cpu, one.time, one.fields) for one in ring.records)
+    """Return the finished records of a ring. What it dropped came after its newest one."""
+    rows = [Row(one.kind, one.cpu, one.time, one.fields) for one in ring.records]
+    rows[-1:] = [replace(last, lost_after=ring.dropped) for last in rows[-1:]]
+    return tuple(rows)
 
 
 def _add(rows: dict[bytes, tuple[int, ...]], kind: Aggregate, done: Done) -> None:

@@ -56,6 +56,18 @@ def test_a_record_has_the_time_of_the_kernels_log(each_linux: Guest) -> None:
     assert [line["since_boot"] // 1000 for line in lines] == found
 
 
+def test_what_was_lost_is_told_at_its_time(each_linux: Guest) -> None:
+    dd = "dd if=/dev/zero of=/dev/null bs=79 count=100 2>/dev/null"
+    script = ["set optprobe ring-records 64", "optprobe add vfs_read if $arg3 == 79 do record($arg3)"]
+    finished = batch(each_linux, [*script, Workload(dd), "optprobe report", f"optprobe run -follow -guest '{dd}'"])
+    found = [line.strip() for line in finished.output.splitlines() if re.search(r"arg3=79$| lost after", line)]
+    assert len(found) >= 130, finished.output
+    for at in (64, 129):
+        time = found[at - 1].partition("[")[2].partition("]")[0]
+        assert found[at].endswith(f" lost after [{time}]"), finished.output
+    assert found[64].startswith("36 ") and 36 <= int(found[129].split()[0]) <= 136, "read while it came, or afterwards"
+
+
 def _seconds(text: str) -> int:
     """Return a time of the log in microseconds."""
     seconds, below = text.split(".")

@@ -123,7 +123,7 @@ def test_run() -> None:
     found = written(lambda json: json.timeline([GATHERED], more=True))
     found += written(lambda json: json.ran("ran for 2 s: 5 hits of 1 probe", follower))
     found += written(lambda json: json.ran("stopped"))
-    timed = replace(GATHERED, records=(replace(RECORDS[0], since_boot=15_118_717_749),))
+    timed = replace(GATHERED, records=(replace(RECORDS[0], since_boot=15_118_717_749, lost_after=488),))
     assert found + written(lambda json: json.timeline([timed])) == golden("run.json")
 
 
