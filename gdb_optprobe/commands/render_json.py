@@ -169,7 +169,8 @@ def _plain(values: Iterable[int | str]) -> list[int | str]:
 def _record_value(number: int, record: RecordView) -> dict[str, object]:
     kept = {"cpu": record.cpu, "time": record.time, "values": _plain(record.values), "text": record.text}
     since = {} if record.since_boot is None else {"since_boot": record.since_boot}
-    lost = {"lost_after": record.lost_after} if record.lost_after else {}
+    all_lost = {"lost_before": record.lost_before, "lost_after": record.lost_after}
+    lost = {key: count for key, count in all_lost.items() if count}
     return {"type": "record", "number": number, **kept, **since, **lost, **(_stack(record) if record.stack else {})}
 
 

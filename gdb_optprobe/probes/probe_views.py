@@ -199,7 +199,7 @@ def _record_views(handler: Handler, rows: Sequence[Row], guest: Guest, frames: F
     for row in rows:
         view = _record_view(handler, row, guest, frames)
         since_boot = None if clock is None or row.time is None else clock(row.time)
-        yield replace(view, since_boot=since_boot, lost_after=row.lost_after)
+        yield replace(view, since_boot=since_boot, lost_before=row.lost_before, lost_after=row.lost_after)
 
 
 def _record_view(handler: Handler, row: Row, guest: Guest, frames: Frames) -> RecordView:

@@ -23,13 +23,14 @@ MOST_RECORDS = 4096
 class Row:
     """A record. kind: which object of the program it is of; time: of the guest's clock, None where it was stopped.
 
-    lost_after: how many behind it found no room in the ring.
+    lost_before, lost_after: how many records of the ring were lost there.
     """
 
     kind: int
     cpu: int
     time: int | None
     fields: bytes
+    lost_before: int = 0
     lost_after: int = 0
 
 
@@ -119,9 +120,12 @@ class Results:
 
 
 def rows_of(ring: RingContents) -> tuple[Row, ...]:
-    """Return the finished records of a ring. What it dropped came after its newest one."""
+    """Return the finished records of a ring. What it lost came after its newest one, or before its oldest one."""
     rows = [Row(one.kind, one.cpu, one.time, one.fields) for one in ring.records]
-    rows[-1:] = [replace(last, lost_after=ring.dropped) for last in rows[-1:]]
+    if ring.overwrites:
+        rows[:1] = [replace(first, lost_before=ring.dropped) for first in rows[:1]]
+    else:
+        rows[-1:] = [replace(last, lost_after=ring.dropped) for last in rows[-1:]]
     return tuple(rows)
 
 

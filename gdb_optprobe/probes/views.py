@@ -123,7 +123,7 @@ class RecordView:
 
     time: of the guest's clock; None where the hit stopped the guest.
     since_boot: the same in nanoseconds, as the guest's log has it; None where that is not known.
-    lost_after: how many that came after it, before the next one, found no room.
+    lost_before, lost_after: how many are lost that came before or after it, with no other record in between.
     values: its parts. text: as the format has them. stack: of `stack`, the innermost frame first.
     """
 
@@ -133,6 +133,7 @@ class RecordView:
     text: str
     stack: tuple[FrameView, ...] = ()
     since_boot: int | None = None
+    lost_before: int = 0
     lost_after: int = 0
 
 

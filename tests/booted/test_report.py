@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
+
+import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import Workload, batch
+from tests.booted.conftest import PARALLEL, Boot
 
 WORK = Workload("dd if=/dev/zero of=/dev/null bs=77 count=20 2>/dev/null")
 NAME = "path->dentry->d_name.name"
@@ -66,6 +70,50 @@ def test_what_was_lost_is_told_at_its_time(each_linux: Guest) -> None:
         time = found[at - 1].partition("[")[2].partition("]")[0]
         assert found[at].endswith(f" lost after [{time}]"), finished.output
     assert found[64].startswith("36 ") and 36 <= int(found[129].split()[0]) <= 136, "read while it came, or afterwards"
+
+
+MINE = "if $arg3 == 79 || $arg3 == 83 || $arg3 == 89 do record($arg3, $cpu)"
+
+
+def dd(size: int, count: int) -> str:
+    return f"dd if=/dev/zero of=/dev/null bs={size} count={count} 2>/dev/null"
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+def test_a_ring_that_overwrites_has_the_last_records(boot: Boot, arch: str) -> None:
+    """Of reads on two vCPUs at once. Of the smaller ring's two places one hit may find both taken."""
+    guest = boot(arch=arch, smp=2, extra=PARALLEL)
+    both = Workload(f"{dd(79, 400)} & {dd(83, 400)} & wait; {dd(89, 20)}")
+    script: list[str | Workload] = ["set optprobe ring-records 32", f"optprobe add vfs_read -overwrite {MINE}"]
+    script += ["set optprobe ring-records 2", f"optprobe add ksys_read -overwrite {MINE}", both]
+    first = batch(guest, [*script, "optprobe report -json", "set optprobe on-exit keep"])
+    records, lost = _records(first.output, 1), _lost(first.output, 1)
+    assert (len(records), lost) == (32, 820 - 32), first.output
+    assert [each["values"][0] for each in records[-20:]] == [89] * 20, "the last that there were"
+    assert {each["values"][0] for each in records[:-20]} <= {79, 83}
+    small = _records(first.output, 2)
+    assert [each["values"][0] for each in small] == [89, 89] and _lost(first.output, 2) == 818, first.output
+
+    followed = f"optprobe run -follow 1 -json -guest '{dd(89, 40)}'"
+    later = batch(guest, ["optprobe recover", "optprobe report -json", followed, "optprobe report -json"])
+    before, after = later.output.split('{"type": "run"')
+    adopted = [(each["time"], each["values"]) for each in _records(before, 1)]  # and those that are followed
+    assert adopted[:32] == [(each["time"], each["values"]) for each in records], later.output
+    run = json.loads('{"type": "run"' + after.splitlines()[0])
+    assert run["records"] + run["lost"] == 860 and run["records"] >= 32, later.output
+    assert _lost(after, 1) == run["lost"] and not _records(after, 1), "that counts what was lost before, too"
+
+
+def _records(output: str, number: int) -> list[dict[str, Any]]:
+    """Return the records of a probe."""
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"type": "record"')]
+    return [line for line in lines if line["number"] == number]
+
+
+def _lost(output: str, number: int) -> int:
+    """Return how many of its records a probe lost."""
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"type": "probe"')]
+    return next(int(line["dropped"]) for line in lines if line["number"] == number)
 
 
 def _seconds(text: str) -> int:

@@ -124,6 +124,12 @@ def test_what_was_lost_is_told_behind_the_last_record_before_it() -> None:
         "1,488 lost after [    0.000003]",
     ]
     told = [re.sub(r"^\d vfs_read|^ +", "", line).strip() for line in text("timeline", [later, earlier])]
+    oldest = replace(probe(), records=(replace(full, lost_before=7, lost_after=0),))
+    assert [line.strip() for line in text("report", [oldest])][-3:-1] == [
+        "7 lost before [    0.000003]",
+        "[    0.000003] [1]: n=5",
+    ]
+    assert text("timeline", [oldest])[0].strip() == "7 lost before [    0.000003]"
     assert told[3:] == ["1,488 lost after [    0.000003]", "[0] 301: x", "1 lost after 301"]
 
 

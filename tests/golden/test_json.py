@@ -124,7 +124,9 @@ def test_run() -> None:
     found += written(lambda json: json.ran("ran for 2 s: 5 hits of 1 probe", follower))
     found += written(lambda json: json.ran("stopped"))
     timed = replace(GATHERED, records=(replace(RECORDS[0], since_boot=15_118_717_749, lost_after=488),))
-    assert found + written(lambda json: json.timeline([timed])) == golden("run.json")
+    found += written(lambda json: json.timeline([timed]))
+    newest = replace(GATHERED, records=(replace(RECORDS[0], lost_before=488),))
+    assert found + written(lambda json: json.timeline([newest])) == golden("run.json")
 
 
 def test_doctor() -> None:

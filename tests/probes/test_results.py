@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -136,3 +137,5 @@ def test_what_the_ring_dropped_came_behind_its_newest_record() -> None:
     data[:8] = (7).to_bytes(8, "little")
     assert [row.lost_after for row in rows_of(layout.decode(bytes(data)))] == [0, 0, 0, 3]
     assert rows_of(layout.decode(layout.initial())) == ()
+    contents = replace(layout.decode(bytes(data)), overwrites=True)
+    assert [row.lost_before for row in rows_of(contents)] == [3, 0, 0, 0], "that has the newest"
