@@ -36,6 +36,7 @@ class AddCommand(Subcommand[Add]):
       -tier TIER      this tier only: breakpoint, boosted, emulated, trapped, optimized
       -return         the function's return: $retval, $elapsed, latency
       -maxactive N    of a return probe: at most N calls at once
+      -overwrite      a full ring keeps the newest records, not the oldest
       -pending        wait for a symbol that is not there yet: of a module, or of
                       a kernel that has not started
       -glob           LOCATION is a glob

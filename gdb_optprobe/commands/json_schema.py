@@ -243,6 +243,9 @@ DEFINITIONS: Mapping[str, Schema] = {
             "text": _a("string", "What `print` makes of them"),
         },
         {
+            "since_boot": _a("integer", "The time in nanoseconds, as the kernel's log has it, where that is known"),
+            "lost_before": _a("integer", "Of `-overwrite`: records that came before this one and were overwritten"),
+            "lost_after": _a("integer", "Records that came after this one, before the next, and found no room"),
             "stack": _list(
                 _object(
                     "A frame",

@@ -29,12 +29,15 @@ ADD_OPTIONS: Mapping[str, str] = {
     "-glob": "",
     "-return": "",
     "-maxactive": "N",
+    "-overwrite": "",
     "-user": "",
     "-file": "PATH",
     "-pid": "N",
     "-json": "",
 }
 
+RECORDING = ("record", "print", "stack")
+"""Actions that fill the ring."""
 _MOST = dict.fromkeys(("-maxactive", "-pid"), (1 << 31) - 1)
 
 _KINDS = {
@@ -117,7 +120,14 @@ class Add:
             check_action(action)
             if not returns and action.first_word().text == "latency":
                 raise fault("latency needs -return", action)
+        if "-overwrite" in self.place.options and not self._records():
+            raise fault("-overwrite needs record, print or stack", self.place.options["-overwrite"].where)
         return tuple(map(self._whole, places))
+
+    def _records(self) -> bool:
+        """Return whether an action fills the ring."""
+        actions = (*self.clause.actions, *(self.entry.actions if self.entry else ()))
+        return any(action.first_word().text in RECORDING for action in actions)
 
     def _whole(self, place: Spec) -> Spec:
         return replace(
@@ -130,6 +140,7 @@ class Add:
             entry_condition=self.entry.condition if self.entry else None,
             entry_actions=self.entry.actions if self.entry else (),
             maxactive=int(self.place.value("-maxactive") or 0),
+            overwrite="-overwrite" in self.place.options,
             pid=int(self.place.value("-pid") or 0),
         )
 

@@ -222,7 +222,10 @@ def _plain(values: Iterable[int | str]) -> list[int | str]:
 
 def _record_value(number: int, record: RecordView) -> dict[str, object]:
     kept = {"cpu": record.cpu, "time": record.time, "values": _plain(record.values), "text": record.text}
-    return {"type": "record", "number": number, **kept, **(_stack(record) if record.stack else {})}
+    since = {} if record.since_boot is None else {"since_boot": record.since_boot}
+    all_lost = {"lost_before": record.lost_before, "lost_after": record.lost_after}
+    lost = {key: count for key, count in all_lost.items() if count}
+    return {"type": "record", "number": number, **kept, **since, **lost, **(_stack(record) if record.stack else {})}
 
 
 def _stack(record: RecordView) -> dict[str, object]:

@@ -44,6 +44,7 @@ _STOP = "stop"
 # Columns of a report that are left out on a narrow terminal where all is 0.
 _LOSSES = ("Missed", "Dropped", "Faults", "Stops")
 _NEWLINE = "\n"
+_SECOND = 1_000_000_000  # nanoseconds
 _SYMBOL = "\0"
 """Where a symbol will be."""
 _LARGER_RINGS = "set optprobe ring-records, and add the probe again"
@@ -123,14 +124,16 @@ class Text:
 
     def timeline(self, probes: Sequence[ProbeView], more: bool = False) -> None:
         found = [
-            (f"{probe.number} {probe.symbol or probe.location}", _record(record))
-            for probe, record in in_time_order(probes)
+            (f"{probe.number} {probe.symbol or probe.location}", record) for probe, record in in_time_order(probes)
         ]
         if not found and not more:
             self.lines(["No records."])
         width = self._names_width = max((self._names_width, *(len(name) for name, _ in found)))
-        for name, lines in found:
-            self.lines([f"{name:<{width}} {lines[0]}", *(" " * (width + 1) + line for line in lines[1:])])
+        for name, record in found:
+            first, *rest = _record(record)
+            beside = " " * (width + 1)
+            self.lines([beside + line for line in _losses_before(record)])
+            self.lines([f"{name:<{width}} {first}", *(beside + line for line in (*rest, *_losses_after(record)))])
 
     def ran(self, text: str, follower: Follower | None = None) -> None:
         self.lines([text])
@@ -405,7 +408,8 @@ def _without_zeros(
 def _gathered(probe: ProbeView) -> list[str]:
     account = [f"    {line}" for line in _calls(probe.calls)] if probe.calls is not None else []
     found = [f"    {line}" for found in probe.objects for line in aggregates.lines(found)]
-    return [*account, *found, *(f"    {line}" for record in probe.records for line in _record(record))]
+    told = (each(record) for record in probe.records for each in (_losses_before, _record, _losses_after))
+    return [*account, *found, *(f"    {line}" for lines in told for line in lines)]
 
 
 def _calls(found: CallsView) -> list[str]:
@@ -413,10 +417,31 @@ def _calls(found: CallsView) -> list[str]:
 
 
 def _record(record: RecordView) -> list[str]:
-    """Return CPU, time if there is one, and the values. Further lines are marked, so that they look like no row."""
-    time = "" if record.time is None else f" {record.time}"
+    """Return time and CPU, and the values. Further lines are marked, so that they look like no row."""
     first, *more = record.text.rstrip(_NEWLINE).split(_NEWLINE)
-    return [f"[{record.cpu}]{time}: {first}", *(f"    | {line}" for line in more)]
+    return [f"{_when(record)}: {first}", *(f"    | {line}" for line in more)]
+
+
+def _losses_before(record: RecordView) -> list[str]:
+    return [f"{record.lost_before:,} lost before {_time(record)}"] if record.lost_before else []
+
+
+def _losses_after(record: RecordView) -> list[str]:
+    return [f"{record.lost_after:,} lost after {_time(record)}"] if record.lost_after else []
+
+
+def _when(record: RecordView) -> str:
+    """Return time and CPU: seconds since boot as dmesg has them, or else the clock's ticks behind the CPU."""
+    if record.since_boot is not None:
+        return f"{_time(record)} [{record.cpu}]"
+    return f"[{record.cpu}]" if record.time is None else f"[{record.cpu}] {_time(record)}"
+
+
+def _time(record: RecordView) -> str:
+    if record.since_boot is None:
+        return str(record.time)
+    seconds, below = divmod(record.since_boot, _SECOND)
+    return f"[{seconds:5}.{below // 1000:06}]"
 
 
 def _numbers(probes: Sequence[ProbeView]) -> str:

@@ -50,7 +50,11 @@ class Handle:
 
     @property
     def records(self) -> Sequence[RecordView]:
-        """Return what `record`, `print` and `stack` kept, the oldest first: cpu, time, values, text, stack."""
+        """Return what `record`, `print` and `stack` kept, the oldest first: cpu, time, values, text, stack.
+
+        since_boot: the time in nanoseconds, as the kernel's log has it, or None. lost_before, lost_after: how many were
+        lost there.
+        """
         return self._report().records
 
     def value(self, action: str, *key: float | str) -> int:

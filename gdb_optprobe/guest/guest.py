@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
@@ -62,6 +62,11 @@ class Guest(ABC):
         stack: memory from the stack pointer of `registers` on, as it was at the hit. (0, True) where it ends too early.
         """
         return ()
+
+    def clock(self) -> Callable[[int], int] | None:
+        """Return what makes ticks of the guest's clock nanoseconds since boot, as its log has them; None if not known.
+        """
+        return None
 
     # names -----------------------------------------------------------------------------------------------------------
 

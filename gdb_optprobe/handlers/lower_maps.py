@@ -101,12 +101,16 @@ def record(
         full = Label()
         with noted(emit, "a place in the ring"):
             emit.atomic_fetch_add(number, Address(offset=at + ring.NEXT, near=True), 1)
-            emit.load(place, MemoryValue(Address(offset=at + ring.FIRST, near=True)))
-            emit.binary(Arithmetic.SUB, place, number, place, 64, False)
-            emit.branch(Comparison.GE, place, layout.places, False, full)
+            if not layout.overwrites:
+                emit.load(place, MemoryValue(Address(offset=at + ring.FIRST, near=True)))
+                emit.binary(Arithmetic.SUB, place, number, place, 64, False)
+                emit.branch(Comparison.GE, place, layout.places, False, full)
             emit.binary(Arithmetic.AND, place, number, layout.places - 1, 64, False)
             emit.binary(Arithmetic.MUL, place, place, layout.record_size, 64, False)
             emit.address(place, Address(place, as_number(at + ring.HEADER, True)))
+        if layout.overwrites:
+            with noted(emit, "its lock"):
+                _claim_place(emit, number, place, layout, full)
         with noted(emit, "time, kind, CPU"):
             with emit.pool.scratch() as now:
                 emit.clock(now)
@@ -119,20 +123,34 @@ def record(
             with noted(emit, "copy of the stack"):
                 (_try_stack if action.target.tried else _copy_stack)(emit, fields, action, place)
         with noted(emit, "publish"):
-            _finish(emit, number, place)
+            _finish(emit, number, place, layout)
         if fields.faulted:
             with noted(emit, "a fault: the record is void"):
                 emit.jump(full)
                 emit.bind(fields.fault)
                 emit.store(Address(place, ring.KIND), ring.VOID, 4)
-                _finish(emit, number, place)
+                _finish(emit, number, place, layout)
                 emit.jump(words.fault)
         emit.bind(full)
 
 
-def _finish(emit: Emitter, number: str, place: str) -> None:
+def _claim_place(emit: Emitter, number: str, place: str, layout: RingLayout, dropped: Label) -> None:
+    """Claim the place; jump to `dropped` where another hit has it, or has put a newer record there."""
+    mine = Label()
+    emit.claim(Address(place, layout.lock), dropped)
+    emit.branch(Comparison.LE, MemoryValue(Address(place, ring.NUMBER)), number, False, mine)
+    emit.publish(Address(place, layout.lock), 0)
+    emit.jump(dropped)
+    emit.bind(mine)
+
+
+def _finish(emit: Emitter, number: str, place: str, layout: RingLayout) -> None:
     emit.binary(Arithmetic.ADD, number, number, 1, 64, False)
-    emit.publish(Address(place, ring.NUMBER), number)
+    if layout.overwrites:
+        emit.store(Address(place, ring.NUMBER), number)
+        emit.publish(Address(place, layout.lock), 0)
+    else:
+        emit.publish(Address(place, ring.NUMBER), number)
 
 
 def _copy_stack(emit: Emitter, words: ExpressionLowering, action: Emit, place: str) -> None:

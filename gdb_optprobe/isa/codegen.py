@@ -262,7 +262,7 @@ class Emitter(Protocol):
         """Add to 8 aligned bytes, atomically; `to` is their value before."""
 
     def claim(self, memory: Address, label: Label) -> None:
-        """Set bit 0 of 8 aligned bytes, atomically, before later stores; jump to the label if it was set."""
+        """Set bit 0 of 8 aligned bytes, atomically, before later loads and stores; jump to the label if it was set."""
 
     def publish(self, memory: Address, word: str | int) -> None:
         """Store 8 aligned bytes, ordered after all earlier stores."""

@@ -12,6 +12,14 @@ is pending: the stop interrupted the hit that writes it. A record of the kind VO
 When the ring is emptied, numbers continue, so they give the order of records, and `first` moves to the first pending
 record, or to `next`: no other hit uses the place of a pending record. A hit that was stopped before it read `first` may
 have a number that was counted as dropped, so `first` never moves to before one of these.
+
+A ring that overwrites keeps the newest records. Each has one word more, its lock:
+    │ number + 1 │ … │ word │ lock │
+A hit claims its place by setting bit 0, and clears it last. It drops its record where that was set, or where the place
+has a newer one: the other hit, which it interrupted or which overtook it, is a round apart. So a place without a lock
+has a whole record, and no hit waits. Here `first` is the first number that was not read; a hit does not look at it.
+Numbers with neither record nor lock were lost. A locked record counts once it is finished; where the ring was emptied
+before that, it is lost.
 """
 
 from __future__ import annotations
@@ -50,7 +58,8 @@ class RingContents:
     """The records since a position.
 
     records: the finished ones, in order.
-    dropped: how many found no place. fullness: numbers since `first` for each place; more than 1 where some dropped.
+    dropped: how many found no place, or were overwritten. fullness: numbers since `first` for each place; more than 1
+    where some dropped. overwrites: whether what was dropped came before these records, not behind them.
     header, position: to empty the ring, write `header` to its start and continue from `position`.
     """
 
@@ -59,17 +68,24 @@ class RingContents:
     fullness: float
     header: bytes
     position: RingPosition
+    overwrites: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RingLayout:
-    """words: of the longest record's fields. bits: the ring has 2**bits places."""
+    """words: of the longest record's fields. bits: the ring has 2**bits places. overwrites: see above."""
 
     words: int
     bits: int = 10
+    overwrites: bool = False
 
     @property
     def record_size(self) -> int:
+        return self.lock + (8 if self.overwrites else 0)
+
+    @property
+    def lock(self) -> int:
+        """Return the offset of the lock in a record of a ring that overwrites."""
         return FIELDS + 8 * self.words
 
     @property
@@ -85,6 +101,8 @@ class RingLayout:
 
     def decode(self, data: bytes, since: RingPosition = START) -> RingContents:
         following, first = (int.from_bytes(data[at : at + 8], "little") for at in (NEXT, FIRST))
+        if self.overwrites:
+            return self._newest(data, following, first, since)
         limit = first + self.places
         # No number outside of [first, limit) has a place: there are as many as places, whatever the header says.
         before = (number for number in since.pending if first <= number < limit)
@@ -99,6 +117,29 @@ class RingLayout:
             position=RingPosition(following, pending),
         )
 
+    def _newest(self, data: bytes, following: int, first: int, since: RingPosition) -> RingContents:
+        """Decode a ring that overwrites. Its position is how many numbers were accounted for: locked ones are not."""
+        found, locked = list[int](), 0
+        for place in range(self.places):
+            at = HEADER + place * self.record_size
+            if int.from_bytes(data[at + self.lock : at + self.record_size], "little"):
+                locked += 1
+                continue
+            number = int.from_bytes(data[at + NUMBER : at + NUMBER + 8], "little") - 1
+            if first <= number < following and number % self.places == place:
+                found.append(number)
+        found.sort()
+        records = [record for number in found if (record := self._record(data, number)) is not None]
+        dropped = max(0, following - since.following - len(found) - locked)
+        return RingContents(
+            records=tuple(record for record in records if record.kind != VOID),
+            dropped=dropped,
+            fullness=(following - first) / self.places,
+            header=self._header(following, following),
+            position=RingPosition(since.following + len(found) + dropped),
+            overwrites=True,
+        )
+
     def has_more(self, header: bytes, since: RingPosition) -> bool:
         """Return whether there are, or may be, records since a position. header: the ring's first HEADER bytes."""
         return bool(since.pending) or int.from_bytes(header[NEXT : NEXT + 8], "little") != since.following
@@ -107,7 +148,7 @@ class RingLayout:
         at = HEADER + number % self.places * self.record_size
         own, time = (int.from_bytes(data[at + word : at + word + 8], "little") for word in (NUMBER, TIME))
         kind, cpu = (int.from_bytes(data[at + half : at + half + 4], "little") for half in (KIND, CPU))
-        fields = data[at + FIELDS : at + self.record_size]
+        fields = data[at + FIELDS : at + self.lock]
         return Record(number, time, kind, cpu, fields) if own == number + 1 else None
 
     @staticmethod

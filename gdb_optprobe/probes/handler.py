@@ -77,7 +77,7 @@ class Handler:
     cpu:        this CPU's number, where records can tell it.
     unmapped:   how memory that may not be there is read.
     entry:      of a return probe, what it does where the function is entered.
-    table_bits: of each table, see HashMapLayout. ring_bits: of the ring, see RingLayout.
+    table_bits: of each table, see HashMapLayout. ring_bits: of the ring, see RingLayout; overwrites: too.
     per_cpu_register: see isa.abi.SystemRegisters.
     """
 
@@ -87,6 +87,7 @@ class Handler:
     unmapped: Reads | Missing = UNREAD
     table_bits: int = 9
     ring_bits: int = 9
+    overwrites: bool = False
     entry: EntryProgram = field(default_factory=EntryProgram)
     per_cpu_register: str = ""
     _lowered: list[tuple[LoweringContext, Code]] = field(init=False, default_factory=list, compare=False, repr=False)
@@ -100,10 +101,12 @@ class Handler:
         unmapped: Reads | Missing = UNREAD,
         table_bits: int = 9,
         ring_bits: int = 9,
+        *,
+        overwrites: bool = False,
     ) -> Handler:
         others = tuple(action for action in program.actions if not _is_count(action))
         whole = Program(program.condition, (Update(HITS), *others))
-        return cls(whole, per_cpu, cpu, unmapped, table_bits, ring_bits)
+        return cls(whole, per_cpu, cpu, unmapped, table_bits, ring_bits, overwrites)
 
     def fitting(self, size: int) -> Handler | None:
         """Return the same with tables and a ring so small that `size` bytes are enough."""
@@ -162,7 +165,7 @@ class Handler:
     def ring(self) -> RingLayout | None:
         """Where records go, all kinds of them; None where the program makes none."""
         sizes = [target.size for target in self.objects if isinstance(target, Records)]
-        return RingLayout(max(sizes) // WORD, self.ring_bits) if sizes else None
+        return RingLayout(max(sizes) // WORD, self.ring_bits, self.overwrites) if sizes else None
 
     @property
     def head_size(self) -> int:

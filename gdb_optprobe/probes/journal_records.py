@@ -23,8 +23,10 @@ from gdb_optprobe.probes.settings import size_of
 from gdb_optprobe.probes.spec import Kind, Spec
 
 FIELDS = frozenset(
-    ("at", "location", "kind", "if", "do", "tier", "name", "glob", "entry if", "entry do", "maxactive", "pending")
-) | frozenset(("file", "pid", "home", "waits", "off", "python", "data", "program", "sizes", "since", "seen", "lost"))
+    ("at", "location", "kind", "if", "do", "tier", "name", "glob", "entry if", "entry do", "maxactive", "overwrite")
+) | frozenset(
+    ("pending", "file", "pid", "home", "waits", "off", "python", "data", "program", "sizes", "since", "seen", "lost")
+)
 LOST_FIELDS = frozenset(("at", "location", "kind", "data", "home", "waits", "glob"))
 """The record of a probe that is lost."""
 KINDS = frozenset(kind.value for kind in Kind)
@@ -84,6 +86,7 @@ def probe_value(probe: Probe) -> dict[str, Any]:
         "entry do": [fields.tidy(action.text) for action in spec.entry_actions],
         "maxactive": min(spec.maxactive, BOUND - 1),
         "pending": spec.pending,
+        "overwrite": spec.overwrite,
         "file": _valid_or_empty(fields.file, spec.file),
         "pid": min(spec.pid, BOUND - 1),
         "home": _valid_or_empty(fields.home, probe.home),
@@ -222,6 +225,7 @@ def _spec(value: Mapping[str, Any], flag: Callable[[str], bool]) -> Spec:
         entry_condition=Fragment.whole(entry_if) if entry_if else None,
         entry_actions=tuple(Fragment.whole(action) for action in entry_do),
         maxactive=validate.number(value.get("maxactive", 0), BOUND),
+        overwrite=flag("overwrite"),
         file=fields.file(text("file")),
         pid=validate.number(value.get("pid", 0), BOUND),
     )
@@ -229,5 +233,6 @@ def _spec(value: Mapping[str, Any], flag: Callable[[str], bool]) -> Spec:
 
 def fingerprint(handler: Handler) -> int:
     """Return the same for handlers that do the same with memory that is laid out alike."""
-    text = encode((handler.program, handler.entry, handler.table_bits, handler.ring_bits))
+    overwrites = (True,) if handler.overwrites else ()
+    text = encode((handler.program, handler.entry, handler.table_bits, handler.ring_bits, *overwrites))
     return zlib.crc32(text.encode()) or 1

@@ -147,7 +147,7 @@ class Kprobes:
             scope, entry = self.target.guest.names_at(plan.address), EntryProgram()
             program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
-        made = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits)
+        made = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits, overwrites=spec.overwrite)
         return replace(made, entry=entry, per_cpu_register=self.target.guest.isa.system.per_cpu)
 
     def reserve(self, probe: Probe) -> None:

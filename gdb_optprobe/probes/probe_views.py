@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.planner import Plan
@@ -131,7 +131,7 @@ def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> Pr
         stops=site.stops,
         calls=site.calls,
         objects=tuple(_object_views(probe.handler, found, guest)),
-        records=tuple(_record_view(probe.handler, row, guest, site.frames) for row in found.records),
+        records=tuple(_record_views(probe.handler, found.records, guest, site.frames)),
     )
 
 
@@ -205,6 +205,14 @@ def _unit(action: str) -> str:
 def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], guest: Guest) -> RowView:
     key = _key(columns, data)
     return RowView(key, words, f"[{', '.join(_spell(value, guest) for value in key)}]")
+
+
+def _record_views(handler: Handler, rows: Sequence[Row], guest: Guest, frames: Frames) -> Iterator[RecordView]:
+    clock = guest.clock() if rows else None
+    for row in rows:
+        view = _record_view(handler, row, guest, frames)
+        since_boot = None if clock is None or row.time is None else clock(row.time)
+        yield replace(view, since_boot=since_boot, lost_before=row.lost_before, lost_after=row.lost_after)
 
 
 def _record_view(handler: Handler, row: Row, guest: Guest, frames: Frames) -> RecordView:

@@ -21,12 +21,17 @@ MOST_RECORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record. kind: which object of the program it is of; time: of the guest's clock, None where it was stopped."""
+    """A record. kind: which object of the program it is of; time: of the guest's clock, None where it was stopped.
+
+    lost_before, lost_after: how many records of the ring were lost there.
+    """
 
     kind: int
     cpu: int
     time: int | None
     fields: bytes
+    lost_before: int = 0
+    lost_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +120,13 @@ class Results:
 
 
 def rows_of(ring: RingContents) -> tuple[Row, ...]:
-    """Return the finished records of a ring."""
-    return tuple(Row(one.kind, one.cpu, one.time, one.fields) for one in ring.records)
+    """Return the finished records of a ring. What it lost came after its newest one, or before its oldest one."""
+    rows = [Row(one.kind, one.cpu, one.time, one.fields) for one in ring.records]
+    if ring.overwrites:
+        rows[:1] = [replace(first, lost_before=ring.dropped) for first in rows[:1]]
+    else:
+        rows[-1:] = [replace(last, lost_after=ring.dropped) for last in rows[-1:]]
+    return tuple(rows)
 
 
 def _add(rows: dict[bytes, tuple[int, ...]], kind: Aggregate, done: Done) -> None:

@@ -101,6 +101,7 @@ def add_command(spec: Spec, location: str, glob: bool = False) -> str:
     words += ["-pid", str(spec.pid)] if spec.pid else []
     words += ["-return"] if spec.is_return else []
     words += ["-maxactive", str(spec.maxactive)] if spec.maxactive else []
+    words += ["-overwrite"] if spec.overwrite else []
     words += ["-pending"] if spec.pending and not spec.in_program else []
     words += ["-name", spec.name] if spec.name else []
     words += ["-tier", spec.tier] if spec.tier else []

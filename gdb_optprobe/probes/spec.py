@@ -44,6 +44,7 @@ class Spec:
     pre_handler, post_handler: of Python's, before the instruction (a return probe's: at the entry), and behind it.
     return_handler: of Python's, where the function has returned.
     maxactive: of a return probe, how many calls at once it sees; 0 for as many as there are.
+    overwrite: whether a full ring keeps its newest records, not its oldest.
     file, pid: of a probe on a program, where GDB has the same file; the only process, 0 for all.
     condition_at, actions_at: their places in a typed line; None and empty where they are passed one by one.
     """
@@ -64,6 +65,7 @@ class Spec:
     entry_condition: Fragment | None = None
     entry_actions: tuple[Fragment, ...] = ()
     maxactive: int = 0
+    overwrite: bool = False
     file: str = ""
     pid: int = 0
 

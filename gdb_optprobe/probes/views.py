@@ -123,6 +123,8 @@ class RecordView:
     """What `record`, `print` or `stack` kept of one hit.
 
     time: of the guest's clock; None where the hit stopped the guest.
+    since_boot: the same in nanoseconds, as the guest's log has it; None where that is not known.
+    lost_before, lost_after: how many are lost that came before or after it, with no other record in between.
     values: its parts. text: as the format has them. stack: of `stack`, the innermost frame first.
     """
 
@@ -131,6 +133,9 @@ class RecordView:
     values: tuple[int | str, ...]
     text: str
     stack: tuple[FrameView, ...] = ()
+    since_boot: int | None = None
+    lost_before: int = 0
+    lost_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)

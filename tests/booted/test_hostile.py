@@ -161,7 +161,8 @@ def test_a_journal_that_the_guest_has_written_runs_no_command(linux: Guest, tmp_
         gdb("set optprobe guardian off")
         assert "optimized" in clean(gdb("optprobe recover"))
         report = clean(gdb("optprobe report"))
-        assert re.search(r"(?m)^    \[\d\] \d+: \\033\]0;owned\\007\n        \|   \[init\]: 9$", report), report
+        found = r"(?m)^    \[ *\d+\.\d{6}\] \[\d\]: \\033\]0;owned\\007\n        \|   \[init\]: 9$"
+        assert re.search(found, report), report
         clean(gdb(f"optprobe save {saved}"))
         assert all(WRITTEN.match(line) for line in saved.read_text().splitlines())
         gdb(f"source {LIES}")

@@ -75,6 +75,7 @@ def test_records_are_followed_while_the_guest_runs(each_linux: Guest) -> None:
     times = [record["time"] for record in records]
     assert times == sorted(times)
     assert fast["lost"] and fast["records"] + fast["lost"] == 3 * 1000
+    assert 0 < sum(line.get("lost_after", 0) for line in lines) <= slow["lost"] + fast["lost"]
     assert sum(line["dropped"] for line in lines if line["type"] == "probe") == slow["lost"] + fast["lost"]
 
 

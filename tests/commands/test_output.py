@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +103,34 @@ def test_what_was_gathered_and_recorded_is_told_behind_the_table() -> None:
         "values": ["dd", 5],
         "text": "dd reads 5\n",
     }
+
+
+def test_times_are_written_as_the_kernels_log_has_them() -> None:
+    """Cut, not rounded, to a microsecond; where they are not known, the clock's ticks."""
+    times = {15_118_717_999: "[   15.118717]", 7: "[    0.000000]", 123_456_000_001_000: "[123456.000001]"}
+    kept = (RecordView(1, 12345, (5,), "n=5", since_boot=time) for time in times)
+    found = [line.strip() for line in text("report", [replace(probe(), records=(*kept, RecordView(0, 9, (), "x")))])]
+    assert found[-4:] == [*(f"{time} [1]: n=5" for time in times.values()), "[0] 9: x"]
+
+
+def test_what_was_lost_is_told_behind_the_last_record_before_it() -> None:
+    full = RecordView(1, 300, (5,), "n=5\nn=6", since_boot=3000, lost_after=1488)
+    later = replace(probe(2), records=(RecordView(0, 301, (), "x", lost_after=1),))
+    earlier = replace(probe(), records=(RecordView(0, 299, (), "y"), full))
+    assert [line.strip() for line in text("report", [earlier])][-4:] == [
+        "[0] 299: y",
+        "[    0.000003] [1]: n=5",
+        "| n=6",
+        "1,488 lost after [    0.000003]",
+    ]
+    told = [re.sub(r"^\d vfs_read|^ +", "", line).strip() for line in text("timeline", [later, earlier])]
+    oldest = replace(probe(), records=(replace(full, lost_before=7, lost_after=0),))
+    assert [line.strip() for line in text("report", [oldest])][-3:-1] == [
+        "7 lost before [    0.000003]",
+        "[    0.000003] [1]: n=5",
+    ]
+    assert text("timeline", [oldest])[0].strip() == "7 lost before [    0.000003]"
+    assert told[3:] == ["1,488 lost after [    0.000003]", "[0] 301: x", "1 lost after 301"]
 
 
 def test_addresses_are_strings_in_json_wherever_they_stand() -> None:

@@ -84,6 +84,13 @@ def test_entry_of_a_return_probe() -> None:
     assert [action.text for action in add.clause.actions] == ["latency", "hist($retval)"]
 
 
+@pytest.mark.parametrize("text", ["f do stack", "f do count, print(x)", "f -return entry do record(x) do count"])
+def test_a_ring_overwrites_where_there_is_one(text: str) -> None:
+    place, rest = text[:1], text[1:]
+    assert not parse_add(text).specs()[0].overwrite
+    assert parse_add(f"{place} -overwrite{rest}").specs()[0].overwrite
+
+
 def test_entry_alone_belongs_to_the_entry() -> None:
     add = parse_add("f -return entry do print(x)")
     assert add.entry is not None and [action.text for action in add.entry.actions] == ["print(x)"]
@@ -116,6 +123,8 @@ def test_entry_alone_belongs_to_the_entry() -> None:
         ("f do count do count", ("a second 'do'", "do")),
         ("f entry do count", ("'entry' needs -return", "entry")),
         ("f -maxactive 3", ("-maxactive needs -return", "-maxactive")),
+        ("f -overwrite do count", ("-overwrite needs record, print or stack", "-overwrite")),
+        ("f -return -overwrite entry do max(x)", ("-overwrite needs record, print or stack", "-overwrite")),
         ("f -pid 3", ("-pid needs -user", "-pid")),
         ("f -file x", ("-file needs -user", "-file")),
         ("f do conut", ("no action named 'conut'", "conut")),

@@ -113,7 +113,8 @@ def handler(spec: Spec) -> Handler:
     limits, world, cpu = ProgramLimits(), World(), Constant(3)
     condition, actions = spec.condition_part, spec.action_parts
     if not spec.is_return:
-        return Handler.of(compile_handler(condition, actions, world, limits), 0x2_0F00, cpu, table_bits=2, ring_bits=2)
+        compiled = compile_handler(condition, actions, world, limits)
+        return Handler.of(compiled, 0x2_0F00, cpu, table_bits=2, ring_bits=2, overwrites=spec.overwrite)
     isa = X86_64.returning
     assert isa is not None
     scope = ReturnScope(world, world, isa.slot, 1_000_000_000)

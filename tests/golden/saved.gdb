@@ -21,3 +21,4 @@ optprobe add /bin/busybox:main -user -return do hist($retval)
 optprobe add dummy:dummy_xmit -pending
 optprobe add vfs_* -glob
 # optprobe add vfs_read: its handlers are Python's
+optprobe add vfs_read -overwrite do record(count)

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.arena_contents import Bounds, decode, restoring_patches
-from gdb_optprobe.detours.journal import Item, TableKind
+from gdb_optprobe.detours.journal import Item, Journal, TableKind
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.call_table import CallCounts, CallSlot
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.arena_record import RecordedArena
-from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint, read_block
+from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint, read_block, read_probe, write_probe
 from gdb_optprobe.probes.leftovers import read_records
+from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results, Row
 from gdb_optprobe.probes.rethook_records import read_rethooks
 from gdb_optprobe.probes.spec import Spec
@@ -130,6 +132,19 @@ def test_the_probes_do_the_same_with_the_same_memory() -> None:
         assert by_number[number].spec == SPECS[number]
     known = [(trap.file, trap.address, trap.original.hex()) for trap in traps]
     assert known == [(BINARY, MAIN, "55"), (BINARY, MAIN + 0x100, "c3")]
+
+
+def test_a_probe_whose_ring_overwrites() -> None:
+    """It came later, so the guest of guest.txt has none. Its memory is another than without the option."""
+    spec = Spec("vfs_read", actions=("record(count)",), overwrite=True)
+    made, plain = handler(spec), handler(replace(spec, overwrite=False))
+    assert fingerprint(made) != fingerprint(plain) and made.size == plain.size + 4 * 8
+    journal = Journal(Guest(), left_in_guest.JOURNAL[0], 0x2000, FILL)
+    write_probe(Probe(8, spec, READ, made, SIZES, since=RingPosition(9)), journal)
+    assert listing(journal.state) == golden("journal_overwrite.txt")
+    (value,) = json.loads(golden("journal_overwrite.txt")).values()
+    one = read_probe(8, value, found().left)
+    assert (one.spec, one.program, one.since) == (spec, fingerprint(handler(one.spec)), RingPosition(9))
 
 
 def test_what_was_counted() -> None:

@@ -124,7 +124,11 @@ def test_run() -> None:
     follower = Follower(Drained, records=3, lost=2)
     found = written(lambda json: json.timeline([GATHERED], more=True))
     found += written(lambda json: json.ran("ran for 2 s: 5 hits of 1 probe", follower))
-    assert found + written(lambda json: json.ran("stopped")) == golden("run.json")
+    found += written(lambda json: json.ran("stopped"))
+    timed = replace(GATHERED, records=(replace(RECORDS[0], since_boot=15_118_717_749, lost_after=488),))
+    found += written(lambda json: json.timeline([timed]))
+    newest = replace(GATHERED, records=(replace(RECORDS[0], lost_before=488),))
+    assert found + written(lambda json: json.timeline([newest])) == golden("run.json")
 
 
 def test_doctor() -> None:

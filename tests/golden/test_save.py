@@ -30,6 +30,7 @@ SPECS = (
     Spec("dummy:dummy_xmit", pending=True),
     Spec("vfs_*", glob=True),
     Spec("vfs_read", pre_handler=print),
+    Spec("vfs_read", actions=("record(count)",), overwrite=True),
 )
 SETTINGS = Settings(
     optimization=False,
@@ -88,4 +89,5 @@ def test_what_was_saved_is_typed_in_today_s_words() -> None:
     lines = golden("saved.gdb").splitlines()
     specs = [parse_add(line.removeprefix("optprobe add ")).specs()[0] for line in lines if line[:12] == "optprobe add"]
     kinds = [replace(spec, condition_at=None, actions_at=()).kind for spec in specs]
-    assert len(kinds) == 9 and set(kinds) == set(Kind)
+    assert len(kinds) == 10 and set(kinds) == set(Kind)
+    assert [spec.overwrite for spec in specs] == [False] * 9 + [True]

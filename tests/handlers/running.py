@@ -40,6 +40,7 @@ BELOW = 0xFFFF_FFFF_7FE0_0000  # where faults and objects may be instead: 32 bit
 RING_OFFSET = 28 * PAGE
 RING_AT = FAULTS + RING_OFFSET
 RING, KIND, CPU, TABLE_BITS = RingLayout(6, 3), 7, Constant(3), 2
+NEWEST = RingLayout(2, 1, overwrites=True)
 GS, PER_CPU, OFFSET = 0xFFFF_8880_0777_0000, 0x2_0000, 0x2_0F00  # OFFSET: of this_cpu_off
 SP = "rsp"
 POINTERS = ("rdi", "rbp", "r12", "r13")
@@ -48,6 +49,7 @@ DEAD_NAMES = tuple(name for name in (*abi.GENERAL, abi.CARRY) if name != SP)
 NOTHING_DEAD = Dead()
 LIMIT = 20_000
 _REGISTERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in (*abi.GENERAL, abi.FLAGS)}
+INNER = CODE + 2 * PAGE
 START = CODE + 1  # of programs; before it is a nop, for Unicorn does not run nothing
 DIRECT = Direct(0xFFFF_8880_0000_0000, 1 << 46)
 ROOT = 0x20_0000
@@ -146,10 +148,13 @@ def known(place: int | None, address: int) -> int:
     return place
 
 
-def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted: int = 0) -> Left:
+def execute(
+    code: bytes, state: State, memory: Mapping[int, bytes], interrupted: int = 0, inner: bytes = b""
+) -> Left:
     """Run code that stands at START, until its end. Raises UcError where it cannot.
 
     interrupted: after so many instructions (if any) all of it runs in between, lower on the stack, as in an interrupt.
+    inner: code that stands at INNER and runs then in place of it.
     """
     uc: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
     uc.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
@@ -162,6 +167,8 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
         physical += len(data)
     code = b"\x90" + code
     uc.mem_write(frames[CODE], code + b"\xeb\xfe")
+    uc.mem_write(frames[INNER], inner + b"\xeb\xfe")
+    within = (INNER, INNER + len(inner)) if inner else (CODE, CODE + len(code))
     uc.mem_write(frames[PAD & -PAGE] + PAD % PAGE, branch(PAD, CODE + len(code)))
 
     def on_missing(_: object, address: int, access: int, entry: Any, __: object) -> bool:
@@ -194,7 +201,7 @@ def execute(code: bytes, state: State, memory: Mapping[int, bytes], interrupted:
         below = uc.reg_read(x86_const.UC_X86_REG_RSP) - 256
         for name, value in (*state.registers.items(), (SP, below)):
             uc.reg_write(_REGISTERS[name], value)
-        uc.emu_start(CODE, CODE + len(code), count=LIMIT)
+        uc.emu_start(*within, count=LIMIT)
         uc.context_restore(context)
     uc.emu_start(begin, CODE + len(code), count=LIMIT)
     assert uc.reg_read(x86_const.UC_X86_REG_RIP) == CODE + len(code)
@@ -222,18 +229,28 @@ def initial(target: Cell | HashMap | Records) -> bytes:
             return RING.initial()
 
 
+def ring_of(program: Program) -> RingLayout:
+    """Return its ring: half of all random programs have one that overwrites."""
+    return RING if len(program.actions) % 2 else replace(RING, overwrites=True)
+
+
 def objects(program: Program, faults: int = FAULTS) -> dict[int, bytes]:
     """By address, before the first hit."""
     found = {at: initial(target) for at, target in zip(places(program, faults), program.objects, strict=True)}
     ring_at = faults + RING_OFFSET
-    found[ring_at] = RING.initial()
+    found[ring_at] = ring_of(program).initial()
     assert all(at == ring_at or at + len(data) <= ring_at for at, data in found.items())
     return found
 
 
+def overwriting(around: LoweringContext) -> LoweringContext:
+    """Return the same with a ring that overwrites in place of RING."""
+    return replace(around, ring=NEWEST)
+
+
 def surroundings(program: Program, dead: Dead = NOTHING_DEAD, faults: int = FAULTS) -> LoweringContext:
     where = places(program, faults)
-    found = LoweringContext(CODE, where, faults, dead, OFFSET, None, TABLE_BITS, RING, KIND, CPU, READERS)
+    found = LoweringContext(CODE, where, faults, dead, OFFSET, None, TABLE_BITS, ring_of(program), KIND, CPU, READERS)
     return replace(found, passed=dead, pad=PAD)
 
 
@@ -278,7 +295,8 @@ def wrong_objects(program: Program, left: Left, outcome: interpreter.Outcome, fa
                     yield f"{table}: {rows} for {keys}"
             case Records():
                 emitted += [(KIND + index, CPU.value, done.data)] if done else []
-    contents = RING.decode(left.read(faults + RING_OFFSET, RING.size))
+    ring = ring_of(program)
+    contents = ring.decode(left.read(faults + RING_OFFSET, ring.size))
     found = [(each.kind, each.cpu, each.fields) for each in contents.records]
     emitted = [(kind, cpu, fields.ljust(8 * RING.words, b"\0")) for kind, cpu, fields in emitted]
     if found != emitted or contents.dropped:

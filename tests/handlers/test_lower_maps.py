@@ -16,6 +16,7 @@ from gdb_optprobe.handlers.ir import (
     Emit,
     Form,
     HashMap,
+    Load,
     Op,
     Program,
     Records,
@@ -31,10 +32,14 @@ from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
 from gdb_optprobe.maps.hash_map import CLAIMED, PROBES
+from gdb_optprobe.maps.ring import HEADER
 
 from .running import (
     CPU,
+    FAULTS,
+    INNER,
     KIND,
+    NEWEST,
     NUMBERS,
     PAGE,
     RING,
@@ -46,6 +51,7 @@ from .running import (
     execute,
     memory_of,
     objects,
+    overwriting,
     places,
     state,
     surroundings,
@@ -105,6 +111,48 @@ def test_a_full_ring_drops_and_counts() -> None:
         assert record.fields.startswith(key(n, 2 * n))
     times = [record.time for record in contents.records]
     assert times == sorted(times)
+
+
+def test_a_ring_that_overwrites_has_the_newest_and_counts_the_others() -> None:
+    before = state(ZEROS)
+    memory = memory_of(before, objects(RECORD))
+    code = lower(RECORD, overwriting(surroundings(RECORD)), BACKEND)(START)
+    for n in range(7):
+        memory = dict(execute(code, state(ZEROS | {"rsi": n, "rdx": 2 * n}), memory).memory)
+    contents = NEWEST.decode(execute(b"", before, memory).read(RING_AT, NEWEST.size))
+    assert contents.dropped == 7 - NEWEST.places
+    assert [(record.number, record.kind, record.fields) for record in contents.records] == [
+        (n, KIND, key(n, 2 * n)) for n in range(7 - NEWEST.places, 7)
+    ]
+
+
+def test_a_void_record_of_a_ring_that_overwrites_has_no_lock() -> None:
+    fault = Program(None, (Emit(Records("r", COLUMNS), (Load(Constant(16), 8, False), Register("rdx"))),))
+    code = lower(fault, overwriting(surroundings(fault)), BACKEND)(START)
+    before = state(ZEROS)
+    left = execute(code, before, memory_of(before, objects(fault)))
+    data = left.read(RING_AT, NEWEST.size)
+    assert NEWEST.decode(data).records == () and not NEWEST.decode(data).dropped
+    assert data[HEADER + NEWEST.lock : HEADER + NEWEST.record_size] == bytes(8)
+    assert int.from_bytes(left.read(FAULTS, 8), "little") == 1
+
+
+@pytest.mark.parametrize("hits", [1, 2])
+def test_a_hit_inside_a_hit_of_a_ring_that_overwrites(hits: int) -> None:
+    """After each instruction of the one, as many others: a whole round of them may find its place taken, or take it."""
+    program = Program(None, (Emit(Records("r", COLUMNS), BY),) * hits)
+    code = lower(RECORD, overwriting(surroundings(RECORD)), BACKEND)(START)
+    inner = lower(program, overwriting(surroundings(program)), BACKEND)(INNER)
+    before = state(ZEROS | {"rsi": 5, "rdx": 6})
+    found = set()
+    for interrupted in range(1, execute(code, before, memory_of(before, objects(RECORD))).executed):
+        left = execute(code, before, memory_of(before, objects(RECORD)), interrupted, inner)
+        contents = NEWEST.decode(left.read(RING_AT, NEWEST.size))
+        assert all(record.fields == key(5, 6) for record in contents.records), interrupted
+        assert len(contents.records) + contents.dropped == 1 + hits, interrupted
+        assert left.registers == before.registers
+        found.add(tuple(record.number for record in contents.records))
+    assert found == {1: {(0, 1)}, 2: {(0, 1), (1, 2)}}[hits]
 
 
 @pytest.mark.parametrize(("first", "room"), [(0, False), (3, True), (10, True), (11, False), (MASK, False)])

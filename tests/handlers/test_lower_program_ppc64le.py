@@ -128,6 +128,49 @@ def test_as_much_of_a_stack_as_is_there() -> None:
 AGGREGATES = (Count(), Sum(True), Least(True), Greatest(False), Average(True), Powers(True), Linear(0, 100, 10, False))
 
 
+INNER = HERE + 0x8000
+
+
+@needs_oracle
+@pytest.mark.parametrize("hits", [1, 2])
+def test_a_hit_inside_a_hit_of_a_ring_that_overwrites(hits: int) -> None:
+    """Before each instruction of the one, as many others: a round of them may find its place taken, or take it."""
+    outer, others = (Program(None, (Emit(Records("r", COLUMNS), BY),) * number) for number in (1, hits))
+    contexts = [running.overwriting(running.surroundings(each, faults=FAULTS)) for each in (outer, others)]
+    code, inner = (
+        lower(each, replace(around, address=at), BACKEND)(at)
+        for each, around, at in zip((outer, others), contexts, (HERE, INNER), strict=True)
+    )
+    ends = {HERE: HERE + len(code), INNER: INNER + len(inner)}
+    before = {name: random.Random(name).getrandbits(64) for name in (*abi.GENERAL, abi.CTR, abi.LR)}
+    before |= {abi.FLAGS: 0x1234_5678, abi.XER: 0, abi.PC: HERE, abi.SP: STACK, "r4": 5, "r31": 6}
+    (ring_at,) = contexts[0].objects
+
+    def step(registers: Mapping[str, int], memory: Mapping[int, int], stop: int = ends[HERE]) -> Step:
+        """From there, with that memory, to the trap at `stop` or at the end of the others."""
+        whole = {HERE + at: code[at : at + 4] for at in range(0, len(code), 4)}
+        whole |= {INNER + at: inner[at : at + 4] for at in range(0, len(inner), 4)}
+        whole |= {stop: to_bytes(TRAP), ends[INNER]: to_bytes(TRAP)}
+        halves = [(at, word.to_bytes(8, "little")) for at, word in memory.items()]
+        return registers, [*whole.items(), *((at + i, data[i : i + 4]) for at, data in halves for i in (0, 4))]
+
+    def run(steps: Sequence[Step]) -> list[Outcome]:
+        return execute(steps, 1000, SIZE, "power8")
+
+    begun = [left for left in run([step(before, {}, at) for at in range(HERE, ends[HERE], 4)]) if left.pc != ends[HERE]]
+    below = [before | {abi.SP: left.registers[abi.SP] - 512, abi.PC: INNER} for left in begun]
+    between = run([step(registers, left.memory) for registers, left in zip(below, begun, strict=True)])
+    found = set()
+    for left in run([step(left.registers, other.memory) for left, other in zip(begun, between, strict=True)]):
+        words = [left.memory.get(ring_at + at, 0) for at in range(0, running.NEWEST.size, 8)]
+        contents = running.NEWEST.decode(struct.pack(f"<{len(words)}Q", *words))
+        assert all(record.fields == struct.pack("<QQ", 5, 6) for record in contents.records)
+        assert len(contents.records) + contents.dropped == 1 + hits
+        assert {name: left.registers[name] for name in before} == before | {abi.PC: ends[HERE]}
+        found.add(tuple(record.number for record in contents.records))
+    assert found == {1: {(0, 1)}, 2: {(0, 1), (1, 2)}}[hits]
+
+
 @needs_oracle
 @pytest.mark.parametrize("kind", AGGREGATES, ids=str)
 def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gdb_optprobe.maps.ring import HEADER, RingLayout
+from gdb_optprobe.maps.ring import HEADER, KIND, START, VOID, RingLayout, RingPosition
 
 LAYOUT = RingLayout(1, 2)
+NEWEST = RingLayout(1, 2, overwrites=True)
 
 
 class Guest:
@@ -29,6 +30,39 @@ class Guest:
     def hits(self, number: int) -> None:
         for _ in range(number):
             self.finish(self.begin())
+
+
+class Overwriting(Guest):
+    """The same for a ring that overwrites."""
+
+    def __init__(self) -> None:
+        self.data = bytearray(NEWEST.initial())
+
+    def place(self, number: int) -> int:
+        return HEADER + number % NEWEST.places * NEWEST.record_size
+
+    def claim(self, number: int) -> bool:
+        lock = self.place(number) + NEWEST.lock
+        newest = int.from_bytes(self.data[self.place(number) :][:8], "little") - 1
+        if self.data[lock] or newest > number:
+            return False
+        self.data[lock] = 1
+        return True
+
+    def write(self, number: int) -> None:
+        words = (number + 1, 1000 + number, 7 | 2 << 32, 5 * number, 0)
+        at = self.place(number)
+        self.data[at : at + NEWEST.record_size] = b"".join(word.to_bytes(8, "little") for word in words)
+
+    def finish(self, number: int) -> None:
+        if self.claim(number):
+            self.write(number)
+
+    def read(self, since: RingPosition = START) -> tuple[list[int], int, RingPosition]:
+        """Return the numbers of the records, how many were lost, and the position; empty the ring."""
+        found = NEWEST.decode(bytes(self.data), since)
+        self.data[:HEADER] = found.header
+        return [record.number for record in found.records], found.dropped, found.position
 
 
 def test_a_record() -> None:
@@ -103,3 +137,91 @@ def test_nor_where_another_one_was_stopped_that_had_a_place() -> None:
     guest.data[:HEADER] = second.header
     guest.hits(4)
     assert len(LAYOUT.decode(bytes(guest.data), second.position).records) == 4
+
+
+def test_a_ring_that_overwrites_has_the_newest() -> None:
+    guest = Overwriting()
+    guest.hits(3)
+    assert [record.number for record in NEWEST.decode(bytes(guest.data)).records] == [0, 1, 2]
+    guest.hits(4)
+    contents = NEWEST.decode(bytes(guest.data))
+    assert [record.number for record in contents.records] == [3, 4, 5, 6]
+    assert (contents.dropped, contents.overwrites, contents.fullness) == (3, True, 7 / 4)
+    assert contents.records[0].fields == (15).to_bytes(8, "little")
+
+
+def test_emptied_it_has_what_came_since() -> None:
+    guest = Overwriting()
+    guest.hits(7)
+    _, _, position = guest.read()
+    assert guest.read(position) == ([], 0, position)
+    assert not NEWEST.has_more(bytes(guest.data), position)
+    guest.hits(2)
+    assert NEWEST.has_more(bytes(guest.data), position)
+    numbers, lost, position = guest.read(position)
+    assert (numbers, lost) == ([7, 8], 0)
+    guest.hits(6)
+    assert guest.read(position)[:2] == ([11, 12, 13, 14], 2)
+
+
+def test_a_hit_that_finds_its_place_taken_drops_its_record() -> None:
+    """It is in the middle of the one that has the place, which then has the older one."""
+    guest = Overwriting()
+    slow = guest.begin()
+    assert guest.claim(slow)
+    guest.hits(4)  # the last is a round behind `slow`
+    contents = NEWEST.decode(bytes(guest.data))
+    assert ([record.number for record in contents.records], contents.dropped) == ([1, 2, 3], 1)
+    guest.write(slow)
+    contents = NEWEST.decode(bytes(guest.data))
+    assert ([record.number for record in contents.records], contents.dropped) == ([0, 1, 2, 3], 1)
+
+
+def test_a_hit_that_was_overtaken_does_not_overwrite_a_newer_record() -> None:
+    guest = Overwriting()
+    slow = guest.begin()
+    guest.hits(4)
+    guest.finish(slow)
+    contents = NEWEST.decode(bytes(guest.data))
+    assert ([record.number for record in contents.records], contents.dropped) == ([1, 2, 3, 4], 1)
+
+
+def test_a_record_that_is_being_written_while_the_ring_is_emptied_is_lost() -> None:
+    """It is counted once, when it has ended or the next time; what is neither shown nor lost is under way."""
+    guest = Overwriting()
+    slow = guest.begin()
+    assert guest.claim(slow)
+    guest.hits(2)
+    numbers, lost, position = guest.read()
+    assert (numbers, lost) == ([1, 2], 0)
+    assert guest.read(position) == ([], 0, position)
+    guest.write(slow)
+    numbers, lost, position = guest.read(position)
+    assert (numbers, lost) == ([], 1)
+    guest.hits(1)
+    assert guest.read(position)[:2] == ([3], 0)
+
+
+def test_what_was_counted_as_lost_before_it_had_its_place_is_not_counted_again() -> None:
+    guest = Overwriting()
+    slow = guest.begin()
+    _, lost, position = guest.read()
+    assert lost == 1
+    assert guest.claim(slow)
+    _, lost, position = guest.read(position)
+    assert lost == 0
+    guest.write(slow)
+    assert guest.read(position)[:2] == ([], 0)
+    guest.hits(5)
+    assert guest.read(position)[:2] == ([2, 3, 4, 5], 1)
+
+
+def test_a_void_record_and_one_that_cannot_be_there_are_none() -> None:
+    guest = Overwriting()
+    guest.hits(4)
+    at = guest.place(1)
+    guest.data[at + KIND : at + KIND + 4] = VOID.to_bytes(4, "little")
+    guest.data[guest.place(2) : guest.place(2) + 8] = (2).to_bytes(8, "little")
+    guest.data[guest.place(3) : guest.place(3) + 8] = (2**64 - 1).to_bytes(8, "little")
+    contents = NEWEST.decode(bytes(guest.data))
+    assert ([record.number for record in contents.records], contents.dropped) == ([0], 2)

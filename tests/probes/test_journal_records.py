@@ -57,6 +57,7 @@ def test_a_journal_of_the_guests_has_no_expression_evaluated(location: str, more
         Spec("e1000:e1000_clean", pending=True),
         Spec("/tmp/a b:main+4", kind=Kind.UPROBE, file="/tmp/x y", pid=3),
         Spec("ksys_read", kind=Kind.KRETPROBE, entry_condition=Fragment.whole("fd > 2"), maxactive=9),
+        Spec("vfs_open", actions=("stack",), overwrite=True),
         Spec("do_exit", name="from python\n", tier=""),
     ],
     ids=lambda spec: spec.location,
@@ -67,6 +68,7 @@ def test_what_is_noted_is_taken(spec: Spec) -> None:
     ((_, value),) = journal.state.items()
     found: Any = read_probe(3, json.loads(json.dumps(value)), LEFT)
     assert (found.spec.kind, found.spec.tier, found.spec.file) == (spec.kind, spec.tier, spec.file)
+    assert found.spec.overwrite == spec.overwrite
     evaluated = spec.location.startswith(("*(", "read_write.c"))
     assert found.spec.location == (f"*{AT:#x}" if evaluated else spec.location)
     assert found.spec.location.isprintable() and found.spec.condition.isprintable()

@@ -40,6 +40,7 @@ PROBE = {
     "entry if": "count > 5",
     "entry do": ["count"],
     "maxactive": 7,
+    "overwrite": True,
     "pending": True,
     "off": True,
     "python": True,

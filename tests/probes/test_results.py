@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -24,10 +25,10 @@ from gdb_optprobe.handlers.ir import (
     Update,
 )
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Linear, Powers, Sum
-from gdb_optprobe.maps.ring import START
+from gdb_optprobe.maps.ring import HEADER, START, RingLayout
 from gdb_optprobe.probes import probe_views
 from gdb_optprobe.probes.handler import HITS, Handler
-from gdb_optprobe.probes.results import Results
+from gdb_optprobe.probes.results import Results, rows_of
 from gdb_optprobe.probes.stops import Hit
 
 WORD = Column("x", Form.UNSIGNED)
@@ -125,3 +126,16 @@ def test_faults_are_counted_beside_hits() -> None:
 )
 def test_what_is_known_to_be_a_time(action: str, unit: str) -> None:
     assert probe_views._unit(action) == unit
+
+
+def test_what_the_ring_dropped_came_behind_its_newest_record() -> None:
+    layout = RingLayout(1, 2)
+    data = bytearray(layout.initial())
+    for number in range(4):
+        at = HEADER + number * layout.record_size
+        data[at : at + layout.record_size] = b"".join(word.to_bytes(8, "little") for word in (number + 1, 9, 0, 5))
+    data[:8] = (7).to_bytes(8, "little")
+    assert [row.lost_after for row in rows_of(layout.decode(bytes(data)))] == [0, 0, 0, 3]
+    assert rows_of(layout.decode(layout.initial())) == ()
+    contents = replace(layout.decode(bytes(data)), overwrites=True)
+    assert [row.lost_before for row in rows_of(contents)] == [3, 0, 0, 0], "that has the newest"

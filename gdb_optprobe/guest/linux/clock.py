@@ -1,10 +1,12 @@
-"""The rate of the clock that programs read, as the kernel has it."""
+"""The clock that programs read: its rate as the kernel has it, and its time as the kernel's log has it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.handlers.scope import Missing
 
@@ -24,3 +26,39 @@ def hertz(kernel: Kernel, rates: Sequence[ClockRate]) -> int | Missing:
         if address is not None and (ticks := int.from_bytes(kernel.memory.read(address, size), "little")):
             return ticks * factor
     return Missing("this kernel does not tell how fast its clock runs")
+
+
+NANOSECONDS = 1_000_000_000
+LARGEST_SHIFT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LogClock:
+    """The kernel's log has (ticks * factor >> shift) + offset, in nanoseconds since boot."""
+
+    factor: int
+    shift: int
+    offset: int
+
+    def __call__(self, ticks: int) -> int:
+        return (ticks * self.factor >> self.shift) + self.offset
+
+    def is_of(self, rate: int) -> bool:
+        """Return whether so many ticks are a second, to a hundredth: the factor is rounded."""
+        in_range = 0 <= self.shift <= LARGEST_SHIFT and self.factor > 0
+        return in_range and abs((rate * self.factor >> self.shift) - NANOSECONDS) < NANOSECONDS // 100
+
+
+def log_clock(
+    kernel: Kernel, rates: Sequence[ClockRate], find: Callable[[Kernel], LogClock | None]
+) -> LogClock | None:
+    """Return how ticks become the times of the kernel's log; None where that is not known, or is of another clock.
+
+    find: reads it in the kernel. May raise OptprobeError.
+    """
+    try:
+        rate = hertz(kernel, rates)
+        found = find(kernel)
+    except OptprobeError:
+        return None
+    return found if found is not None and not isinstance(rate, Missing) and found.is_of(rate) else None

@@ -13,7 +13,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import boot, bypasses, frame
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
-from gdb_optprobe.guest.linux.clock import hertz
+from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
@@ -74,6 +74,7 @@ class LinuxGuest(Guest):
     originals: Callable[[], Originals] = dict
     _saved: list[SavedWords] | None = None
     _moment: int = 0
+    _clock: tuple[int, LogClock | None] = (-1, None)
     _constants: dict[str, int | None] = field(default_factory=dict)
     unwind_missing: OptprobeError | None = None
     _is_booting: bool | None = None
@@ -186,6 +187,11 @@ class LinuxGuest(Guest):
     def symbols(self, addresses: Sequence[int]) -> list[str]:
         found = self.recovered.symbols.spelled(addresses)
         return [text or self.text.symbol(address) for address, text in zip(addresses, found, strict=True)]
+
+    def clock(self) -> Callable[[int], int] | None:
+        if self._clock[0] != self._moment:
+            self._clock = self._moment, log_clock(self.kernel, self.arch.clock, self.arch.log_clock)
+        return self._clock[1]
 
     def completions(self, prefix: str) -> Sequence[str]:
         return self.recovered.symbols.completions(prefix)

@@ -38,7 +38,7 @@ def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, settings: Se
         compiled = replace(compiled, condition=both)
     compiled = read_from_frame(compiled, saved_registers(user.kernel.isa, guest.isa.pc))
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
-    return Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits)
+    return Handler.of(compiled, names.per_cpu, names.cpu, names.reads, *bits, overwrites=spec.overwrite)
 
 
 def lower_uprobe(probe: Probe, memory: int, user: UserTarget) -> Code:

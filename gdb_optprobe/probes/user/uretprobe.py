@@ -60,7 +60,7 @@ def compile_uretprobe(
     compiled, entry = _compile(spec, at_entry, returned, user.kernel.isa, guest, limits)
     check_stop(compiled, user.kernel.isa)
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
-    handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits)
+    handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits, overwrites=spec.overwrite)
     handler = replace(handler, entry=entry)
     with handler.errors_at_source(spec):
         trial_codes(Probe(0, spec, address, handler), program, user, user.kernel.calls.handler)

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux.clock import ClockRate
+from gdb_optprobe.guest.linux.clock import ClockRate, LogClock
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
@@ -181,6 +181,8 @@ class LinuxArch(Finder, Protocol):
     loaded: tuple[int, int]
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...
+
+    def log_clock(self, kernel: Kernel) -> LogClock | None: ...
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText: ...
 

@@ -26,6 +26,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le import (
     derive,
     image_padding,
     program_check,
+    sched_clock,
     stacks,
     user_kernel,
 )
@@ -86,6 +87,7 @@ class _Linux:
         ClockRate("tb_ticks_per_sec", 8, 1),
         ClockRate("tb_ticks_per_usec", 8, 1_000_000),
     )
+    log_clock = staticmethod(sched_clock.log_clock)
     loaded = VMALLOC
     # early_setup() patches the first instruction, at the start of the linear map (arch/powerpc/kernel/setup_64.c). What
     # copies the kernel there flushes each cache line by the line's last word (copy_and_flush in head_64.S).

@@ -9,6 +9,7 @@
                              is_ftrace_trampoline      ftrace_ops_list, by a load, and ftrace_list_end
                                      find_module_all            modules, with three others that walk the list
                                      udelay                    tb_ticks_per_usec, by a load
+                                     sched_clock               boot_tb, tb_to_ns_scale, tb_to_ns_shift, by loads
                                      get_kprobe                kprobe_table
                                      rcu_inkernel_boot_has_ended    rcu_boot_ended, by a load
 
@@ -25,6 +26,7 @@ from struct import Struct, iter_unpack
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import bug_table, jump_labels, kprobes
+from gdb_optprobe.guest.linux.arch.ppc64le.sched_clock import sched_clock
 from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, NoSuchKernel
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.symbols import SymbolTable
@@ -318,6 +320,20 @@ def _ticks(symbols: DerivedSymbols) -> Derived:
     return {"tb_ticks_per_usec": used[0] if plausible else None}
 
 
+def _sched_clock(symbols: DerivedSymbols) -> Derived:
+    """Derive the three variables that `sched_clock` reads: those in the one order in which it has the clock's rate."""
+    names, used = ("boot_tb", "tb_to_ns_scale", "tb_to_ns_shift"), symbols.constants_of("sched_clock").used
+    rate = (symbols.address("tb_ticks_per_usec") and symbols.word(symbols.address("tb_ticks_per_usec") or 0)) or 0
+    found = []
+    for order in permutations(used, 3) if len(used) == 3 else ():
+        begun, scale, shift = map(symbols.word, order)
+        if begun is not None and scale is not None and shift is not None:
+            clock = sched_clock(begun, scale, shift & 0xFFFF_FFFF)
+            if clock is not None and clock.is_of(rate * 1_000_000):
+                found.append(order)
+    return dict(zip(names, found[0] if len(found) == 1 else (None,) * 3, strict=True))
+
+
 def _boot_ended(symbols: DerivedSymbols) -> Derived:
     """Derive the only variable that the function reads: a bool."""
     used = symbols.constants_of("rcu_inkernel_boot_has_ended").used
@@ -364,6 +380,9 @@ _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "ftrace_ops_list": _ftrace_ops,
     "ftrace_list_end": _ftrace_ops,
     "tb_ticks_per_usec": _ticks,
+    "boot_tb": _sched_clock,
+    "tb_to_ns_scale": _sched_clock,
+    "tb_to_ns_shift": _sched_clock,
     "modules": _modules,
     "kprobe_table": _kprobes,
     "rcu_boot_ended": _boot_ended,

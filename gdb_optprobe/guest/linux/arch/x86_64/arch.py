@@ -26,6 +26,7 @@ from gdb_optprobe.guest.linux.arch.x86_64 import (
     invalid_op,
     orc,
     orc_unwind,
+    sched_clock,
     stacks,
     user_kernel,
 )
@@ -64,6 +65,7 @@ NOPS = tuple(map(bytes.fromhex, ("0f1f", "660f1f", "6666")))
 class _Linux:
     isa: Isa = X86_64
     clock: Sequence[ClockRate] = (ClockRate("tsc_khz", 4, 1000),)  # arch/x86/kernel/tsc.c
+    log_clock = staticmethod(sched_clock.log_clock)
     loaded = MODULES
     # copy_bootdata() and get_bios_ebda() read low memory through the linear map, with page tables of 4 and 5 levels
     # (arch/x86/include/asm/page_64_types.h). The map is moved at random only later.

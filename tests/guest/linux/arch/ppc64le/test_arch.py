@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from struct import pack
 
 import pytest
@@ -15,6 +15,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP, LinearMap
 from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC, KernelMap
 from gdb_optprobe.guest.linux.arch.ppc64le.restarts import Restarts
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
+from gdb_optprobe.guest.linux.clock import LogClock, log_clock
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kprobes import hashed
 from gdb_optprobe.guest.text import Area, Fact
@@ -98,6 +99,34 @@ def test_a_table_gets_its_name_from_the_function_that_searches_it() -> None:
     table_at(memory, TABLE, 3)
     found = power_kernel(memory)
     assert found.range("__start___bug_table", "__stop___bug_table") == (TABLE, TABLE + 36)
+
+
+SCALE, BEGUN = 0xFA00_0000_0000_0000, 0x1234_5678
+"""Of a timebase of 512 MHz, with a shift of 1."""
+
+
+def timed(order: Sequence[int]) -> Kernel:
+    """A kernel that has these in the variables of sched_clock: a word, a word, and one of 4 bytes behind another."""
+    names = {**NAMES, "sched_clock": USER, "d_tb_ticks_per_usec": TABLE + 0x40}
+    del names["find_bug"]
+    memory = Pages()
+    loads = words(0x81490000, 0xE9090008, 0xE8E90010)  # lwz r10,0(r9); ld r8,8(r9); ld r7,16(r9)
+    memory.put(USER, toc_setup(USER) + made_of_toc(9, TABLE) + loads)
+    memory.put(TABLE, words(order[0], 0xFFFF_FFFF))
+    memory.put_words(TABLE + 8, *order[1:])
+    memory.put_words(TABLE + 0x40, 512)
+    return power_kernel(memory, names)
+
+
+def test_the_logs_clock_is_what_sched_clock_reads() -> None:
+    clock = LogClock(SCALE << 1, 64, -(BEGUN * SCALE << 1 >> 64))
+    for order in ((1, SCALE, BEGUN), (1, BEGUN, SCALE)):
+        found = timed(order)
+        assert log_clock(found, LINUX_PPC64LE.clock, LINUX_PPC64LE.log_clock) == clock
+        assert found.symbols.address("tb_to_ns_scale") == TABLE + 8 * order.index(SCALE)
+    assert clock(BEGUN + 512_000_000) - clock(BEGUN) == 10**9
+    for order in ((2, SCALE, BEGUN), (1, SCALE, SCALE), (1, BEGUN, BEGUN), (64, SCALE, BEGUN)):
+        assert log_clock(timed(order), LINUX_PPC64LE.clock, LINUX_PPC64LE.log_clock) is None
 
 
 def test_the_lists_of_kprobes_are_what_get_kprobe_looks_through() -> None:

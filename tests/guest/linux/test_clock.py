@@ -1,0 +1,42 @@
+"""Ticks of the clock as times of the kernel's log."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.clock import ClockRate, LogClock, log_clock
+from gdb_optprobe.guest.linux.kernel import Kernel
+from tests.guest.linux.fake_kernel import Pages, kernel
+
+RATE = 0x1000
+RATES = (ClockRate("khz", 4, 1000),)
+CLOCK = LogClock(2 << 10, 10, -7)  # half a GHz
+
+
+def of_rate(khz: int) -> Kernel:
+    memory = Pages()
+    memory.put(RATE, khz.to_bytes(4, "little"))
+    return kernel(memory, {"d_khz": RATE})
+
+
+def test_a_time_is_the_ticks_at_the_clocks_rate_from_its_start() -> None:
+    found = log_clock(of_rate(500_000), RATES, lambda _: CLOCK)
+    assert found is not None and [found(0), found(500_000_000)] == [-7, 999_999_993]
+    assert LogClock(827_180_749, 31, 0)(2**64 - 1) == (2**64 - 1) * 827_180_749 >> 31, "no word is too short for it"
+
+
+@pytest.mark.parametrize(("khz", "clock"), [
+    (0, CLOCK), (505_001, CLOCK), (494_000, CLOCK), (500_000, None),
+    (500_000, LogClock(2 << 65, 65, 0)), (500_000, LogClock(-2 << 10, 10, 0)), (500_000, LogClock(0, 0, 0)),
+])  # fmt: skip
+def test_a_clock_that_is_not_the_one_that_programs_read_tells_no_time(khz: int, clock: LogClock | None) -> None:
+    assert log_clock(of_rate(khz), RATES, lambda _: clock) is None
+
+
+def test_a_kernel_that_does_not_tell_leaves_the_ticks() -> None:
+    def missing(_: Kernel) -> LogClock:
+        raise OptprobeError("this kernel has no symbol cyc2ns")
+
+    assert log_clock(of_rate(500_000), RATES, missing) is None
+    assert log_clock(kernel(Pages(), {}), RATES, lambda _: CLOCK) is None
