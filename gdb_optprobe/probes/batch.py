@@ -96,6 +96,14 @@ class Batches:
                 self.target.stops.take_back(address)
         return blocks
 
+    def stopping(self, spec: Spec, addresses: Collection[int]) -> set[int]:
+        """Return those of `addresses` that can be probed only where each hit stops the guest, or not at all."""
+        self.plans.of(sorted(addresses), self.target.guest, self.optimizer.limits([spec]), self._planner(spec))
+        return {address for address in addresses if self.plans.stops(address)}
+
+    def _planner(self, spec: Spec) -> Callable[[int], Plan]:
+        return lambda address: self.optimizer.plan(address, [spec])
+
     def _may_be_together(self, spec: Spec, addresses: Sequence[int]) -> bool:
         if not spec.is_plain_count or spec.is_return or spec.in_program or spec.has_python_handler:
             return False
@@ -147,7 +155,10 @@ class Batches:
 
         alone = [address for address in sorted(addresses) if is_alone(address)]
         limits = self.optimizer.limits([spec])
-        return self.plans.of(alone, guest, limits, lambda address: self.optimizer.plan(address, [spec]))
+        found = self.plans.of(alone, guest, limits, self._planner(spec))
+        for plan in self.plans.trapped(alone):  # they are installed one by one
+            self.optimizer.expect_plan(plan, limits)
+        return found
 
     def _free(self, sites: IdleSites) -> IdleSites:
         """Return those of `sites` on and around which nothing of the user's or of other probes is."""

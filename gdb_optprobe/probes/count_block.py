@@ -9,7 +9,7 @@ the same code and with the same counter. All members of a block cost a hit the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.block import WORD, Block
 from gdb_optprobe.detours.detour import Detour, build_count
@@ -27,6 +27,7 @@ class CountBlock(Block):
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
+    _laid_out: the detours of members that are at no tracer's sites, once they were laid out.
     """
 
     isa: Isa
@@ -37,6 +38,7 @@ class CountBlock(Block):
     installed_at: object = None
     enabled: bool = True
     symbols: Sequence[str] = ()
+    _laid_out: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def numbers(self) -> range:
@@ -77,7 +79,9 @@ class CountBlock(Block):
         return self.isa.counts(self.slot(indexes.start).address, self.step, counters, ends, model.dead, model.base)
 
     def _padded(self, index: int) -> bytes:
-        data, padding = self.detour(index).data, self.isa.breakpoint
-        if len(data) > self.step:
-            raise OutOfReach(self.slot(index).address, self.sites[index])
-        return data + padding * ((self.step - len(data)) // len(padding))
+        if index not in self._laid_out:
+            data, padding = self.detour(index).data, self.isa.breakpoint
+            if len(data) > self.step:
+                raise OutOfReach(self.slot(index).address, self.sites[index])
+            self._laid_out[index] = data + padding * ((self.step - len(data)) // len(padding))
+        return self._laid_out[index]

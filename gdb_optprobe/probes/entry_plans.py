@@ -7,7 +7,7 @@ the same, the settings too, and the guest has no other kprobes of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
@@ -38,7 +38,7 @@ class Shape:
 
 @dataclass
 class EntryPlans:
-    """The plans of counts, by address; None where there is none that a batch can take."""
+    """The plans of counts, by address; None where an address cannot be probed."""
 
     _plans: dict[int, Plan | None] = field(default_factory=dict)
     _shapes: dict[int, Shape | None] = field(default_factory=dict)
@@ -62,12 +62,24 @@ class EntryPlans:
                 found: Plan | None = plan(address)
             except Refused:
                 found = None
-            self._plans[address] = found if found is not None and _is_alone(found) else None
-        plans = [found for address in addresses if (found := self._plans[address]) is not None]
+            self._plans[address] = found
+        known = (self._plans[address] for address in addresses)
+        plans = [found for found in known if found is not None and _is_alone(found)]
         places = [(one.head, one.end) for one in plans]
         texts = runs.at(places, runs.read(places, guest.machine))
         wanted = (b"".join([insn.data for insn in one.displaced]) for one in plans)
         return [one for one, text, known in zip(plans, texts, wanted, strict=True) if text == known]
+
+    def trapped(self, addresses: Iterable[int]) -> Iterator[Plan]:
+        """Yield the plans of traps for those of `addresses`, which `of` was asked for, where nothing better is."""
+        for address in addresses:
+            if (found := self._plans[address]) is not None and found.tier is Tier.TRAPPED:
+                yield found
+
+    def stops(self, address: int) -> bool:
+        """Return whether a probe at `address`, which `of` was asked for, stops the guest at each hit, or cannot be."""
+        found = self._plans[address]
+        return found is None or bool(found.tier.stops)
 
     def shape(self, plan: Plan, isa: Isa, arena: Arena) -> Shape | None:
         """Return what the detour of `plan` is like; None where it cannot be laid out. Raises Refused."""

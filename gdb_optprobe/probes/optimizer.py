@@ -136,17 +136,24 @@ class Optimizer:
             why = refused.reason
         return self.plan_without_detour(address, specs, why) if why is not None else best
 
-    def _plan_once(self, address: int, limits: TierLimits, neighbours: Neighbours) -> Plan:
-        """Return the best plan for `address`: the one that was made already where nothing has changed since."""
-        breakpoints = self.target.debugger.breakpoints()
-        moment = self.target.guest.moment(), breakpoints
+    def expect_plan(self, found: Plan, limits: TierLimits) -> None:
+        """Take `found` for the plan of its address in this stop: it holds, and nothing else is in its function."""
+        self._planned_for_now()[found.address] = _Planned(found, limits, {})
+
+    def _planned_for_now(self) -> dict[int, _Planned]:
+        """Return the plans of this stop."""
+        moment = self.target.guest.moment(), self.target.debugger.breakpoints()
         if self._planned_at != moment:
             self._planned.clear()
             for handler in self._lowered.values():
                 handler.forget_code()
             self._lowered.clear()
             self._planned_at = moment
-        known = self._planned.get(address)
+        return self._planned
+
+    def _plan_once(self, address: int, limits: TierLimits, neighbours: Neighbours) -> Plan:
+        """Return the best plan for `address`: the one that was made already where nothing has changed since."""
+        known = self._planned_for_now().get(address)
         if known is not None and known.is_valid(limits, neighbours):
             return known.plan
         asked: dict[int, Neighbour | None] = {}
@@ -156,7 +163,7 @@ class Optimizer:
             found = asked[at] = neighbours(at) if at != address else None
             return found
 
-        made = plan(PlanRequest(address, ask, breakpoints), self._cfgs, limits)
+        made = plan(PlanRequest(address, ask, self.target.debugger.breakpoints()), self._cfgs, limits)
         self._planned[address] = _Planned(made, limits, asked)
         return made
 

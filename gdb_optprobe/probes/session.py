@@ -33,7 +33,7 @@ from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_wa
 from gdb_optprobe.probes.read_results import clear_results, empty_ring, read_new_records, read_results
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.results import Results
-from gdb_optprobe.probes.settings import Settings, sizes_of
+from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command, Target
 from gdb_optprobe.probes.user.uprobes import Uprobes
@@ -53,6 +53,7 @@ AT_ONCE = 256
 
 SLICE = 0.1
 LONGEST_SLICE = 1.0
+WOULD_STOP = OptprobeError("a hit would stop the guest: optprobe explain FUNCTION says why, optprobe add takes each")
 STILL_RUNS = "the command still runs in the guest; another waits until it ends"
 
 
@@ -133,6 +134,10 @@ class Session:
                 with held():  # until they are in `blocks`
                     blocks += (together := self.batches.add(spec, addresses) if spec.glob else [])
                 taken = {address for block in together for address in block.sites}
+                if spec.is_whole_kernel:
+                    stopping = self.batches.stopping(spec, set(addresses) - taken)
+                    left_out += (LeftOut(address, WOULD_STOP) for address in sorted(stopping))
+                    taken |= stopping
                 addresses = tuple(address for address in addresses if address not in taken)
                 for first in range(0, len(addresses) or not together, AT_ONCE):
                     checkpoint()
@@ -147,10 +152,11 @@ class Session:
                         added = [probe for probe in added if self.registry.has(probe)]
                     self.optimizer.write_records(probe for probe in new if self.registry.has(probe))
                 mine = [probe for probe in added if probe.spec is spec]
-                if left_out and not mine:
+                if left_out and not (mine or together):
                     raise left_out[0].error
-                left_out_views |= {probe.number: self._left_out(left_out) for probe in mine[:1]}
-                if addresses and not mine:
+                first = min([probe.number for probe in mine] + [block.first for block in together], default=0)
+                left_out_views |= {first: self._left_out(left_out)}
+                if addresses and not (mine or together):
                     can_be = spec.tier or "probed"
                     raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
             self.module_tracker.update_load_hook()
@@ -169,7 +175,11 @@ class Session:
             )
             for view, probe in zip(self._views(added), added, strict=True)
         ]
-        return rows([*singles, *self._block_views(blocks)])
+        in_blocks = (
+            replace(view, first=replace(view.first, left_out=left_out_views.get(view.first.number, ())))
+            for view in self._block_views(blocks)
+        )
+        return rows([*singles, *in_blocks])
 
     def _note(self, probe: Probe, is_first: bool) -> str:
         """Return what is worth knowing of a new probe. is_first: of its spec; the others have the same handler."""
@@ -206,7 +216,9 @@ class Session:
             seen |= {*new}
             if new or not addresses:
                 found.append((spec, new))
-        if len(self.registry) + len(seen) > (limit := self.settings().max_probes):
+        limit = self.settings().max_probes
+        whole = limit == DEFAULT_MAX_PROBES and all(spec.is_whole_kernel for spec in specs)
+        if len(self.registry) + len(seen) > limit and not whole:
             raise OptprobeError(
                 f"{','.join(spec.location for spec in specs)} has {len(seen)} addresses and max-probes is {limit}",
                 "set optprobe max-probes N, or name fewer",

@@ -30,6 +30,10 @@ class Kind(Enum):
         return self in (Kind.KRETPROBE, Kind.URETPROBE)
 
 
+WHOLE = ("*", "'*'", '"*"')
+"""The glob of every function, as it may be typed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """One `optprobe add`, parsed.
@@ -88,6 +92,11 @@ class Spec:
         if self.entry_condition is not None or self.entry_actions:
             return False
         return not self.condition.strip() and all(action.strip() == "count" for action in self.actions)
+
+    @property
+    def is_whole_kernel(self) -> bool:
+        """Whether it is on every function: those at which a hit would stop the guest are left out."""
+        return self.glob and not self.in_program and self.location.strip() in WHOLE and not self.tier
 
     @property
     def condition_part(self) -> Fragment | None:
