@@ -87,8 +87,12 @@ class CoreText(ABC):
         self.originals.forget()
 
     def area(self, address: int) -> Area:
-        found = next((area for (start, end), area in self._areas if start <= address < end), Area.NOT_TEXT)
+        found = self._range(address)
         return self._core(address) if found is Area.TEXT else found
+
+    def _range(self, address: int) -> Area:
+        """Return the area by the sections of the image alone."""
+        return next((area for (start, end), area in self._areas if start <= address < end), Area.NOT_TEXT)
 
     def _core(self, address: int) -> Area:
         """Return the area of an `address` of the text that is not entry text."""
@@ -127,18 +131,28 @@ class CoreText(ABC):
         if self.originals.missing:
             return ()
         start, end = self._text
-        idle, rewritten = self.ftrace.idle, sorted(self._rewritten())
+        records = self.ftrace.all_records(at for at in addresses if start <= at < end)
+        return self._untouched(sorted(ip for ip, record in records.items() if not record.flags), self.ftrace.idle)
+
+    def _untouched(self, addresses: Sequence[int], data: bytes) -> Sequence[FtraceSite]:
+        """Return those of the ascending `addresses`, at which functions begin, where the text holds `data`.
+
+        And nothing of the guest's but its tracer writes there, nor knows it by its address.
+        """
+        rewritten = sorted(self._rewritten()) if addresses else []
         found: list[FtraceSite] = []
-        for ip, record in sorted(self.ftrace.all_records(at for at in addresses if start <= at < end).items()):
-            site = FtraceSite(ip, len(idle), False, idle)
-            place = bisect_left(rewritten, ip)
-            if record.flags or (place < len(rewritten) and rewritten[place] < site.end):
+        for at in addresses:
+            site = FtraceSite(at, len(data), False, data)
+            place = bisect_left(rewritten, at)
+            if place < len(rewritten) and rewritten[place] < site.end:
                 continue
-            if self.area(ip) is Area.TEXT and not self._compares_entry(self._name(ip)):
+            symbol = self._kernel.symbols.at(at)
+            name = symbol.name if symbol is not None else ""
+            if self._range(at) is self._named(name) is Area.TEXT and not self._compares_entry(name):
                 found.append(site)
         places = [(site.address, site.end) for site in found]
         held = runs.at(places, runs.read(places, self._kernel.memory))
-        return [site for site, data in zip(found, held, strict=True) if data == idle]
+        return [site for site, there in zip(found, held, strict=True) if there == data]
 
     def _rewritten(self) -> Iterator[int]:
         """Yield what the guest's tables say of the text as `marks` does: addresses at which it may write, or faults."""
