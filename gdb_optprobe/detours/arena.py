@@ -104,6 +104,10 @@ class Arena:
             self._tickets = self.allocate_data(8, near, reach)
         return self._tickets
 
+    def counts_that_fit(self, code: int, data: int) -> int:
+        """Return how many counts, each of so many bytes of code and data, one block of each has room for."""
+        return min(self.code.largest // code, self.data.largest // data)
+
     def allocate_counts(
         self, count: int, code: int, data: int, text: Range, reach: int, data_reach: int
     ) -> tuple[list[Slot], list[Slot]]:

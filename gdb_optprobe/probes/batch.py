@@ -2,9 +2,10 @@
 
     addresses ──► sites that are idle ──► a block of detours, a block of counters ──► flags ──► branches
                   one plan for all         written and read back in large pieces        by runs (guest/runs.py)
-A site is a nop of one instruction that nothing else rewrites, so its plan is known without decoding, and no thread can
-be inside it. A detour counts and calls nothing, so it is safe wherever the kernel may call its own tracer. The journal
-has every item before the first byte is written, as of probes that are put in one by one.
+A site is one instruction that nothing else rewrites, so its plan is known without decoding, and no thread can be inside
+it: the tracer's nop, or what is at the function's entry before it. A detour counts and calls nothing, so it is safe
+wherever the kernel may call its own tracer. The journal has every item before the first byte is written, as of probes
+that are put in one by one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site, SiteState
-from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
@@ -66,7 +66,7 @@ class Batches:
     settings: Callable[[], Settings]
 
     def add(self, spec: Spec, addresses: Sequence[int]) -> list[Probe]:
-        """Put a count of `spec` at those of `addresses` where a batch can: all of them, or none.
+        """Put a count of `spec` at those of `addresses` where a batch can, as many as fit: all of them, or none.
 
         Raises OptprobeError, the guest as it was.
         """
@@ -79,7 +79,7 @@ class Batches:
             except Refused:
                 return []
             arena = self.optimizer.take_arena()
-            if not arena.claim_block([one.slot for one in placed], self.target.guest.machine):
+            if not placed or not arena.claim_block([one.slot for one in placed], self.target.guest.machine):
                 for one in placed:
                     arena.free_count(one.probe.counter)
                 return []
@@ -117,43 +117,60 @@ class Batches:
             plan = self.optimizer.plan(site.address, [spec])
         except Refused:
             return None
-        whole = len(plan.displaced) == 1 and plan.insn.data == site.idle and plan.insn.address == site.address
-        # What a register holds at one function's entry may not be there at another's.
-        alike = plan.ftrace is not None and plan.base is None and whole
-        return plan if plan.tier is Tier.OPTIMIZED and alike else None
+        isa, insn = self.target.guest.isa, plan.insn
+        whole = len(plan.displaced) == 1 and insn.data == site.idle and insn.address == site.address
+        alike = plan.ftrace == site or (plan.ftrace is None and isa.moves_as_it_is(insn))
+        # What a register holds at one function's entry may not be there at another's; what a tracer may clobber is dead
+        # at each.
+        dead = isa.dead_at_entry()
+        clobbered = dead.registers <= plan.dead.registers and dead.flags <= plan.dead.flags
+        same = plan.tier is Tier.OPTIMIZED and whole and alike and clobbered
+        return replace(plan, dead=dead, base=None) if same else None
 
     # into the guest ----------------------------------------------------------------------------------------------
 
     def _place(self, spec: Spec, sites: Sequence[FtraceSite], sample: Plan) -> list[_Placed]:
-        """Allocate memory and lay out all detours. Raises Refused with nothing allocated."""
+        """Allocate memory and lay out all detours; nothing where they are not alike. Raises Refused likewise."""
         isa, handler = self.target.guest.isa, Handler()
         arena = self.optimizer.take_arena()
         at = arena.free_code(sample.head, isa.branch_reach)
-        model = build_count(sample, isa, at, at + COUNTER_DISTANCE)
+        # The address of the first counter may end in zeros, which takes fewer instructions than the others'.
+        second = arena.check_data(2 * handler.size, at, isa.data_reach) + handler.size
+        model = build_count(sample, isa, at, second)
         step = arena.code_step
         size = -(-model.size // step) * step
+        sites = sites[: arena.counts_that_fit(size, handler.size)]
+        if len(sites) < LEAST:
+            return []
         bounds = sites[0].address, sites[-1].end
         slots, counters = arena.allocate_counts(
             len(sites), size, handler.size, bounds, isa.branch_reach, isa.data_reach
         )
         sizes, (way,) = sizes_of(self.settings()), model.exits
         spelled = f"{way.target:x}"
+        copy = model.data[model.programs[0][1] - model.address : way.address - model.address]
         made: list[_Placed] = []
         for site, slot, counter in zip(sites, slots, counters, strict=True):
             start, end = site.address, site.end
-            plan = replace(sample, address=start, displaced=(sample.insn._replace(address=start),), ftrace=site)
+            traced = site if sample.ftrace is not None else None
+            plan = replace(sample, address=start, displaced=(sample.insn._replace(address=start),), ftrace=traced)
             first = isa.count(counter.address, slot.address, sample.dead, sample.base)
             behind = slot.address + len(first)
-            back = isa.branch(behind, end)
+            last = behind + len(copy)
+            back = isa.branch(last, end)
             detour = Detour(
                 slot.address,
-                first + back,
+                first + copy + back,
                 start,
-                ((slot.address, start), (behind, end)),
+                ((slot.address, start), (last, end)),
                 ((slot.address, behind, start),),
-                (Insn(behind, back, way.text.replace(spelled, f"{end:x}"), way.flow, end),),
+                (Insn(last, back, way.text.replace(spelled, f"{end:x}"), way.flow, end),),
             )
-            assert detour.size <= size, "all detours of counts are alike"
+            if detour.size != model.size:  # a far counter's address may take more or fewer instructions
+                for piece, data in zip(slots, counters, strict=True):
+                    arena.code.free(piece)
+                    arena.free_count(data)
+                return []
             probe = Probe(self.registry.next_number(), spec, start, Handler(), sizes, counter=counter)
             change = Patch(start, site.idle, isa.branch(start, slot.address))
             made.append(_Placed(probe, plan, site, slot, detour, change))
@@ -166,7 +183,7 @@ class Batches:
         """Raises OptprobeError; what was written into text and flags is undone then."""
         guest, journal, padding = self.target.guest, arena.journal, self.target.guest.isa.breakpoint
         for one in placed:
-            journal.text(one.plan.head, one.plan.original, True)
+            journal.text(one.plan.head, one.plan.original, one.plan.ftrace is not None)
             journal.code(one.slot, one.detour)
             write_probe(one.probe, journal)
         journal.flush()
@@ -174,9 +191,10 @@ class Batches:
         start, end = counters[0].address, counters[-1].end
         guest.machine.write(start, bytes(end - start))
         start, end = placed[0].slot.address, placed[-1].slot.end
-        code = b"".join(one.detour.data + padding * (one.slot.size - one.detour.size) for one in placed)
+        left = [(one.slot.size - one.detour.size) // len(padding) for one in placed]
+        code = b"".join(one.detour.data + padding * more for one, more in zip(placed, left, strict=True))
         arena.write_block([one.slot for one in placed], code, guest.machine)
-        sites = [one.site for one in placed]
+        sites = [one.plan.ftrace for one in placed if one.plan.ftrace is not None]
         self.target.tracer.hold_all(sites)
         try:
             patch.apply_in_runs([one.branch for one in placed], guest.machine)
@@ -216,7 +234,7 @@ class Batches:
     # out of it ---------------------------------------------------------------------------------------------------
 
     def take_away(self, probes: Iterable[Probe]) -> set[int]:
-        """Take the branches of disabled counts out of the guest, of those with a tracer's site to themselves.
+        """Take the branches of disabled counts out of the guest, of those that displace one instruction.
 
         Return the numbers of the probes that nothing leads to any more: the others are removed one by one. Raises
         OptprobeError with all as it was.
@@ -252,7 +270,7 @@ class Batches:
         branch = site.branch
         if branch is None or site.state is not SiteState.DETOUR or site.rethook is not None or site.enabled:
             return False
-        if len(branch.addresses) > 1 or branch.plan.ftrace is None or branch.plan.tier is not Tier.OPTIMIZED:
+        if len(branch.addresses) > 1 or len(branch.plan.displaced) > 1 or branch.plan.tier is not Tier.OPTIMIZED:
             return False
         if self.target.modules.identity(site.address) is not None:
             return False
