@@ -134,8 +134,9 @@ class FakeText:
         return ()
 
     def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
+        size = self.isa.branch_size
         at = {body.address + body.tracer: body for body in self.bodies if body.tracer is not None}
-        sites = [FtraceSite(address, 5, False, body.data[body.tracer :][:5]) for address, body in at.items()]
+        sites = [FtraceSite(address, size, False, body.data[body.tracer :][:size]) for address, body in at.items()]
         return [site for site in sites if site.address < end and start < site.end]
 
     def spell(self, address: int) -> str:

@@ -106,6 +106,10 @@ class Arena:
             self._tickets = self.allocate_data(8, near, reach)
         return self._tickets
 
+    def counts_that_fit(self, code: int, data: int) -> int:
+        """Return how many counts, each of so many bytes of code and data, one block of each has room for."""
+        return min(self.code.largest // code, self.data.largest // data)
+
     def allocate_counts(
         self, count: int, code: int, data: int, text: Range, reach: int, data_reach: int
     ) -> tuple[Slot, Slot]:
@@ -240,10 +244,9 @@ class Arena:
         self._overwritten[slot] = old
         return Patch(slot.address, old, new)
 
-    @property
-    def code_step(self) -> int:
-        """Return what sizes of code are multiples of."""
-        return self._step
+    def rounded(self, size: int) -> int:
+        """Return the bytes of a slot for so many bytes of code."""
+        return -(-size // self._step) * self._step
 
     def free_counts(self, code: Slot, data: Slot) -> None:
         """Free what `allocate_counts` returned: nothing was led to it."""

@@ -101,8 +101,8 @@ class BlockRecord(Block):
 def block_value(block: Block, first: int, probe: Mapping[str, Any] | None) -> list[Any]:
     """Return what the journal keeps of a block. probe: see BlockRecord; None where they are no probes any more."""
     steps = [one - before for before, one in pairwise(block.sites)]
-    originals = block.originals[0].hex() if block.traced else [each.hex() for each in block.originals]
-    return [block.step, block.data.address, originals, first, probe, block.sites[0], steps]
+    originals = block.originals[0].hex() if block.is_uniform else [each.hex() for each in block.originals]
+    return [block.step, block.data.address, originals, block.traced, first, probe, block.sites[0], steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,16 +293,15 @@ def _code(slot: Slot, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> D
 
 
 def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRecord:
-    step, data, originals, first, probe, start, steps = validate.row(value, 7)
+    step, data, originals, traced, first, probe, start, steps = validate.row(value, 8)
     step = validate.number(step, LARGEST_STEP, 1)
     places = [*accumulate(validate.numbers(steps, MOST_SITES, least=1), initial=validate.number(start))]
     sites = array("Q", places[: bisect_left(places, validate.WORD)])
     if len(sites) < len(places):
         raise ValueError(f"sites of the block at {at:#x} are at no address")
-    traced = isinstance(originals, str)
-    listed = [originals] * len(sites) if traced else validate.row(originals, len(sites))
-    texts = [validate.data(each, LONGEST) for each in (listed[:1] if traced else listed)]
-    texts = texts * len(sites) if traced else texts
+    is_uniform = isinstance(originals, str)
+    listed = [originals] if is_uniform else validate.row(originals, len(sites))
+    texts = [validate.data(each, LONGEST) for each in listed] * (len(sites) if is_uniform else 1)
     code = _checked_inside(Slot(at, step * len(sites)), *bounds.code)
     counters = _checked_inside(Slot(validate.number(data), WORD * len(sites)), bounds.data)
     _checked_inside(Slot(sites[0], sites[-1] + len(texts[-1]) - sites[0]), bounds.text)
@@ -316,7 +315,8 @@ def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRec
         code=code,
         data=counters,
         step=step,
-        traced=traced,
+        traced=validate.flag(traced),
+        is_uniform=is_uniform,
         out=[index for index in range(len(sites)) if at + index * step in out],
         first=validate.number(first, LARGEST_NUMBER, 1),
         is_live=probe is not None,

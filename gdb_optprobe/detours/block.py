@@ -28,7 +28,8 @@ WORD = 8
 @dataclass(kw_only=True)
 class Block:
     """sites: ascending. originals: what the text holds at each without a branch. code, data: memory of all members,
-    those that are out too. traced: whether the sites are the tracer's; else other instructions are displaced.
+    those that are out too. traced: whether the sites are the tracer's, and kept from it.
+    is_uniform: whether all displace the same one instruction, and return to behind it.
     out: indexes of the members that are not in the block any more, ascending.
     """
 
@@ -38,6 +39,7 @@ class Block:
     data: Slot
     step: int
     traced: bool = True
+    is_uniform: bool = True
     out: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -121,8 +123,8 @@ class Block:
         slots = range(code.address, code.end, self.step)
         origins = tuple(zip(slots, self.sites[start:end], strict=True))
         exits: list[Insn] = []
-        # A count at a tracer's site leaves to behind the site, where no branch over several instructions can lead.
-        for at in () if self.traced else slots:
+        # Behind the only displaced instruction no branch over several instructions can have its middle.
+        for at in () if self.is_uniform else slots:
             insns = isa.decode(data[at - code.address :][: self.step], at)
             exits += (insn for insn in insns if insn.target is not None and not at <= insn.target < at + self.step)
         return Detour(code.address, data, self.sites[start], origins, exits=tuple(exits))

@@ -113,6 +113,7 @@ class Guest(ABC):
         """Return the sites at `addresses` that no tracer has used and that nothing else rewrites.
 
         All is asked at once that the planner asks of one: the kind of text, the guest's tables, its kprobes, the bytes.
+        Where functions are entered at an instruction before the tracer's site, that is returned, as what is `idle`.
         """
         return IdleSites()
 

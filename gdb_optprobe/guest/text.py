@@ -106,6 +106,9 @@ class IdleSites:
     addresses: Sequence[int] = ()
     idle: bytes = b""
 
+    def __len__(self) -> int:
+        return len(self.addresses)
+
     def site(self, address: int) -> FtraceSite:
         return FtraceSite(address, len(self.idle), False, self.idle)
 

@@ -178,12 +178,12 @@ def padded(
 ) -> bytes:
     """Return `pieces`, one each `step` bytes from `at` on, with a branch to each of `ends`, and breakpoints behind it.
 
-    Raises OutOfReach, also where `step` is too short for one.
+    Raises OutOfReach, also where `step` is too short, or they are not alike.
     """
     whole = []
     for place, piece, end in zip(range(at, at + step * len(pieces), step), pieces, ends, strict=True):
         code = piece + branch(place + len(piece), end)
-        if len(code) > step:
+        if len(code) > step or len(piece) != len(pieces[0]):
             raise OutOfReach(place, end)
         whole.append(code + breakpoint * ((step - len(code)) // len(breakpoint)))
     return b"".join(whole)

@@ -130,9 +130,9 @@ class Isa(Protocol):
         """
 
     def counts(
-        self, at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, base: int | None = None
+        self, at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, moved: bytes = b""
     ) -> bytes:
-        """Return what `count` does for each of `counters`, and a branch to that of `ends` behind it.
+        """Return what `count` does for each of `counters`, then `moved`, then a branch to that of `ends`.
 
         They follow one another from `at` on, each `step` bytes long, the rest of it breakpoints.
         Raises OutOfReach, also where `step` is too short for one.

@@ -3,10 +3,11 @@
     addresses ──► tracer's sites that are idle ──► one block, one plan for all ──────┐
             └───► other entries, each planned  ──► a block for each size and cost ───┴─► journal ─► code ─► branches
                   nothing of the user's or of another probe may be in their functions
-A site is a nop of one instruction that nothing else rewrites, so its plan is known without decoding, and no thread can
-be inside it. Plans of other entries are kept as long as they hold (entry_plans.py). A detour counts and calls nothing,
-so it is safe wherever the kernel may call its own tracer. The journal has each block as one item before the first byte
-of it is written; code and counters are written and read back in large pieces, the text by runs (guest/runs.py).
+A site is one instruction that nothing else rewrites: the tracer's nop, or what is at the function's entry before it. So
+its plan is known without decoding, and no thread can be inside it. Plans of other entries are kept as long as they hold
+(entry_plans.py). A detour counts and calls nothing, so it is safe wherever the kernel may call its own tracer. The
+journal has each block as one item before the first byte of it is written; code and counters are written and read back
+in large pieces, the text by runs (guest/runs.py).
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
@@ -113,10 +113,17 @@ class Batches:
         if len(sites.addresses) < LEAST or (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
             return
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
-        at = arena.free_code(sample.head, isa.branch_reach)
-        size = build_count(sample, isa, at, at + COUNTER_DISTANCE).size
-        originals = [sample.original] * len(sites.addresses)
-        yield from self._allocate(spec, array("Q", sites.addresses), originals, size, [sample])
+        try:
+            at = arena.free_code(sample.head, isa.branch_reach)
+            # The address of the first counter may end in zeros, which takes fewer instructions than the others'.
+            second = arena.check_data(2 * WORD, at, isa.data_reach) + WORD
+        except Refused:
+            return
+        size = build_count(sample, isa, at, second).size
+        addresses = array("Q", sites.addresses[: arena.counts_that_fit(arena.rounded(size), WORD)])
+        if len(addresses) >= LEAST:
+            originals = [sample.original] * len(addresses)
+            yield from self._allocate(spec, addresses, originals, size, [sample], is_uniform=True)
 
     def _allocate_others(self, spec: Spec, plans: Sequence[Plan]) -> Iterator[CountBlock]:
         """Yield blocks of those of `plans` that no thread is in the way of, and that are enough to be a block."""
@@ -182,17 +189,28 @@ class Batches:
             plan = self.optimizer.plan(site.address, [spec])
         except Refused:
             return None
-        whole = len(plan.displaced) == 1 and plan.insn.data == site.idle and plan.insn.address == site.address
-        # What a register holds at one function's entry may not be there at another's.
-        alike = plan.ftrace is not None and plan.base is None and whole
-        return plan if plan.tier is Tier.OPTIMIZED and alike else None
+        isa, insn = self.target.guest.isa, plan.insn
+        whole = len(plan.displaced) == 1 and insn.data == site.idle and insn.address == site.address
+        alike = plan.ftrace == site or (plan.ftrace is None and isa.moves_as_it_is(insn))
+        # What a register holds at one function's entry may not be there at another's; what a tracer may clobber is dead
+        # at each.
+        dead = isa.dead_at_entry()
+        clobbered = dead.registers <= plan.dead.registers and dead.flags <= plan.dead.flags
+        same = plan.tier is Tier.OPTIMIZED and whole and alike and clobbered
+        return replace(plan, dead=dead, base=None) if same else None
 
     def _allocate(
-        self, spec: Spec, sites: array[int], originals: Sequence[bytes], size: int, plans: Sequence[Plan]
+        self,
+        spec: Spec,
+        sites: array[int],
+        originals: Sequence[bytes],
+        size: int,
+        plans: Sequence[Plan],
+        is_uniform: bool = False,
     ) -> Iterator[CountBlock]:
         """Yield a block with memory; none where there is none, or its code cannot be laid out there."""
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
-        step = -(-size // arena.code_step) * arena.code_step
+        step = arena.rounded(size)
         bounds = sites[0], sites[-1] + len(originals[-1])
         try:
             code, data = arena.allocate_counts(len(sites), step, WORD, bounds, isa.branch_reach, isa.data_reach)
@@ -205,6 +223,7 @@ class Batches:
             data=data,
             step=step,
             traced=plans[0].ftrace is not None,
+            is_uniform=is_uniform,
             isa=isa,
             spec=spec,
             sizes=sizes_of(self.settings()),
@@ -397,6 +416,7 @@ class Batches:
             data=data,
             step=block.step,
             traced=block.traced,
+            is_uniform=block.is_uniform,
         )
         arena.journal.put(Item.BLOCK, code.address, block_value(left, first + start, None))
 
@@ -439,9 +459,9 @@ class Batches:
 
     def _ready(self, blocks: Sequence[CountBlock]) -> frozenset[int]:
         """Return the sites of disabled blocks that can be written as they are."""
-        sites = [block.sites[index] for block in blocks if block.traced for index in block.members]
+        sites = [block.sites[index] for block in blocks if block.is_uniform for index in block.members]
         idle = self._free(self.target.guest.idle_sites(sites)).addresses
-        others = [block.sites[index] for block in blocks if not block.traced for index in block.members]
+        others = [block.sites[index] for block in blocks if not block.is_uniform for index in block.members]
         plans = self._plans_of(blocks[0].spec, others)
         return frozenset([*idle, *(plan.head for plan in plans)]) - self._busy(plans)
 
@@ -497,6 +517,7 @@ class Batches:
             data=left.data,
             step=left.step,
             traced=left.traced,
+            is_uniform=left.is_uniform,
             out=list(left.out),
             isa=self.target.guest.isa,
             spec=record.spec,
@@ -520,7 +541,7 @@ class Batches:
     def _plans_again(self, left: BlockRecord, spec: Spec) -> Sequence[Plan]:
         """Return the plans of an earlier GDB's block, made anew. Raises OptprobeError where one is another now."""
         first, original = left.sites[left.members[0]], left.originals[left.members[0]]
-        if left.traced:
+        if left.is_uniform:
             sample = self._sample(FtraceSite(first, len(original), False, original), spec)
             plans = {} if sample is None else dict.fromkeys(left.sites, sample)
         else:

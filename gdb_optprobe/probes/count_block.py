@@ -22,12 +22,12 @@ from gdb_optprobe.probes.spec import Spec
 
 @dataclass(kw_only=True)
 class CountBlock(Block):
-    """sizes: the settings that the counts were made with. plans: of the members; at tracer's sites one for all, which
+    """sizes: the settings that the counts were made with. plans: of the members; of a uniform block one for all, which
     differ by address alone.
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
-    _laid_out: the detours of members that are at no tracer's sites, once they were laid out.
+    _laid_out: the detours of members that are not uniform, once they were laid out.
     """
 
     isa: Isa
@@ -51,12 +51,12 @@ class CountBlock(Block):
         return index if self.has(index) else None
 
     def plan(self, index: int) -> Plan:
-        if not self.traced:
+        if not self.is_uniform:
             return self.plans[index]
         address, model = self.sites[index], self.plans[0]
-        assert model.ftrace is not None
         moved = tuple(insn._replace(address=address) for insn in model.displaced)
-        return replace(model, address=address, displaced=moved, ftrace=replace(model.ftrace, address=address))
+        traced = replace(model.ftrace, address=address) if model.ftrace is not None else None
+        return replace(model, address=address, displaced=moved, ftrace=traced)
 
     def detour(self, index: int) -> Detour:
         """Return the detour of a member. Raises Unrelocatable, OutOfReach."""
@@ -70,13 +70,14 @@ class CountBlock(Block):
     def detours(self, start: int = 0, end: int | None = None) -> bytes:
         """Return what the code of the members from `start` to before `end` is. Raises Unrelocatable, OutOfReach."""
         indexes = range(len(self.sites))[start:end]
-        if not self.traced:
+        if not self.is_uniform:
             return b"".join(map(self._padded, indexes))
         sites, originals, model = self.sites[start:end], self.originals[start:end], self.plans[0]
         ends = [site + len(original) for site, original in zip(sites, originals, strict=True)]
         first = self.counter(indexes.start).address
         counters = range(first, first + WORD * len(indexes), WORD)
-        return self.isa.counts(self.slot(indexes.start).address, self.step, counters, ends, model.dead, model.base)
+        moved = b"" if model.ftrace is not None else model.insn.data  # the tracer's nop is left out
+        return self.isa.counts(self.slot(indexes.start).address, self.step, counters, ends, model.dead, moved)
 
     def _padded(self, index: int) -> bytes:
         if index not in self._laid_out:

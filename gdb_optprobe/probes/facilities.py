@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import build_count
+from gdb_optprobe.detours.obstacles import somewhere
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused, reason_of
 from gdb_optprobe.detours.tier import Tier
@@ -21,8 +24,10 @@ from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.probes import probe_views
+from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.leftovers import LEFT, RECOVER
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import FacilityView
 
@@ -100,11 +105,14 @@ class _Guest:
             "symbols": lambda: "those of GDB",
             "types": lambda: "those of GDB's debug information, where it has some",
             "quiescence": self.quiescence,
-            "code_memory": lambda: _memory(self.arena.ranges.code, self.arena.code.used) + self.lent + self.left,
+            "code_memory": lambda: self.code_memory() + self.lent + self.left,
             "data_memory": lambda: _memory(self.arena.ranges.data, self.arena.data.used) + self.lent,
             "trap_tier": self.trap_tier,
             "user_programs": self.user_programs,
         }
+
+    def code_memory(self) -> str:
+        return _memory(self.arena.ranges.code, self.arena.code.used)
 
     @property
     def arena(self) -> Arena:
@@ -155,6 +163,7 @@ class _Kernel(_Guest):
         return {
             "symbols": lambda: f"{len(self.linux.recovered.symbols):,}, found in the guest's memory",
             "types": self.linux.structures.source,
+            "code_memory": super().questions["code_memory"],
             "unwinding": self.unwinding,
             "current_thread": self.current_thread,
             "task_list": self.task_list,
@@ -163,6 +172,18 @@ class _Kernel(_Guest):
             "probe_read": self.probe_read,
             "modules": self.modules,
         }
+
+    def code_memory(self) -> str:
+        """Say beside its size how many functions can be counted: those with a tracer's site have detours alike."""
+        size, isa, arena = super().code_memory(), self.linux.isa, self.arena
+        plans = self._plans(self.sites, []) if len(self.ftrace) else iter(())
+        plan = next((plan for plan in plans if plan.tier is Tier.OPTIMIZED), None)
+        if plan is None:
+            return size
+        at = somewhere(plan.address, isa)
+        detour = build_count(replace(plan, dead=isa.dead_at_entry(), base=None), isa, at, at + COUNTER_DISTANCE)
+        code = arena.rounded(detour.size)
+        return f"{size}, room for {_counted(arena.counts_that_fit(code, Handler().size), 'count')}"
 
     def unwinding(self) -> str:
         """By what, tried on the vCPUs that are in the kernel: every caller must be code."""

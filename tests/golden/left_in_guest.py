@@ -157,7 +157,8 @@ def leave_blocks(guest: Guest) -> Journal:
     journal.put(Item.OUT, block.slot(1).address, 1)
     journal.put(Item.DATA, block.counter(1).address, 8)
     code, data = Slot(CODE[0] + 0x200, 32), Slot(DATA[0] + 0x200, 16)
-    left = replace(block, sites=sites[2:], originals=[PROLOGUE, NOP5], traced=False, code=code, data=data)
+    originals = [PROLOGUE, NOP5]
+    left = Block(sites=sites[2:], originals=originals, traced=False, is_uniform=False, code=code, data=data, step=16)
     journal.put(Item.BLOCK, left.code.address, block_value(left, 40, None))
     return journal
 

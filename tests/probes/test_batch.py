@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED
+from gdb_optprobe.guest.text import IdleSites
+from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.probes import batch
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
@@ -15,6 +22,7 @@ COUNT, STEP = 70, 32
 FIRST, LOOP = START + 0x2000, START + 0x6000
 BODY = code("0f 1f 44 00 00  nopl\n48 ff c0  inc %rax\nc3  ret")
 GLOB = Spec("f*", glob=True)
+NOP, BLR = bytes.fromhex("00000060"), bytes.fromhex("2000804e")
 AT = [FIRST + STEP * number for number in range(COUNT)]
 
 
@@ -64,6 +72,65 @@ def test_a_batch_is_what_single_probes_are(monkeypatch: pytest.MonkeyPatch) -> N
     assert session.optimizer.arena.journal.state == other.optimizer.arena.journal.state
     run(together)
     assert {session.hits(number) for number in range(1, COUNT + 1)} == {THREADS}
+
+
+class EntryGuest(FakeGuest):
+    """A guest of functions that are entered at the instruction before the tracer's site; no thread runs."""
+
+    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+        entered = [at for at in sorted(addresses) if self.text.ftrace_sites(at + 4, at + 8)]
+        return IdleSites([at for at in entered if self.machine.read(at, 4) == ENTERED], ENTERED)
+
+
+def entered_before(count: int = COUNT, arena: Arena | None = None) -> FakeGuest:
+    bodies = [Body(f"f{at:x}", at, ENTERED + NOP + BLR, tracer=4) for at in AT[:count]]
+    return EntryGuest(bodies, PPC64LE, arena)
+
+
+def test_what_is_before_a_tracer_s_site_is_displaced_and_the_site_is_left_to_the_tracer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together, alone = entered_before(), entered_before()
+    session, other = together.session(), alone.session()
+    session.add(GLOB)
+    added = len(together.machine.writes)
+    monkeypatch.setattr(batch, "LEAST", COUNT + 1)
+    other.add(GLOB)
+    monkeypatch.undo()
+    assert together.read_text() == alone.read_text() and session.check() == ()
+    assert len(session.registry.probes()) == COUNT, "each by itself now"
+    sites = list(session.registry.sites())
+    assert {site.plan.ftrace for site in sites} == {None} and len({site.plan.dead for site in sites}) == 1
+    assert [site.detour for site in sites] == [site.detour for site in other.registry.sites()]
+    assert session.optimizer.arena is not None and other.optimizer.arena is not None
+    assert session.optimizer.arena.journal.state == other.optimizer.arena.journal.state
+    assert all(together.machine.read(at + 4, 4) == NOP for at in AT) and added < 100
+    session.delete()
+    assert text(together) == text(entered_before())
+
+
+def test_a_block_is_as_large_as_its_memory() -> None:
+    size = 32  # where an address of data takes two instructions
+    ranges = Ranges(((CODE, CODE + size * (COUNT - 3)),), ((DATA, DATA + 0x1000),), FILL)
+    guest = entered_before(arena=Arena(ranges, 4))
+    session = guest.session()
+    session.add(GLOB)
+    session.registry.probes()
+    tiers = [site.plan.tier for site in session.registry.sites()]
+    assert [tier is Tier.OPTIMIZED for tier in tiers] == [True] * (COUNT - 3) + [False] * 3
+    assert len(guest.machine.writes) < COUNT, "in few writes"
+
+
+def test_counters_too_far_to_be_alike_are_put_in_alone() -> None:
+    """The address of one takes fewer instructions than that of the next."""
+    start = 0x1001_FF00  # the upper half of an address is loaded alone where the lower half is 0
+    guest = entered_before(arena=Arena(Ranges(((CODE, DATA),), ((start, start + 0x1000),), FILL), 4))
+    session = guest.session()
+    session.add(GLOB)
+    assert len({site.detour.size for site in session.registry.sites() if site.detour is not None}) > 1
+    assert session.check() == ()
+    session.delete()
+    assert text(guest) == text(entered_before())
 
 
 @pytest.mark.parametrize("ran", [False, True])

@@ -34,6 +34,11 @@ class BugTable:
         if (layout := _layout(kernel)) is not None:
             self._addresses = frozenset(at + row[0] & MASK for at, row in kernel.rows(start, stop, layout))
 
+    @property
+    def addresses(self) -> frozenset[int] | None:
+        """Return the addresses in it; None where they are not known."""
+        return self._addresses
+
     def has(self, address: int) -> bool:
         return self._addresses is None or address in self._addresses
 

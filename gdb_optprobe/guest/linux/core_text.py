@@ -51,6 +51,7 @@ class CoreText(ABC):
         self._kernel = kernel
         self.originals = originals
         self._functions: dict[int, Function] = {}
+        self._ordinary: dict[tuple[int, int], bool] = {}
         self.ftrace = ftrace
         self._text = kernel.range("_stext", "_etext")
         self._init = kernel.range("_sinittext", "_einittext")
@@ -87,8 +88,12 @@ class CoreText(ABC):
         self.originals.forget()
 
     def area(self, address: int) -> Area:
-        found = next((area for (start, end), area in self._areas if start <= address < end), Area.NOT_TEXT)
+        found = self._range(address)
         return self._core(address) if found is Area.TEXT else found
+
+    def _range(self, address: int) -> Area:
+        """Return the area by the sections of the image alone."""
+        return next((area for (start, end), area in self._areas if start <= address < end), Area.NOT_TEXT)
 
     def _core(self, address: int) -> Area:
         """Return the area of an `address` of the text that is not entry text."""
@@ -134,29 +139,39 @@ class CoreText(ABC):
         """See guest.Guest.idle_sites."""
         if self.originals.missing:
             return IdleSites()
-        ordinary, idle = self._ordinary_sites, self.ftrace.idle
-        states = self.ftrace.states(ordinary.intersection(addresses))
+        start, end = self._text
+        states = self.ftrace.states(at for at in addresses if start <= at < end)
+        return self._untouched(sorted(ip for ip, (_, flags) in states.items() if not flags), self.ftrace.idle)
+
+    def _untouched(self, addresses: Sequence[int], data: bytes) -> IdleSites:
+        """Return those of the ascending `addresses`, at which functions begin, where the text holds `data`.
+
+        And nothing of the guest's but its tracer writes there, nor knows it by its address.
+        """
+        size = len(data)
         probed = {at for probe in self.originals.kprobes(*self._text) for at in range(probe.address, probe.end)}
-        found = sorted(ip for ip, (_, flags) in states.items() if not flags)
+        found = [at for at in addresses if self._is_ordinary(at, size)]
         if probed:
-            found = [ip for ip in found if probed.isdisjoint(range(ip, ip + len(idle)))]
-        places = [(ip, ip + len(idle)) for ip in found]
+            found = [at for at in found if probed.isdisjoint(range(at, at + size))]
+        places = [(at, at + size) for at in found]
         held = runs.at(places, runs.read(places, self._kernel.memory))
-        return IdleSites([ip for ip, data in zip(found, held, strict=True) if data == idle], idle)
+        return IdleSites([at for at, there in zip(found, held, strict=True) if there == data], data)
+
+    def _is_ordinary(self, address: int, size: int) -> bool:
+        """Return whether it is text of the usual kind that nothing but a tracer, or a kprobe, rewrites; kept for all.
+        """
+        if (known := self._ordinary.get((address, size))) is None:
+            symbol = self._kernel.symbols.at(address)
+            name = symbol.name if symbol is not None else ""
+            place = bisect_left(self._always_rewritten, address)
+            is_free = place == len(self._always_rewritten) or self._always_rewritten[place] >= address + size
+            known = is_free and self._range(address) is Area.TEXT and self._named(name) is Area.TEXT
+            known = self._ordinary[address, size] = known and not self._compares_entry(name)
+        return known
 
     @cached_property
-    def _ordinary_sites(self) -> frozenset[int]:
-        """Return the sites in text of the usual kind that nothing but a tracer, or a kprobe, rewrites."""
-        start, end = self._text
-        rewritten, size = sorted(self._rewritten()), len(self.ftrace.idle)
-        found = set()
-        for ip in self.ftrace.within(start, end):
-            place = bisect_left(rewritten, ip)
-            if place < len(rewritten) and rewritten[place] < ip + size:
-                continue
-            if self.area(ip) is Area.TEXT and not self._compares_entry(self._name(ip)):
-                found.add(ip)
-        return frozenset(found)
+    def _always_rewritten(self) -> list[int]:
+        return sorted(self._rewritten())
 
     def _rewritten(self) -> Iterator[int]:
         """Yield what the guest's tables say of the text as `marks` does: addresses at which it may write, or faults.

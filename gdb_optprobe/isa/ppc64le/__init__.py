@@ -25,7 +25,7 @@ from gdb_optprobe.isa.return_codegen import ReturnBackend
 class _PPC64LE:
     """The verbs of `Isa`, and what ppc64le has beyond them.
 
-    jump_tables: of a whole function. entry, toc: of its first two instructions.
+    jump_tables: of a whole function. entry, toc, makes_toc: of its first two instructions.
     """
 
     name = "powerpc:common64"
@@ -62,6 +62,7 @@ class _PPC64LE:
     jump_tables = staticmethod(jump_tables.jump_tables)
     entry = staticmethod(abi.entry)
     toc = staticmethod(abi.toc)
+    makes_toc = staticmethod(abi.makes_toc)
     dead_at = staticmethod(liveness.dead_at)
     dead_at_entry = staticmethod(liveness.dead_at_entry)
     dead_at_return = staticmethod(liveness.dead_at_return)

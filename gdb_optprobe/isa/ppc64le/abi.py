@@ -27,6 +27,8 @@ BACK_CHAIN, CR_SAVE, LR_SAVE = 0, 8, 16  # in a frame, from r1
 HEADER = 32  # the smallest frame
 STACKED_ARGUMENTS = HEADER + 64  # from r1 at the entry: the ninth and those that follow, in the caller's frame
 
+TOC_SETUP = 8  # bytes of the two instructions that make a function's TOC (2.3.2.1)
+
 # What always means something: the stack, the TOC, the PACA (arch/powerpc/include/asm/paca.h).
 RESERVED = ("r1", "r2", "r13")
 
@@ -72,7 +74,13 @@ def entry(address: int, code: Mapping[int, Insn]) -> int:
 
     A call through the global entry passes it, and a call inside the kernel arrives there (ELFv2 ABI, 2.3.2.1).
     """
-    return address + 8 if toc(address, code) is not None else address
+    return address + TOC_SETUP if toc(address, code) is not None else address
+
+
+def makes_toc(head: bytes) -> bool:
+    """Return whether the first bytes of a function are the two instructions that make its TOC."""
+    first, second = word_of(head), word_of(head[4:8])
+    return first >> 16 == _ADDIS_R2_R12 and second >> 16 == _ADDI_R2_R2
 
 
 def toc(address: int, code: Mapping[int, Insn]) -> int | None:

@@ -122,12 +122,14 @@ def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
 
 
 def counts(
-    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, base: int | None = None
+    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, moved: bytes = b""
 ) -> bytes:
-    """Return counts that follow one another, `step` bytes each, with a branch on to each of `ends`. Raises OutOfReach.
+    """Return counts that follow one another, `step` bytes each, with `moved` and a branch to each of `ends`.
+
+    Raises OutOfReach.
     """
     places = range(at, at + step * len(counters), step)
-    pieces = [count(counter, place, dead, base) for place, counter in zip(places, counters, strict=True)]
+    pieces = [count(counter, place, dead) + moved for place, counter in zip(places, counters, strict=True)]
     return padded(pieces, at, step, ends, branch, to_bytes(TRAP))
 
 

@@ -99,12 +99,15 @@ def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
 
 
 def counts(
-    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, base: int | None = None
+    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, moved: bytes = b""
 ) -> bytes:
-    """Return counts that follow one another, `step` bytes each, with a branch on to each of `ends`. Raises OutOfReach.
+    """Return counts that follow one another, `step` bytes each, with `moved` and a branch to each of `ends`.
+
+    Raises OutOfReach.
     """
     have, kept = templates(), not dead.flags
     before, after = (have["save_flags"].data, have["restore_flags"].data) if kept else (b"", b"")
+    after += moved
     template = have["count"]
     assert template.number + 4 == template.size, "the displacement is the instruction's end"
     counted = len(before) + template.size
@@ -122,9 +125,7 @@ def counts(
             ]
         )
     except StructError:
-        pieces = [
-            count(counter, place, dead, base) for place, counter in zip(places, counters, strict=True)
-        ]
+        pieces = [count(counter, place, dead) + moved for place, counter in zip(places, counters, strict=True)]
         return padded(pieces, at, step, ends, branch, b"\xcc")
 
 

@@ -92,11 +92,11 @@ def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
 
 
 def counts(
-    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, base: int | None = None
+    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, moved: bytes = b""
 ) -> bytes:
     """See Isa.counts."""
     places = range(at, at + step * len(counters), step)
-    pieces = [count(counter, place, dead, base) for place, counter in zip(places, counters, strict=True)]
+    pieces = [count(counter, place, dead) + moved for place, counter in zip(places, counters, strict=True)]
     return padded(pieces, at, step, ends, branch, word(0xD4200000))  # brk #0
 
 

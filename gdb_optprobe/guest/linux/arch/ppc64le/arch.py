@@ -34,6 +34,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le import find as finding
 from gdb_optprobe.guest.linux.arch.ppc64le import reads as reading
 from gdb_optprobe.guest.linux.arch.ppc64le import structures as code
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
+from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED
 from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC, KernelMap
 from gdb_optprobe.guest.linux.arch.ppc64le.module_text import PowerModuleText
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
@@ -52,6 +53,7 @@ from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.isa.base import Flow, ReadMemory
 from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le.abi import TOC_SETUP
 from gdb_optprobe.isa.ppc64le.return_codegen import is_leaf
 from gdb_optprobe.isa.record import Isa
 
@@ -129,6 +131,11 @@ class _Linux:
         return PPC64LE.entry(function, found.own) if found is not None else function
 
     def entry_by_head(self, function: int, head: bytes) -> int | None:
+        # Nearly all begin in one of these ways; a patch on the tracer's site, behind `ENTERED`, says nothing.
+        if PPC64LE.makes_toc(head):
+            return function + TOC_SETUP
+        if head.startswith(ENTERED):
+            return function
         insns = PPC64LE.decode(head, function)
         if not insns or any(insn.flow is not Flow.NEXT for insn in insns):
             return None  # of a patch, or it may be

@@ -6,4 +6,7 @@ from struct import Struct
 
 from gdb_optprobe.guest.linux.ftrace_sites import Shape
 
+ENTERED = bytes.fromhex("a602087c")
+"""`mflr r0`: the instruction before the site, the first of a function behind its TOC. Nothing compares or rewrites it.
+"""
 SITE = Shape(bytes.fromhex("00000060"), Struct("<QQQ"))

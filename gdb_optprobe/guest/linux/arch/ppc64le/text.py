@@ -17,7 +17,7 @@ from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.ppc64le import areas
 from gdb_optprobe.guest.linux.arch.ppc64le.barriers import Barriers
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import EXCEPTION_ROW
-from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import SITE
+from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED, SITE
 from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC
 from gdb_optprobe.guest.linux.arch.ppc64le.restarts import Restarts
 from gdb_optprobe.guest.linux.core_text import CoreText
@@ -25,7 +25,7 @@ from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.text import FORBIDDEN, Area, Fact, Function, Jump, Mark, Overlay, Whole
+from gdb_optprobe.guest.text import FORBIDDEN, Area, Fact, Function, IdleSites, Jump, Mark, Overlay, Whole
 from gdb_optprobe.isa.base import Flow, Hazard, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
 
@@ -98,6 +98,22 @@ class PowerText(CoreText):
         found += [Mark(Fact.RESTART, at, 4) for at in self.restarts.within(start, end)]
         found += [Mark(Fact.BUG, at, 4) for at in range(start, end, 4) if self.bugs.has(at)]
         return found
+
+    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+        """See guest.Guest.idle_sites. Functions are entered at the instruction before the tracer's site, if any is."""
+        if self.originals.missing or self.bugs.addresses is None:
+            return IdleSites()
+        start, end = self._text
+        sites = frozenset(self.ftrace.addresses)
+        before = [at for at in sorted(addresses) if start <= at < end and at + len(ENTERED) in sites]
+        found = super().idle_sites(addresses), self._untouched(before, ENTERED)
+        return max(found, key=lambda sites: len(sites.addresses))
+
+    def _rewritten(self) -> Iterator[int]:
+        yield from super()._rewritten()
+        yield from self.barriers.within(*self._text)
+        yield from self.restarts.within(*self._text)
+        yield from self.bugs.addresses or ()
 
     # --- functions ---------------------------------------------------------------------------------------------
 

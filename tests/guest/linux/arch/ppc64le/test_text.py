@@ -1,0 +1,116 @@
+"""Entries of functions that a branch may displace, found in bulk: as the planner finds each."""
+
+from __future__ import annotations
+
+from struct import pack
+
+import pytest
+
+from gdb_optprobe.detours.cfg import CfgCache
+from gdb_optprobe.detours.plan_request import PlanRequest
+from gdb_optprobe.detours.planner import plan
+from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.linux.arch.ppc64le.arch import LINUX_PPC64LE
+from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED, SITE
+from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
+from gdb_optprobe.isa.ppc64le import PPC64LE
+from tests.guest.linux.arch.ppc64le.test_arch import BASE, TEXT, toc_setup, words
+from tests.guest.linux.fake_kernel import Pages, kernel
+
+FIRST, STEP = TEXT + 0x100, 0x40
+PLAIN, NO_TOC, UNTRACED, BRANCHED, KNOWN, EARLY, TRACED, FAULTING = (FIRST + STEP * number for number in range(8))
+NAMED = {EARLY: "hcall_real_mode"}
+TABLES = TEXT + 0x20000
+NOP, BLR = words(0x60000000), words(0x4E800020)
+BRANCH = words(0x48000000 | PLAIN - BRANCHED & 0x03FF_FFFC)  # leads somewhere in a function
+WITH_TOC = (PLAIN, BRANCHED, KNOWN, EARLY, TRACED, FAULTING)
+FUNCTIONS = (PLAIN, NO_TOC, UNTRACED, BRANCHED, KNOWN, EARLY, TRACED, FAULTING)
+
+
+def entry(function: int) -> int:
+    return function + 8 if function in WITH_TOC else function
+
+
+ENTRIES = [entry(function) for function in FUNCTIONS]
+
+
+def text_of(functions: dict[int, bytes], bugs: int = 12) -> PowerText:
+    """Return a kernel's text: `functions` with the site that each has behind its first instruction.
+
+    The bug table has one row, of the entry of KNOWN; the exception table that of FAULTING. bugs: bytes of the first.
+    """
+    memory = Pages()
+    memory.put(FIRST, NOP * (STEP // 4 * (len(functions) + 1)))
+    sites = []
+    for at, body in functions.items():
+        memory.put(at, (toc_setup(at) if at in WITH_TOC else b"") + body + BLR)
+        if body[4:8] == NOP or body[7:8] == b"\x4b":
+            sites.append(entry(at) + 4)
+    records = TABLES + 0x1000
+    memory.put_words(TABLES, TABLES + 0x100)
+    memory.put_words(TABLES + 0x100, 0, records, len(sites))
+    for number, site in enumerate(sites):
+        memory.put_words(records + SITE.record.size * number, site, 0, 0)
+    bug, fault = TABLES + 0x2000, TABLES + 0x2100
+    memory.put(bug, pack("<iiHH", entry(KNOWN) - bug, 0, 0, 0))
+    memory.put(fault, pack("<ii", entry(FAULTING) - fault, PLAIN - fault - 4))
+    names = {
+        "_stext": BASE, "start_text": TEXT, "d__etext": TEXT + 0x10000, "ftrace_pages_start": TABLES,
+        "__start___bug_table": bug, "__stop___bug_table": bug + bugs,
+        "__start___ex_table": fault, "__stop___ex_table": fault + 8,
+    }  # fmt: skip
+    names |= {NAMED.get(at, f"f{number}"): at for number, at in enumerate(functions)}
+    return PowerText(kernel(memory, names | {"tail": FIRST + STEP * len(functions)}))
+
+
+def some() -> PowerText:
+    traced = ENTERED + NOP
+    bodies = dict.fromkeys(FUNCTIONS, traced)
+    bodies[UNTRACED] = ENTERED
+    bodies[BRANCHED] = BRANCH + NOP
+    bodies[TRACED] = ENTERED + words(0x4BFFF001)  # bl: a tracer is there
+    return text_of(bodies)
+
+
+def test_functions_are_entered_before_the_tracer_s_site() -> None:
+    text = some()
+    found = text.idle_sites(ENTRIES[::-1])
+    assert (found.addresses, found.idle) == ([entry(at) for at in (PLAIN, NO_TOC, TRACED)], ENTERED)
+    assert not text.idle_sites([PLAIN, PLAIN + 4, entry(PLAIN) + 8, BASE, 0])
+
+
+def test_in_a_kernel_with_sites_at_entries_they_are_that() -> None:
+    text = some()
+    sites = [at for at in text.ftrace.addresses if at != entry(TRACED) + 4]
+    assert text.idle_sites(sites).addresses[:2] == [entry(PLAIN) + 4, NO_TOC + 4]
+
+
+@pytest.mark.parametrize("at", ENTRIES)
+def test_the_planner_agrees_with_each(at: int) -> None:
+    text = some()
+    found = text.idle_sites([at])
+    try:
+        planned = plan(PlanRequest(at), CfgCache(PPC64LE, text))
+    except Refused:
+        assert not found
+        return
+    traced = bool(text.ftrace.within(at + 4, at + 5))
+    same = planned.tier is Tier.OPTIMIZED and planned.original == ENTERED and traced
+    assert bool(found) is same, planned
+    if found:
+        dead = PPC64LE.dead_at_entry()
+        assert planned.ftrace is None and dead.registers <= planned.dead.registers and planned.dead.flags
+
+
+def test_nothing_is_idle_where_any_instruction_may_be_known_by_its_address() -> None:
+    assert not text_of(dict.fromkeys(FUNCTIONS, ENTERED + NOP), bugs=13).idle_sites(ENTRIES)
+
+
+def test_entries_by_the_first_bytes_are_those_by_the_text() -> None:
+    text = some()
+    for at in FUNCTIONS:
+        head = text.originals.read(at, at + 8)
+        assert LINUX_PPC64LE.entry_by_head(at, head) == LINUX_PPC64LE.entry(at, text) == entry(at)
+    assert LINUX_PPC64LE.entry_by_head(NO_TOC, ENTERED + words(0x4BFFF001)) == NO_TOC, "a tracer is there"
+    assert LINUX_PPC64LE.entry_by_head(PLAIN, words(0x3C4C00C2) + BRANCH) is None, "a patch amid the two"
