@@ -15,10 +15,12 @@ from .debugger import Debugger
 from .guest import Guest, GuestError
 from .rsp_proxy import RspProxy
 
-__all__ = ["SIZES", "Line", "Scale", "as_json", "glob_of", "report"]
+__all__ = ["SIZES", "WHOLE", "Line", "Scale", "as_json", "glob_of", "report"]
 
-SIZES = (100, 1_000, 3_000, 10_000)
+SIZES = (100, 1_000, 10_000)
 """Functions, about."""
+WHOLE = "*"
+"""The glob of every function."""
 ROUNDS = 3
 """Of the tracer, of which the fastest counts."""
 LONGEST = 1800.0
@@ -33,7 +35,7 @@ packets        between GDB and QEMU, both ways, for each probe
 × the tracer's seconds, as a multiple of those in which the guest switches its tracer on or off
 tracer on      its filter is written, and its site at each function becomes a call; those without a site it leaves out;
                the fastest of 3 rounds, less that of a command that does nothing
-The first add in a boot searches functions without a site for entries amid them; the second knows them."""
+The first add of functions without a site in a boot plans them; the second knows their plans."""
 _ADDED = re.compile(r"(\d+) addresses, (\d+) optimized")
 
 
@@ -51,19 +53,22 @@ class Line:
 class Scale:
     """The experiment in a guest that runs under no other tracer."""
 
-    def __init__(self, guest: Guest, debugger: Debugger, proxy: RspProxy, say: Callable[[str], object]) -> None:
+    def __init__(
+        self, guest: Guest, debugger: Debugger, proxy: RspProxy | None, say: Callable[[str], object]
+    ) -> None:
+        """proxy: what the packets pass through, to be counted."""
         self._guest, self._debugger, self._proxy, self._say = guest, debugger, proxy, say
 
-    def run(self, sizes: Sequence[int] = SIZES) -> Iterator[Line]:
-        """Yield what each command took, for a glob of about as many functions as each of `sizes`."""
+    def run(self, sizes: Sequence[int] = SIZES, whole: bool = True) -> Iterator[Line]:
+        """Yield what each command took, for a glob of about as many functions as each of `sizes`, and for all."""
         self._debugger("set optprobe max-probes 65536")
         # The first probe reads the kernel's symbols and tables: scripts/first-contact measures that.
         self._debugger("optprobe add vfs_read")
         self._debugger("optprobe delete")
         listed = self._in_guest(f"cat {TRACING}/available_filter_functions")[1].splitlines()
         names = sorted(name for name in listed if " " not in name)
-        for size in sizes:
-            yield from self._of(glob_of(names, size))
+        for glob in [*(glob_of(names, size) for size in sizes), *([WHOLE] if whole else [])]:
+            yield from self._of(glob)
 
     def _of(self, glob: str) -> Iterator[Line]:
         self._say(f"{glob}: probes, then the tracer")
@@ -85,9 +90,12 @@ class Scale:
 
     def _timed(self, line: str) -> tuple[float, int, str]:
         """Return the seconds, packets and output of a line to GDB."""
-        before, start = self._proxy.count(), time.monotonic()
+        before, start = self._packets(), time.monotonic()
         printed = self._debugger(line, LONGEST)
-        return time.monotonic() - start, (self._proxy.count() - before).packets, printed
+        return time.monotonic() - start, self._packets() - before, printed
+
+    def _packets(self) -> int:
+        return self._proxy.count().packets if self._proxy is not None else 0
 
     def _in_guest(self, command: str) -> tuple[float, str]:
         def work() -> tuple[float, str]:

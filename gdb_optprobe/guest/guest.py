@@ -126,8 +126,8 @@ class Guest(ABC):
         found = self.text.function(address)
         return (found.start, found.end) if found is not None else None
 
-    def read_ahead(self) -> None:
-        """Read the text at once that many plans are about to be made from."""
+    def read_ahead(self, functions: int) -> None:
+        """Read the text at once that plans of so many functions are about to be made from."""
         return
 
     def trap_calls(self) -> TrapCalls:

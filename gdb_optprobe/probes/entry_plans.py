@@ -55,7 +55,7 @@ class EntryPlans:
             self._made_for = made_for
         unknown = [address for address in addresses if address not in self._plans]
         if len(unknown) >= MANY:
-            guest.read_ahead()
+            guest.read_ahead(len(unknown))
         for address in unknown:
             checkpoint()
             try:

@@ -38,6 +38,8 @@ from gdb_optprobe.isa.record import Isa
 
 LARGEST_BTF = 1 << 26
 NO_TYPES = "before the first optprobe command, load its vmlinux with debug information: symbol-file FILE"
+MANY = 1000
+"""Functions of which the planning takes seconds."""
 HEAD = 8
 """Bytes of a function that show where its entry is."""
 RETURN_HOOKS = ("return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
@@ -58,7 +60,7 @@ class LinuxGuest(Guest):
     """A guest's kernel: facts about it, with those that are dropped when the guest has run.
 
     debugger: names and types that GDB knows.
-    originals: bytes of text before an earlier GDB changed them, by address. Raises OptprobeError.
+    originals: bytes of text before an earlier GDB changed them, by address. Raises OptprobeError. say: tells the user.
     """
 
     recovered: DiscoveredKernel
@@ -72,6 +74,7 @@ class LinuxGuest(Guest):
     arch: LinuxArch
     debugger: DebuggerSymbols = field(default_factory=NoDebuggerSymbols)
     originals: Callable[[], Originals] = dict
+    say: Say = lambda _: None
     _saved: list[SavedWords] | None = None
     _moment: int = 0
     _clock: tuple[int, LogClock | None] = (-1, None)
@@ -108,7 +111,8 @@ class LinuxGuest(Guest):
         kernel = arch.kernel(memory, recovered.symbols, structures)
         core = arch.text(kernel, unpatched, recovered.shelf, say)
         text = arch.modular(kernel, core)
-        return cls(recovered, machine, memory, isa, kernel, structures, core, text, arch, debugger, unpatched.originals)
+        facts = recovered, machine, memory, isa, kernel, structures, core, text, arch
+        return cls(*facts, debugger, unpatched.originals, say)
 
     def forget(self) -> None:
         """Drop what may have changed while the guest ran: page tables, the vCPUs' view, stacks, the text."""
@@ -272,7 +276,9 @@ class LinuxGuest(Guest):
         found = self.recovered.symbols.function_bounds(address)
         return found if found is not None else super().bounds(address)
 
-    def read_ahead(self) -> None:
+    def read_ahead(self, functions: int) -> None:
+        if functions >= MANY:
+            self.say(f"planning {functions:,} functions without a tracer's site, once for each boot")
         self.core.read_ahead()
 
     def trap_calls(self) -> TrapCalls:
