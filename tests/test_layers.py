@@ -283,6 +283,7 @@ GIVEN = {
     # Names that the lexer took out of typed text: one word each.
     ("debugger/dwarf.py", "f'{keyword} {name}'.strip()"),
     # Files of ours, by paths on the host.
+    ("debugger/memory_dump.py", "f'monitor pmemsave {address:#x} {size:#x} \"{path}\"'"),
     ("debugger/program_frames.py", "f'add-symbol-file {quoted(str(path))} -s .text {GATES:#x}'"),
     ("debugger/kernel_symbols.py", "load_command(str(path), (origin[0], origin[1]), slide)"),
     ("debugger/kernel_symbols.py", "f'add-symbol-file {quoted(str(path))} -s .text {ASIDE:#x}'"),

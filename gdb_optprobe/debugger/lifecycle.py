@@ -59,12 +59,13 @@ class Lifecycle:
 
     def _monitored(self) -> None:
         """Drop all cached reads: QEMU's monitor may have loaded a snapshot or reset the guest."""
+        if is_held():  # the command is one that the plugin has given, which changes nothing
+            return
         if self._attachments.current is not None and is_stopped():
             flush("register-cache")
             flush("dcache")
         self._resumed(None)
-        # With SIGINT held we have given the `monitor` command.
-        if not is_held() and is_stopped() and (attachment := self._attachments.here()) is not None:
+        if is_stopped() and (attachment := self._attachments.here()) is not None:
             self._is_gone(attachment)
 
     def _exit(self) -> None:

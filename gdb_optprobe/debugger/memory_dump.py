@@ -13,6 +13,8 @@ from pathlib import Path
 
 import gdb
 
+from gdb_optprobe.interrupts import held
+
 _PAGE = 4096
 
 
@@ -40,7 +42,8 @@ class MemoryDump:
 
 def _dumped(pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
     try:
-        with tempfile.TemporaryDirectory(prefix="optprobe-") as folder:
+        # `held`: after a user's own monitor command the guest may be another one (debugger/lifecycle.py).
+        with tempfile.TemporaryDirectory(prefix="optprobe-") as folder, held():
             path = Path(folder) / "memory"
             found = []
             for address, size in pieces:

@@ -49,8 +49,10 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
-LEAST, FEWEST = 64, 8
-"""Probes that are worth a batch, and a block of one."""
+LEAST = 64
+"""Probes that are worth a batch."""
+SLOT = 64
+"""Bytes of code that most counts do not exceed."""
 _PRESERVED = PreservedRegisters()
 Change = tuple[tuple[int, int], bytes, bytes]
 """A place in the text, as (start, end), what it holds before and what it holds after."""
@@ -81,6 +83,7 @@ class Batches:
         sites = self._free(self.target.guest.idle_sites(addresses))
         others = self._plans_of(spec, set(addresses).difference(sites.addresses))
         with held():
+            self._make_room(len(addresses))
             blocks = [*self._allocate_traced(spec, sites), *self._allocate_others(spec, others)]
             if not blocks:
                 return []
@@ -95,6 +98,18 @@ class Batches:
             for address in self._stopped_at(blocks):
                 self.target.stops.take_back(address)
         return blocks
+
+    def _make_room(self, counts: int) -> None:
+        """Free what no thread is inside, where there may be no room for so many counts."""
+        arena = self.optimizer.arena
+        if arena is not None and (arena.data.dirty or arena.dirty()) and arena.counts_that_fit(SLOT, WORD) < counts:
+            self.optimizer.collector.collect(arena, Trigger.MEMORY)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether there is no room for more counts."""
+        arena = self.optimizer.arena
+        return arena is not None and arena.counts_that_fit(SLOT, WORD) < LEAST
 
     def stopping(self, spec: Spec, addresses: Collection[int]) -> set[int]:
         """Return those of `addresses` that can be probed only where each hit stops the guest, or not at all."""
@@ -126,7 +141,7 @@ class Batches:
             yield from self._allocate(spec, addresses, originals, size, [sample], is_uniform=True)
 
     def _allocate_others(self, spec: Spec, plans: Sequence[Plan]) -> Iterator[CountBlock]:
-        """Yield blocks of those of `plans` that no thread is in the way of, and that are enough to be a block."""
+        """Yield blocks of those of `plans` that no thread is in the way of."""
         if len(plans) < LEAST:
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
@@ -136,9 +151,8 @@ class Batches:
             if plan.head not in busy and (shape := self.plans.shape(plan, guest.isa, arena)) is not None:
                 shapes.setdefault(shape, []).append(plan)
         for shape, some in shapes.items():
-            if len(some) >= FEWEST:
-                sites = array("Q", [plan.head for plan in some])
-                yield from self._allocate(spec, sites, [plan.original for plan in some], shape.size, some)
+            sites = array("Q", [plan.head for plan in some])
+            yield from self._allocate(spec, sites, [plan.original for plan in some], shape.size, some)
 
     def _busy(self, plans: Sequence[Plan]) -> frozenset[int]:
         """Return the heads of those of `plans` that a thread may be inside of. One scan serves all."""
@@ -399,11 +413,11 @@ class Batches:
         code, data = block.piece(start, end)
         guest = self.target.guest
         self._note_left(block, block.first, start, end, arena)
-        arena.data.release(data)
         if block.installed_at == guest.moment() and not arena.has_retired_dispatchers:
             arena.wipe([code], guest.machine)
-            arena.code.free(code)
+            arena.free_counts(code, data)
         else:
+            arena.data.release(data)
             arena.retire(code, block.left_code(start, end, guest.machine.read(code.address, code.size), guest.isa))
 
     def _note_left(self, block: Block, first: int, start: int, end: int, arena: Arena) -> None:

@@ -53,6 +53,7 @@ AT_ONCE = 256
 
 SLICE = 0.1
 LONGEST_SLICE = 1.0
+NO_ROOM = OptprobeError("there is no room for more detours and counters")
 WOULD_STOP = OptprobeError("a hit would stop the guest: optprobe explain FUNCTION says why, optprobe add takes each")
 STILL_RUNS = "the command still runs in the guest; another waits until it ends"
 
@@ -135,9 +136,10 @@ class Session:
                     blocks += (together := self.batches.add(spec, addresses) if spec.glob else [])
                 taken = {address for block in together for address in block.sites}
                 if spec.is_whole_kernel:
-                    stopping = self.batches.stopping(spec, set(addresses) - taken)
-                    left_out += (LeftOut(address, WOULD_STOP) for address in sorted(stopping))
-                    taken |= stopping
+                    others, is_full = set(addresses) - taken, self.batches.is_full
+                    without = others if is_full else self.batches.stopping(spec, others)
+                    left_out += (LeftOut(address, NO_ROOM if is_full else WOULD_STOP) for address in sorted(without))
+                    taken |= without
                 addresses = tuple(address for address in addresses if address not in taken)
                 for first in range(0, len(addresses) or not together, AT_ONCE):
                     checkpoint()
