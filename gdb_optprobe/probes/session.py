@@ -167,6 +167,8 @@ class Session:
                 kind, left_out = self._kind(spec), list[LeftOut]()
                 with held():  # until they are in `blocks`
                     blocks += (together := self.batches.add(spec, addresses) if spec.glob else [])
+                if may_lend and not together and (lack := self.optimizer.lacking()) is not None:
+                    raise _Lacks(lack, 0)  # one by one they take long, and the last ones have no room
                 taken = {address for block in together for address in block.sites}
                 if spec.is_whole_kernel:
                     stopping = self.batches.stopping(spec, set(addresses) - taken)
