@@ -13,7 +13,7 @@ from pathlib import Path
 import gdb
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, ON_EXIT, SIZES, Settings, parse_arena
+from gdb_optprobe.probes.settings import DEFAULT_MAX_MEMORY, DEFAULT_MAX_PROBES, ON_EXIT, SIZES, Settings, parse_arena
 
 Observer = Callable[[str], object]
 
@@ -51,6 +51,7 @@ def current_settings() -> Settings:
         on_exit=str(value("on-exit")),
         exit_on_error=bool(value("exit-on-error")),
         max_probes=int(str(value("max-probes"))),
+        max_memory=int(str(value("max-memory"))),
         guardian=bool(value("guardian")),
         load_symbols=bool(value("load-symbols")),
         **{name.replace("-", "_"): int(str(value(name))) for name in SIZES},
@@ -118,6 +119,7 @@ def register(fail: Callable[[OptprobeError], None]) -> None:
     _OnExit("remove" if batch else "ask")
     _Switch("exit-on-error", "whether the first failure of an optprobe command ends GDB with status 1", batch)
     _MaxProbes()
+    _MaxMemory()
     _Switch("guardian", "whether a process of its own frees the guest should GDB die", True)
     _Switch("load-symbols", "whether GDB gets the kernel's symbols as soon as a guest is connected", True)
     for name in SIZES:
@@ -133,6 +135,7 @@ NAMES = (
     "on-exit",
     "exit-on-error",
     "max-probes",
+    "max-memory",
     "guardian",
     "load-symbols",
     *SIZES,
@@ -208,6 +211,14 @@ class _MaxProbes(_Setting):
     def __init__(self) -> None:
         what = "how many addresses one location may match"
         super().__init__("max-probes", what, gdb.PARAM_ZUINTEGER, DEFAULT_MAX_PROBES)
+
+
+class _MaxMemory(_Setting):
+    """The guest runs for it, at an `add` for which the data memory has no room. 0: it never does."""
+
+    def __init__(self) -> None:
+        what = "how many MiB of memory the guest's kernel may lend for what probes gather"
+        super().__init__("max-memory", what, gdb.PARAM_ZUINTEGER, DEFAULT_MAX_MEMORY)
 
 
 class _Size(_Setting):

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Protocol
 
 from gdb_optprobe.detours import stop_pad
 from gdb_optprobe.detours.arena_contents import ArenaContents
@@ -48,6 +49,40 @@ class Ranges:
     fill: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Data that found no room: `size` bytes inside [low, high)."""
+
+    size: int
+    low: int
+    high: int
+
+
+class Lender(Protocol):
+    """Gets an arena more data from the guest's kernel, for which the guest runs.
+
+    """
+
+    def avoids(self, may_stop_at: Callable[[int], bool]) -> None:
+        """Call the kernel nowhere where the guest may stop for another reason."""
+
+    @property
+    def lent(self) -> int:
+        """Return how many bytes are lent now."""
+
+    def why_not(self) -> str:
+        """Return why nothing can be lent, in words; "" where something can."""
+
+    def most(self, low: int, high: int) -> int:
+        """Return how many bytes more can be lent in one piece inside [low, high), as far as is known."""
+
+    def lend(self, lack: Lack, more: int) -> None:
+        """Make room for what found none, and `more` bytes besides. Raises OptprobeError with nothing lent."""
+
+    def give_back(self) -> None:
+        """Give all back, if nothing uses it. Raises OptprobeError where some stays lent."""
+
+
 class Arena:
     """All memory for detours of one guest.
 
@@ -55,12 +90,15 @@ class Arena:
     probe_read: code that detours call (probes/probe_read.py).
     journal:    lists what is in the arena, for another GDB.
     earlier:    what an earlier GDB's journal said is in the arena; None if nothing was adopted.
+    lender:     lends more data; None where none can be had.
     """
 
     def __init__(self, ranges: Ranges, alignment: int = 1, journal: Journal | None = None) -> None:
         self.ranges = ranges
         self.journal = journal or Journal()
         self.earlier: ArenaContents | None = None
+        self.lender: Lender | None = None
+        self._cells: set[Slot] = set()
         self._step = alignment if alignment > 1 else CODE_STEP
         self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code])
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
@@ -230,6 +268,60 @@ class Arena:
     def check_data(self, size: int, near: int, reach: int) -> int:
         """Return where `allocate_data` would; nothing is allocated. Raises Refused as that does."""
         return self.data.find(size, *_data_range(near, reach, size), near)[1]
+
+    def check_room(self, size: int, near: int, reach: int) -> int:
+        """Return where data of `size` bytes would be, in memory that the kernel would lend where there is no other.
+
+        Raises Refused where there is none.
+        """
+        try:
+            return self.check_data(size, near, reach)
+        except Refused as refused:
+            low, high = _data_range(near, reach, size)
+            if refused.reason.code != Refusal.ARENA_FULL.code or self.lender is None:
+                raise
+            if size > self.lender.most(low, high):
+                raise
+            return self.ranges.data[0][0] - size
+
+    # memory that is lent ---------------------------------------------------------------------------------------------
+
+    def allocate_cell(self, size: int) -> Slot:
+        """Allocate data for the address of a block that is lent; never in such a block. Raises Refused."""
+        (first, *_) = self.data.slots
+        at = first.find(size)
+        slot = first.claim(at, size) if at is not None else None
+        if slot is None:
+            raise Refused(Refusal.ARENA_FULL.because(used=self.data.used, size=self.data.size))
+        self._allocated_after[slot.address] = self._retirements
+        self._cells.add(slot)
+        self.journal.put(Item.DATA, slot.address, slot.size)
+        return slot
+
+    def release_cell(self, slot: Slot) -> None:
+        """Release what `allocate_cell` has allocated: code that was retired may still write there."""
+        self._cells.discard(slot)
+        self.data.release(slot)
+
+    def may_use(self, slot: Slot) -> bool:
+        """Return whether retired code may write there."""
+        return self._is_referenced(slot.address, self.code.dirty)
+
+    def add_data(self, start: int, end: int) -> None:
+        """Hand out data of [start, end), too."""
+        self.ranges = replace(self.ranges, data=(*self.ranges.data, (start, end)))
+        self.data.slots.append(Slots(start, end, DATA_STEP))
+
+    @property
+    def is_more_unused(self) -> bool:
+        """Return whether nothing is allocated in data that were added."""
+        return not any(slots.used or slots.dirty for slots in self.data.slots[1:])
+
+    def drop_data(self) -> None:
+        """Hand out no data that were added; none are in use."""
+        assert self.is_more_unused
+        self.ranges = replace(self.ranges, data=self.ranges.data[:1])
+        del self.data.slots[1:]
 
     def code_patch(self, slot: Slot, data: bytes, memory: Memory, padding: bytes) -> Patch:
         """Return the patch that fills `slot` with `data` and `padding`.
@@ -438,8 +530,11 @@ class Arena:
                 code, _ = block.piece(start, end)
                 if self.code.claim(code.address, code.size) is not None:
                     self.retire(code, block.left_code(start, end, memory.read(code.address, code.size), isa))
+        cells = {one.cell for one in earlier.lent}
         for slot in earlier.data:
-            self.data.claim(slot.address, slot.size)
+            claimed = self.data.claim(slot.address, slot.size)
+            if claimed is not None and claimed.address in cells:
+                self._cells.add(claimed)
         self._references |= earlier.references
         self._tables |= earlier.tables
 
@@ -449,9 +544,10 @@ class Arena:
             self.journal.drop(Item.TABLE, table)
         self._tables.clear()
         adopted = self.earlier.data if self.earlier is not None else ()
+        stay = {*kept, *self._adopted_tables, *self._cells}
         for slots in self.data.slots:
             for slot in slots.used:
-                if slot in adopted and slot not in kept and slot not in self._adopted_tables:
+                if slot in adopted and slot not in stay:
                     slots.release(slot)
 
     def _add_pad_page(self, page: Slot) -> None:
@@ -506,6 +602,7 @@ class _Pool:
 
     def __init__(self, slots: Sequence[Slots]) -> None:
         self.slots = list(slots)
+        self.lacked: Lack | None = None  # the largest piece that found no room since this was None
 
     @property
     def size(self) -> int:
@@ -561,6 +658,8 @@ class _Pool:
         if not self.slots:
             raise Refused(Refusal.ARENA_MISSING.because(why="none was found and none was given"))
         if any(slots.start < high and low < slots.end for slots in self.slots):
+            if self.lacked is None or size > self.lacked.size:
+                self.lacked = Lack(size, low, high)
             raise Refused(Refusal.ARENA_FULL.because(used=self.used, size=self.size))
         raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{near:#x}"))
 

@@ -18,6 +18,7 @@ from gdb_optprobe.detours import stop_pad
 from gdb_optprobe.detours.block import WORD, Block
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import FULL, Item, TableKind
+from gdb_optprobe.detours.lent_block import LentBlock, decode_all
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError, Unreadable
@@ -49,7 +50,7 @@ class Bounds:
     """Addresses that are possible.
 
     text: of the kernel. code, data: of the arena. loaded: where modules are loaded.
-    fill: the byte of free code memory.
+    fill: the byte of free code memory. more: data that the kernel has lent besides.
     """
 
     text: Range
@@ -57,6 +58,7 @@ class Bounds:
     data: Range
     fill: int = 0
     loaded: Range = (0, 0)
+    more: tuple[Range, ...] = ()
 
     def is_loaded(self, address: int) -> bool:
         """Return whether text there is loaded and unloaded."""
@@ -115,6 +117,7 @@ class ArenaContents:
     references: by the address of the code, what it may reference.
     tables:     the tables of which there is one.
     bounds:     where all of it can be.
+    lent:       data that the kernel lends.
     """
 
     texts: tuple[PatchedText, ...] = ()
@@ -130,6 +133,7 @@ class ArenaContents:
     tables: Mapping[TableKind, Slot] = field(default_factory=dict)
     bounds: Bounds = Bounds((0, 0), (), (0, 0))
     blocks: tuple[BlockRecord, ...] = ()
+    lent: tuple[LentBlock, ...] = ()
 
     @property
     def live_blocks(self) -> tuple[BlockRecord, ...]:
@@ -165,7 +169,7 @@ def decode(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> ArenaConte
         slots = [_checked_inside(Slot(at, size), *bounds.code) for at, size in code_sizes]
         pages = tuple(_page(at, size, bounds) for at, size in sorted(kinds.get(Item.PADS, {}).items()))
         sizes = sorted(kinds.get(Item.DATA, {}).items())
-        data = tuple(_checked_inside(Slot(at, validate.number(size)), bounds.data) for at, size in sizes)
+        data = tuple(_checked_inside(Slot(at, validate.number(size)), bounds.data, *bounds.more) for at, size in sizes)
         out = frozenset(kinds.get(Item.OUT, {}))
         blocks = tuple(_block(at, value, out, bounds) for at, value in sorted(kinds.get(Item.BLOCK, {}).items()))
         block_code, block_data = ([piece[of] for block in blocks for piece in block.pieces()] for of in (0, 1))
@@ -179,12 +183,15 @@ def decode(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> ArenaConte
         _check_disjoint([*slots, *pages, *block_code])
         _check_disjoint(data)
         code = {slot: _code(slot, value, bounds, memory, isa) for slot, (_, value) in zip(slots, codes, strict=True)}
+        lent = decode_all(state, bounds.data)
+        if any(one.cell not in pieces for one in lent):
+            raise ValueError("a block of data without a word of it")
     except ValueError as wrong:
         raise Damaged(f"{wrong}") from None
     probes, points, users, calls = (kinds.get(kind, {}) for kind in (Item.PROBE, Item.POINT, Item.USER, Item.CALLS))
     there = {table: pieces[at] for table, at in tables.items() if at in pieces}
     items = probes, points, bounds.fill, users, calls, references, there
-    return ArenaContents(texts, code, pages, data, *items, bounds, blocks)
+    return ArenaContents(texts, code, pages, data, *items, bounds, blocks, lent)
 
 
 def restoring_patches(contents: ArenaContents, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:
@@ -303,7 +310,7 @@ def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRec
     listed = [originals] if is_uniform else validate.row(originals, len(sites))
     texts = [validate.data(each, LONGEST) for each in listed] * (len(sites) if is_uniform else 1)
     code = _checked_inside(Slot(at, step * len(sites)), *bounds.code)
-    counters = _checked_inside(Slot(validate.number(data), WORD * len(sites)), bounds.data)
+    counters = _checked_inside(Slot(validate.number(data), WORD * len(sites)), bounds.data, *bounds.more)
     _checked_inside(Slot(sites[0], sites[-1] + len(texts[-1]) - sites[0]), bounds.text)
     if any(one + len(text) > other for text, (one, other) in zip(texts, pairwise(sites), strict=False)):
         raise ValueError(f"sites of the block at {at:#x} overlap")

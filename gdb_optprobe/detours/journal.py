@@ -14,6 +14,7 @@
     table  number    address of the data of the only table of a kind, see TableKind: another GDB has its own there
     user   number    probes/user/trap_records.py
     room   -         the arena itself, by its maker                                  first of all
+    more   address   of a word of data: see detours/lent_block.py                    before the guest is asked
 The removal of an item is written with the next change: until then it does no harm.
 """
 
@@ -55,6 +56,7 @@ class Item(StrEnum):
     TABLE = "table"
     USER = "user"
     ROOM = "room"
+    MORE = "more"
 
 
 class TableKind(IntEnum):

@@ -47,21 +47,13 @@ class SafePoints(Protocol):
         """Return whether the thread on `vcpu`, which is at one of them, may sleep and holds no lock."""
 
 
-class Caller:
-    """Calls functions of the kernel.
+class Runner:
+    """Runs thunks, which are in code memory, in a thread of the guest that may call functions. See Caller."""
 
-    place: padding (start, end) that no code uses, as large as `isa.size`. memory: kernel memory.
-    """
-
-    def __init__(
-        self, machine: Machine, memory: Memory, isa: Calling, points: SafePoints, place: tuple[int, int]
-    ) -> None:
+    def __init__(self, machine: Machine, isa: Calling, points: SafePoints) -> None:
         self._machine = machine
-        self._memory = memory
         self._isa = isa
         self._points = points
-        self._place = place
-        self._before = memory.read(place[0], place[1] - place[0])
         self._vcpu: Vcpu | None = None
 
     def reach(self, timeout: float) -> None:
@@ -77,27 +69,26 @@ class Caller:
                 return
         raise CallFailed("no thread of the guest came to where it can call a function of the kernel", LATER)
 
-    def call(self, function: int, arguments: Sequence[int], timeout: float) -> int:
-        """Call a function in the thread that was reached and return its result. Raises CallFailed.
-
-        The thread is at the safe point again afterwards.
-        """
-        if len(arguments) > self._isa.arguments:
-            raise CallFailed(f"{len(arguments)} arguments do not fit into registers")
+    def back(self) -> int:
+        """Return where the thread that was reached is, and is again behind a call. Raises CallFailed."""
         if self._vcpu is None:
             raise CallFailed("no thread of the guest is where it can call a function", LATER)
+        return self._machine.registers(self._vcpu, (self._isa.pc,))[self._isa.pc]
+
+    def run(self, thunk: Thunk, timeout: float) -> int:
+        """Have the thread that was reached run `thunk`, which leads back; return the call's result. Raises CallFailed.
+
+        The thread is where it was again afterwards, and no thread is in the thunk.
+        """
+        assert self._vcpu is not None
         pc, result = self._isa.pc, self._isa.result
-        back = self._machine.registers(self._vcpu, (pc,))[pc]
-        thunk = self._isa.thunk(self._place[0], function, arguments, back)
-        self._write(self._before, thunk.data)
         self._machine.write_registers(self._vcpu, {pc: thunk.address})
         vcpu, self._vcpu = self._vcpu, None
         vcpu = self._run(thunk, thunk.returned, timeout)
         value = self._machine.registers(vcpu, (result,))[result]
         vcpu = self._run(thunk, thunk.done, RESTORES)
         # All is restored at `done`; with the PC at the safe point no thread is in the thunk.
-        self._machine.write_registers(vcpu, {pc: back})
-        self._write(thunk.data, self._before[: len(thunk.data)])
+        self._machine.write_registers(vcpu, {pc: thunk.back})
         self._vcpu = vcpu
         return value
 
@@ -117,6 +108,34 @@ class Caller:
             if (vcpu := self._machine.run_until(addresses, left)) is not None:
                 return vcpu
         return None
+
+
+class Caller(Runner):
+    """Calls functions of the kernel.
+
+    place: padding (start, end) that no code uses, as large as `isa.size`. memory: kernel memory.
+    """
+
+    def __init__(
+        self, machine: Machine, memory: Memory, isa: Calling, points: SafePoints, place: tuple[int, int]
+    ) -> None:
+        super().__init__(machine, isa, points)
+        self._memory = memory
+        self._place = place
+        self._before = memory.read(place[0], place[1] - place[0])
+
+    def call(self, function: int, arguments: Sequence[int], timeout: float) -> int:
+        """Call a function in the thread that was reached and return its result. Raises CallFailed.
+
+        The thread is at the safe point again afterwards.
+        """
+        if len(arguments) > self._isa.arguments:
+            raise CallFailed(f"{len(arguments)} arguments do not fit into registers")
+        thunk = self._isa.thunk(self._place[0], function, arguments, self.back())
+        self._write(self._before, thunk.data)
+        value = self.run(thunk, timeout)
+        self._write(thunk.data, self._before[: len(thunk.data)])
+        return value
 
     def _write(self, old: bytes, new: bytes) -> None:
         """Compare the old bytes, then write and read back."""

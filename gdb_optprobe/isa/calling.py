@@ -39,3 +39,12 @@ class Calling(Protocol):
 
         Raises OutOfReach.
         """
+
+    def giving(self, function: int, arguments: Sequence[int], cell: int, *, address: int, back: int) -> Thunk:
+        """Return code as `thunk` does, that also writes the result into the word at `cell`."""
+
+    def taking(self, function: int, arguments: Sequence[int], cell: int, *, address: int, back: int) -> Thunk:
+        """Return code as `thunk` does, with one argument more before the others: the word at `cell`.
+
+        It is exchanged for 0 before the call, so that of several such calls one has it.
+        """

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
 
+from gdb_optprobe.detours import lent_block
 from gdb_optprobe.detours.arena_contents import ArenaContents, Bounds, decode, restoring_patches
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.errors import OptprobeError
@@ -24,6 +25,7 @@ from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import journal_format as form
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import MAGIC, Damaged, Found, State
+from gdb_optprobe.probes import lent_pages
 
 NOTHING = ArenaContents()
 MOST = 1 << 12
@@ -98,11 +100,23 @@ def find_arena(
             return RecordedArena(replace(place, code=code), found, NOTHING, ())
         if found is not None:
             place, mapping, loan = _decode_room(found.state, place, recovered)
-            bounds = Bounds(recovered.text, place.code, place.data, place.fill, arch.loaded)
+            more = _decode_more(found.state, place, arch, machine, kernel, memory)
+            bounds = Bounds(recovered.text, place.code, place.data, place.fill, arch.loaded, more)
             left = decode(found.state, bounds, memory, isa)
             restoring_patches(left, memory, isa)
             return RecordedArena(place, found, left, mapping, loan)
     return None
+
+
+def _decode_more(
+    state: State, place: Room, arch: LinuxArch, machine: Machine, kernel: Kernel, memory: Memory
+) -> tuple[tuple[int, int], ...]:
+    """Return the data that the kernel has lent besides. Raises Damaged, OptprobeError."""
+    try:
+        blocks = lent_block.decode_all(state, place.data)
+    except ValueError as wrong:
+        raise Damaged(f"{wrong}") from None
+    return lent_pages.mapped(blocks, arch.window(machine, kernel), memory) if blocks else ()
 
 
 def encode_room(room: Room, recovered: DiscoveredKernel) -> list[Any]:

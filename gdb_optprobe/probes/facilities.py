@@ -106,7 +106,7 @@ class _Guest:
             "types": lambda: "those of GDB's debug information, where it has some",
             "quiescence": self.quiescence,
             "code_memory": lambda: self.code_memory() + self.lent + self.left,
-            "data_memory": lambda: _memory(self.arena.ranges.data, self.arena.data.used) + self.lent,
+            "data_memory": lambda: _memory(self.arena.ranges.data, self.arena.data.used) + self.lent + self.more,
             "trap_tier": self.trap_tier,
             "user_programs": self.user_programs,
         }
@@ -121,6 +121,17 @@ class _Guest:
     @property
     def lent(self) -> str:
         return LENT if self.target.arena_source.lends() else ""
+
+    @property
+    def more(self) -> str:
+        """How much more there can be, or why there is none."""
+        lender = self.arena.lender
+        if lender is None:
+            return ""
+        lent = f"; {lender.lent // KIB:,} KiB of it are lent" if lender.lent else ""
+        if why := lender.why_not():
+            return f"{lent}; no more: {why}"
+        return f"{lent}; up to {lender.most(0, 1 << 64) // KIB:,} KiB more, for which the guest runs"
 
     @property
     def left(self) -> str:

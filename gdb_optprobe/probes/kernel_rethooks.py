@@ -259,7 +259,7 @@ def check_memory(probe: Probe, guest: Guest, arena: Arena) -> None:
     """Raises Refused where there is no memory for a table of the function with `probe` as its only kretprobe."""
     layout = table_layout([probe])
     try:
-        arena.check_data(layout.size, probe.address, guest.isa.data_reach)
+        arena.check_room(layout.size, probe.address, guest.isa.data_reach)
     except Refused as refused:
         raise _with_size(layout, refused, arena) from None
 

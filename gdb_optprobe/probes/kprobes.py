@@ -39,6 +39,8 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import ExplainView
 
+LENT = "the guest's kernel is to lend memory for it, for which the guest runs"
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
@@ -263,9 +265,17 @@ class Kprobes:
             plan = replace(self._plan_with_memory(plan, probe), moved=plan.moved)
         except Refused as refused:
             return site_views.unprobeable_view(address, refused.reason, self.target.guest)
-        notes = (site_views.plan_note(plan, self.target.guest), handler.note)
+        notes = (site_views.plan_note(plan, self.target.guest), handler.note, self._loan_note(probe))
         cost = self._cost(plan, probe)
         return explain_view(plan, self.target.guest.symbol, spec, cost, "; ".join(filter(None, notes)))
+
+    def _loan_note(self, probe: Probe) -> str:
+        """Return that the kernel would lend data for `probe`; "" where there are enough."""
+        try:
+            needed = 0 if probe.handler.is_plain else probe.handler.size
+            return LENT if needed > self.optimizer.find_arena().data.largest else ""
+        except Refused:
+            return ""
 
     def _cost(self, plan: Plan, probe: Probe) -> tuple[int, int]:
         """Return what a hit would add, alone in its detour, most and least; 0 where it is not known beforehand."""
@@ -281,7 +291,7 @@ class Kprobes:
                     rethook = Rethook.tried(probe, plan, guest, arena)
                     code, costs = rethook.entry_code(plan.dead, guest), rethook.costs
                 else:
-                    memory = arena.check_data(handler.size, plan.address, isa.data_reach)
+                    memory = arena.check_room(handler.size, plan.address, isa.data_reach)
                     code = self._trial_code(handler, plan, memory)
             detour = trial(plan.head, lambda at: build_detour(plan, isa, at, {plan.address: code}), guest, arena)
         except Refused:  # until garbage is collected, no place is known
@@ -316,7 +326,7 @@ class Kprobes:
     def _check_data(self, probe: Probe) -> None:
         """Raises Refused where there is no memory for what `probe` gathers."""
         arena, reach = self.optimizer.find_arena(), self.target.guest.isa.data_reach
-        _unless_full(arena, lambda: arena.check_data(probe.handler.size, probe.address, reach))
+        _unless_full(arena, lambda: arena.check_room(probe.handler.size, probe.address, reach))
         if probe.is_return and self.registry.site(probe.address) is None:
             kernel_rethooks.check_memory(probe, self.target.guest, arena)
 

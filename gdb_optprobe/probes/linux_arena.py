@@ -13,8 +13,9 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Room, Say, StillLent
 from gdb_optprobe.guest.linux.linux import LinuxGuest
-from gdb_optprobe.probes.arena_record import RecordedArena, encode_room, find_arena
+from gdb_optprobe.probes.arena_record import NOTHING, RecordedArena, encode_room, find_arena
 from gdb_optprobe.probes.arena_source import given_arena
+from gdb_optprobe.probes.lent_pages import LentPages
 from gdb_optprobe.probes.settings import ArenaRanges, Settings
 from gdb_optprobe.probes.unpatched_text import unpatched
 
@@ -86,7 +87,7 @@ class LinuxArena:
     def _adopted(self, earlier: RecordedArena) -> Arena:
         self.room = earlier.adopt_room(self.linux.machine, self.linux.memory)
         self._journal = earlier.open_journal(self.linux.memory)
-        arena = self._arena(self.room)
+        arena = self._arena(self.room, earlier.left)
         arena.adopt(earlier.left, self.linux.memory, self.linux.isa, set(self._handlers()))
         if self.left() is None:
             arena.release_data()
@@ -106,9 +107,19 @@ class LinuxArena:
             except OptprobeError:
                 continue
 
-    def _arena(self, room: Room) -> Arena:
+    def _arena(self, room: Room, left: ArenaContents = NOTHING) -> Arena:
         self._journal.when_full = lambda: self.tell(FULL)
-        return Arena(Ranges(code=room.code, data=(room.data,), fill=room.fill), self.linux.isa.alignment, self._journal)
+        ranges = Ranges(code=room.code, data=(room.data, *left.bounds.more), fill=room.fill)
+        arena = Arena(ranges, self.linux.isa.alignment, self._journal)
+        arena.lender = LentPages(
+            self.linux, arena, self.settings, self.tell, self._can_change, list(left.lent)
+        )
+        return arena
+
+    def _can_change(self, table: int) -> bool:
+        """Return whether the arena's page tables are in place though others write entries of this one."""
+        mapping = self.room.mapping if self.room is not None else ()
+        return any(one.changes and one.address <= table < one.address + len(one.new) for one in mapping)
 
     def left(self) -> ArenaContents | None:
         """Probes of an earlier GDB, or of a snapshot; None where there are none, or not any more. Raises OptprobeError.
@@ -122,7 +133,7 @@ class LinuxArena:
         left = earlier.left
         texts, _ = restoring_patches(left, self.linux.memory, self.linux.isa)
         self._covered = [text.reverse for text in texts]
-        return left if left.probes or left.users or left.live_blocks or texts else None
+        return left if left.probes or left.users or left.live_blocks or left.lent or texts else None
 
     def uncovered(self, address: int, data: bytes) -> bytes:
         """Return `data`, read at `address`, with the bytes under branches of an earlier GDB that are still there."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
 
-from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.arena import Arena, Lack
 from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.plan_request import Neighbours
@@ -30,6 +30,7 @@ from gdb_optprobe.detours.planner import Neighbour, Plan, PlanRequest, TierLimit
 from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.isa.base import LONGEST
 from gdb_optprobe.probes import branch_patch, quiescence_wait
 from gdb_optprobe.probes.arena_memory import ArenaMemory
 from gdb_optprobe.probes.branch import Branch
@@ -227,8 +228,23 @@ class Optimizer:
     def _on_arena(self, arena: Arena) -> None:
         if arena.earlier is not None:
             self.rethooks.known += read_rethooks(arena.earlier, arena)
+        if arena.lender is not None:
+            arena.lender.avoids(self._may_stop_at)
         for probe in self.registry.single_probes():
             write_probe(probe, arena.journal)
+
+    def _may_stop_at(self, address: int) -> bool:
+        """Return whether something else may stop the guest there, or the text there may be half a branch.
+
+        A thread that is about to run a whole branch is as safe there as without it.
+        """
+        if address in self.target.debugger.breakpoints():
+            return True
+        branches = [site.branch for site in self.registry.near(address, LONGEST)]
+        return any(
+            one is None or one.plan.tier is not Tier.OPTIMIZED or one.patch.address < address < one.patch.end
+            for one in branches
+        )
 
     def release_arena(self) -> bool:
         """Give its memory back, and find some again at the next need. Return False while a thread may be inside."""
@@ -239,12 +255,38 @@ class Optimizer:
             self.arena.release_reserve()
             self.arena.retire_probe_read()
             self.collector.collect(self.arena, Trigger.COMMIT)
+            if self.arena.lender is not None and self.arena.lender.lent and self.arena.code.is_empty:
+                self.arena.lender.give_back()
+                self.collector.collect(self.arena, Trigger.COMMIT)
             # A branch that was changed by others may still lead there, and its counters are written.
             if not (self.arena.code.is_empty and self.arena.data.is_empty):
                 self.arena.refill_reserve()
                 return False
         self.memory.release()
         return True
+
+    def watch_data(self) -> int:
+        """Forget what found no room so far; return the bytes of data in use."""
+        if self.arena is None:
+            return 0
+        self.arena.data.lacked = None
+        return self.arena.data.used
+
+    def data_used_since(self, before: int) -> int:
+        return max(0, self.arena.data.used - before) if self.arena is not None else 0
+
+    def lacking(self) -> Lack | None:
+        """Return what found no room since `watch_data`, if the kernel may lend some; None where all did."""
+        if self.arena is None or self.arena.lender is None or self.arena.lender.why_not():
+            return None
+        return self.arena.data.lacked
+
+    def lend(self, lack: Lack, more: int) -> None:
+        """See Lender. Raises OptprobeError."""
+        arena = self.arena
+        assert arena is not None and arena.lender is not None
+        self.collector.collect(arena, Trigger.MEMORY)
+        arena.lender.lend(lack, more)
 
     def write_records(self, probes: Iterable[Probe] = (), gone: Iterable[Probe] = ()) -> None:
         """Have another GDB know what has changed, these probes among it."""
@@ -320,7 +362,10 @@ class Optimizer:
         except Refused as refused:
             if refused.reason.code != Refusal.ARENA_FULL.code:
                 raise
-            needed, free = probe.handler.size, self.find_arena().data.largest
+            arena, needed = self.find_arena(), probe.handler.size
+            free = arena.data.largest
+            if arena.lender is not None:
+                free = max(free, arena.lender.most(0, 1 << 64))
             if needed <= free:
                 raise
             text = f"{refused.reason.text}: what the actions gather takes {needed} bytes, and {free} are free"
@@ -646,6 +691,7 @@ class Optimizer:
             self._used_when_full = self._used()
             if not freed and arena.data.used >= before:
                 raise
+            arena.data.lacked = None
             return action()
 
 

@@ -58,6 +58,15 @@ class Registry:
         """Have the next new probe get `number`, which a removed one had; None for a new one."""
         self._kept = number
 
+    @property
+    def numbering(self) -> tuple[int, int | None]:
+        """Return what the next numbers depend on."""
+        return self._next, self._kept
+
+    def renumber(self, numbering: tuple[int, int | None]) -> None:
+        """Give the numbers again that were given since then: their probes are removed."""
+        self._next, self._kept = numbering
+
     def add(self, probe: Probe, site: Site | UprobeSite) -> None:
         """Add `probe`, which is at `site`."""
         self._put(probe, Presence.HERE, None)

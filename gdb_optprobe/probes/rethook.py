@@ -260,8 +260,8 @@ class Rethook:
         Nothing is written to the guest, so no call can use it. Raises Refused.
         """
         layout, reach = table_layout([probe]), guest.isa.data_reach
-        memory = Slot(arena.check_data(layout.size, probe.address, reach), layout.size)
-        probe.counter = Slot(arena.check_data(probe.handler.size, probe.address, reach), probe.handler.size)
+        memory = Slot(arena.check_room(layout.size, probe.address, reach), layout.size)
+        probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, reach), probe.handler.size)
         at = arena.free_code(probe.address, guest.isa.branch_reach)
         probe.readers = None if isinstance(probe.handler.unmapped, Missing) else ProbeReadRoutines(at, at)
         found = cls(probe.address, layout, memory, ReturnStops(probe.address, layout, lambda pc, key: None))

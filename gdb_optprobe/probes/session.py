@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from gdb_optprobe.detours.arena import Lack
 from gdb_optprobe.detours.detour import Detour
-from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.refusal import Reason, Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.source import Fragment
@@ -51,11 +52,21 @@ from gdb_optprobe.probes.views import (
 # Addresses of one location that are worked on together: the code around them is decoded once.
 AT_ONCE = 256
 
+LOANS = 4
+"""How often the kernel is asked for more memory by one `add`, at most."""
 SLICE = 0.1
 LONGEST_SLICE = 1.0
 NO_ROOM = OptprobeError("there is no room for more detours and counters")
 WOULD_STOP = OptprobeError("a hit would stop the guest: optprobe explain FUNCTION says why, optprobe add takes each")
 STILL_RUNS = "the command still runs in the guest; another waits until it ends"
+
+
+class _Lacks(Exception):
+    """Data of `add` found no room: `lack`. more: bytes that the other probes of the same `add` need besides."""
+
+    def __init__(self, lack: Lack, more: int) -> None:
+        super().__init__()
+        self.lack, self.more = lack, more
 
 
 class Session:
@@ -115,16 +126,39 @@ class Session:
     # adding and removing -----------------------------------------------------------------------------------------
 
     def add(self, *specs: Spec) -> Sequence[ProbeView]:
-        """Put a probe at every address of each spec's location; none at all where one of them is refused."""
+        """Put a probe at every address of each spec's location; none at all where one of them is refused.
+
+        Where the data memory has no room for all, the guest's kernel lends more, and they are put in anew.
+        """
         self.check_alive()
         clear_leftovers(self.target, self.optimizer, self.uprobes)
         places = self._resolve(specs)
         if self._borrow_memory(places):
             places = self._resolve(specs)  # the guest has run
+        had_arena, numbering = self.optimizer.arena is not None, self.registry.numbering
+        try:
+            for _ in range(LOANS):
+                try:
+                    return self._add(places)
+                except _Lacks as lacks:
+                    self.registry.renumber(numbering)
+                    lent = self._lend(lacks)
+                places = self._resolve(specs)  # the guest has run
+                if not lent:
+                    break
+            return self._add(places, may_lend=False)
+        except BaseException:
+            if not had_arena:
+                with suppress(OptprobeError):  # why `add` is refused is what to read; the next one finds the arena
+                    self.optimizer.release_arena()
+            raise
+
+    def _add(self, places: Sequence[tuple[Spec, Sequence[int]]], may_lend: bool = True) -> Sequence[ProbeView]:
+        """may_lend: whether to raise _Lacks, with nothing put in, where data found no room that may be lent."""
         added: list[Probe] = []
         blocks: list[CountBlock] = []
         left_out_views: dict[int, tuple[LeftOutView, ...]] = {}
-        had_arena = self.optimizer.arena is not None
+        before = self.optimizer.watch_data()
         try:
             for spec, addresses in places:
                 self.target.debugger.guard()
@@ -134,12 +168,12 @@ class Session:
                 kind, left_out = self._kind(spec), list[LeftOut]()
                 with held():  # until they are in `blocks`
                     blocks += (together := self.batches.add(spec, addresses) if spec.glob else [])
+                if may_lend and not together and (lack := self.optimizer.lacking()) is not None:
+                    raise _Lacks(lack, 0)  # one by one they take long, and the last ones have no room
                 taken = {address for block in together for address in block.sites}
                 if spec.is_whole_kernel:
-                    others, is_full = set(addresses) - taken, self.batches.is_full
-                    without = others if is_full else self.batches.stopping(spec, others)
-                    left_out += (LeftOut(address, NO_ROOM if is_full else WOULD_STOP) for address in sorted(without))
-                    taken |= without
+                    left_out += self._unwanted(spec, set(addresses) - taken)
+                    taken.update(one.address for one in left_out)
                 addresses = tuple(address for address in addresses if address not in taken)
                 for first in range(0, len(addresses) or not together, AT_ONCE):
                     checkpoint()
@@ -162,11 +196,16 @@ class Session:
                     can_be = spec.tier or "probed"
                     raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
             self.module_tracker.update_load_hook()
-        except BaseException:
+            if may_lend and (lack := self.optimizer.lacking()) is not None:
+                raise _Lacks(lack, 0)
+        except BaseException as error:
+            lack = self.optimizer.lacking() if may_lend and isinstance(error, Refused) else None
+            have = sum(probe.counter is not None for probe in added)
+            others = sum(len(addresses) for _, addresses in places) - have
+            more = self.optimizer.data_used_since(before) // max(have, 1) * max(others - 1, 0)
             self._remove([probe for probe in added if self.registry.has(probe)], blocks)
-            if not had_arena:
-                with suppress(OptprobeError):  # why `add` is refused is what to read; the next one finds the arena
-                    self.optimizer.release_arena()
+            if lack is not None:
+                raise _Lacks(lack, more) from error
             raise
         self.last_number = max([probe.number for probe in added] + [block.numbers[-1] for block in blocks])
         singles = [
@@ -182,6 +221,30 @@ class Session:
             for view in self._block_views(blocks)
         )
         return rows([*singles, *in_blocks])
+
+    def _lend(self, lacks: _Lacks) -> bool:
+        """Have the guest's kernel lend what is lacking; return whether it did. Raises Refused where it must.
+
+        A probe that works without it, as a breakpoint, is put in without it.
+        """
+        self.target.debugger.guard()
+        try:
+            with held():
+                self.optimizer.lend(lacks.lack, lacks.more)
+        except OptprobeError as error:
+            if not isinstance(refused := lacks.__cause__, Refused):
+                return False
+            reason = refused.reason
+            text = f"{reason.text}; its kernel lends no more: {error.message}"
+            hint = ", or ".join(filter(None, (reason.hint, error.hint)))
+            raise Refused(Reason(reason.code, text, hint)) from None
+        return True
+
+    def _unwanted(self, spec: Spec, addresses: Collection[int]) -> list[LeftOut]:
+        """Return which of the addresses that are in no block a probe on every function leaves out."""
+        if self.batches.is_full:
+            return [LeftOut(address, NO_ROOM) for address in sorted(addresses)]
+        return [LeftOut(address, WOULD_STOP) for address in sorted(self.batches.stopping(spec, addresses))]
 
     def _note(self, probe: Probe, is_first: bool) -> str:
         """Return what is worth knowing of a new probe. is_first: of its spec; the others have the same handler."""

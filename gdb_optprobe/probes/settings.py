@@ -12,6 +12,7 @@ from gdb_optprobe.maps import validate
 
 ON_EXIT = ("keep", "remove", "ask")
 DEFAULT_MAX_PROBES = 4096
+DEFAULT_MAX_MEMORY = 16
 
 _ARENA = re.compile(r"code=(\w+)-(\w+)\s+data=(\w+)-(\w+)")
 _ARENA_HINT = "set optprobe arena auto, or set optprobe arena code=START-END data=START-END"
@@ -35,6 +36,7 @@ class Settings:
     on_exit:       whether probes stay when GDB leaves: "keep", "remove" or "ask".
     exit_on_error: whether the first failure ends GDB with status 1.
     max_probes:    how many addresses one glob may match.
+    max_memory:    MiB that the guest's kernel may lend when the data memory is full; 0 for none.
     guardian:      whether a process of its own frees the guest should the debugger die.
     load_symbols:  whether GDB gets the kernel's symbols as soon as a guest is connected.
     table_keys, ring_records, string_length, stack_size: of new probes, see SIZES.
@@ -48,6 +50,7 @@ class Settings:
     on_exit: str = "ask"
     exit_on_error: bool = False
     max_probes: int = DEFAULT_MAX_PROBES
+    max_memory: int = DEFAULT_MAX_MEMORY
     guardian: bool = True
     load_symbols: bool = True
     table_keys: int = 512

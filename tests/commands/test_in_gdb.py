@@ -305,6 +305,7 @@ def test_settings() -> None:
         "optprobe on-exit is remove.",
         "optprobe exit-on-error is on.",
         "optprobe max-probes is 4096.",
+        "optprobe max-memory is 16.",
         "optprobe guardian is on.",
         "optprobe load-symbols is on.",
         "optprobe table-keys is 512.",

@@ -15,11 +15,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from gdb_optprobe.detours import lent_block
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.arena_contents import block_value
 from gdb_optprobe.detours.block import Block
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
+from gdb_optprobe.detours.lent_block import CELL, LentBlock
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.base import Loan, Room
@@ -51,6 +53,7 @@ READ, WRITE, EXIT, MAIN = KERNEL + 0x100, KERNEL + 0x200, KERNEL + 0x300, 0x40_1
 NOP5, PROLOGUE = bytes.fromhex("0f1f440000"), bytes.fromhex("554889e553")
 SIZES = sizes_of(Settings(table_keys=4, ring_records=4))
 SLOTS = 4
+BLOCK, PLACE_OF_BLOCK = 0xFFFF_8880_0400_0000, 0xFFFF_FFFF_7FC0_0000
 BINARY = File("/bin/busybox", 0xFFFF_8880_0001_0000, 77, 0x80_0002, 1_131_168, 0xFFFF_8880_0001_0170)
 PLACE = Room((CODE,), DATA, FILL, journal=JOURNAL, repay=lambda loan, mapping: None)
 MAPPING = (
@@ -140,6 +143,7 @@ def leave(guest: Guest) -> Journal:
     for number, address, home in ((5, READ, "dummy:dummy_xmit+5"), (6, EXIT, ""), (7, READ, "")):
         journal_records.write_probe(Probe(number, SPECS[number], address, home=home), journal)
     journal.flush()
+    _leave_block(guest, arena)
     return journal
 
 
@@ -196,6 +200,14 @@ def _leave_uprobe(guest: Guest, arena: Arena) -> None:
     trap_records.write_trap(1, TrapRecord(BINARY, MAIN, b"\x55"), arena.journal)
     trap_records.write_trap(2, TrapRecord(BINARY, MAIN + 0x100, b"\xc3", calls.address), arena.journal)
     journal_records.write_probe(Probe(4, SPECS[4], MAIN, Handler(), counter=memory), arena.journal)
+
+
+def _leave_block(guest: Guest, arena: Arena) -> None:
+    """Pages that the kernel has lent and that were not mapped yet."""
+    cell = arena.allocate_cell(CELL)
+    guest.write(cell.address, BLOCK.to_bytes(CELL, "little"))
+    arena.journal.put(Item.MORE, cell.address, lent_block.encode(LentBlock(cell.address, 9, PLACE_OF_BLOCK)))
+    arena.journal.flush()
 
 
 def _branch(guest: Guest, arena: Arena, head: int, uses: list[int]) -> None:

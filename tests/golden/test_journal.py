@@ -30,11 +30,13 @@ from gdb_optprobe.probes.spec import Spec
 from tests.golden import golden, left_in_guest
 from tests.golden.left_in_guest import (
     BINARY,
+    BLOCK,
     CODE,
     DATA,
     FILL,
     MAIN,
     NOP5,
+    PLACE_OF_BLOCK,
     READ,
     SIZES,
     SPECS,
@@ -61,8 +63,11 @@ def as_it_was() -> Guest:
 
 
 def found() -> RecordedArena:
-    port = cast(Any, SimpleNamespace(places=lambda machine, kernel: [left_in_guest.PLACE], loaded=(0, 0)))
     guest = cast(Any, as_it_was())
+    window = SimpleNamespace(orders=(9,), places=(PLACE_OF_BLOCK,), is_mapped=lambda place, order, block: False)
+    port: Any = SimpleNamespace(
+        places=lambda machine, kernel: [left_in_guest.PLACE], loaded=(0, 0), window=lambda machine, kernel: window
+    )
     left = arena_record.find_arena(guest, guest, cast(Any, None), port, left_in_guest.RECOVERED, X86_64)
     assert left is not None
     return left
@@ -171,3 +176,9 @@ def test_the_calls_under_way() -> None:
     assert calls.active == (CallSlot(0xFFFF_C900_0010_7001, READ + 0x80, (5000, 77)),)
     assert (calls.returns, calls.missed, calls.dropped) == (7, 1, 0)
     assert left.tables[TableKind.USER_CALLS] in left.data
+
+
+def test_memory_that_the_kernel_has_lent() -> None:
+    guest, (block,) = as_it_was(), found().left.lent
+    assert (block.order, block.place) == (9, PLACE_OF_BLOCK)
+    assert guest.read(block.cell, 8) == BLOCK.to_bytes(8, "little")

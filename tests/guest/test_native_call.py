@@ -84,6 +84,44 @@ def test_a_call_moves_nothing(stack: int) -> None:
     ), "a scan of the stack finds no way into the thunk"
 
 
+CELL = CODE + 0x10000
+
+
+@pytest.mark.parametrize("held", [0, 0xFFFF_8880_0400_0000])
+@pytest.mark.parametrize("gives", [False, True])
+def test_a_cell_has_the_result_or_the_argument(gives: bool, held: int) -> None:
+    """It is 0 before the function is called with what it had."""
+    make = CALLING.giving if gives else CALLING.taking
+    made = make(FUNCTION, (9,), CELL, address=CODE, back=SAFE)
+    assert len(made.data) <= CALLING.size
+    uc: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
+    for page in {at // 4096 for at in (CODE, FUNCTION, SAFE, STACK, STACK - 4096, CELL)}:
+        uc.mem_map(page * 4096, 4096)
+    uc.mem_write(CODE, made.data)
+    uc.mem_write(FUNCTION, b"\xc3")
+    uc.mem_write(CELL, held.to_bytes(8, "little"))
+    before = {"rax": 1, "rdi": 2, "rsi": 3, "rsp": STACK, "eflags": 0x246}
+    register = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in before}
+    for name, value in before.items():
+        uc.reg_write(register[name], value)
+    seen: list[int] = []
+
+    def at(_: object, address: int, size: int, user: object) -> None:
+        cell = int.from_bytes(uc.mem_read(CELL, 8), "little")
+        if address == FUNCTION:
+            seen.extend((uc.reg_read(register["rdi"]), uc.reg_read(register["rsi"]), cell))
+            uc.reg_write(register["rax"], 0xDEAD)
+        elif address == made.returned:
+            seen.extend((uc.reg_read(register["rax"]), cell))
+        elif address == SAFE:
+            uc.emu_stop()
+
+    uc.hook_add(unicorn.UC_HOOK_CODE, at)
+    uc.emu_start(CODE, 0, count=100)
+    assert seen == ([9, 3, held, 0xDEAD, 0xDEAD] if gives else [held, 9, 0, 0xDEAD, 0])
+    assert {name: uc.reg_read(register[name]) for name in before} == before
+
+
 def test_a_thunk_fits_where_room_is_sought_for_it() -> None:
     assert len(thunk([1 << 63] * CALLING.arguments).data) == CALLING.size
     insns = X86_64.decode(thunk().data, CODE)

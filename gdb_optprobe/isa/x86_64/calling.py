@@ -1,8 +1,10 @@
 """Encode a call of a function, by the C calling convention (System V ABI, AMD64 3.2.3); only the stack is written.
 
     pushfq, push %rax … %r11 (what a function may change), push %rbp; mov %rsp, %rbp; and $-16, %rsp; cld
+    xor %edi, %edi; xchg %rdi, cell(%rip)                   of a call that takes a cell
     mov $argument, %rdi …
     call function                     direct, so that it needs no landing pad (IBT)
+    mov %rax, cell(%rip)                                    of a call that gives one
     movq $0, -8(%rsp)                 returned; no return address into the thunk stays below the stack
     mov %rbp, %rsp; pop …; popfq
     jmp back                          done
@@ -22,6 +24,7 @@ _WIPE = bytes.fromhex("48c74424f800000000")
 _SHORT = tuple(bytes.fromhex(code) for code in ("bf", "be", "ba"))
 _LONG = tuple(bytes.fromhex(code) for code in ("48bf", "48be", "48ba"))
 _BRANCH = 5
+_GIVE, _TAKE = bytes.fromhex("488905"), bytes.fromhex("31ff 48873d")  # behind each a distance
 
 
 class _Calling:
@@ -32,25 +35,41 @@ class _Calling:
     size = len(_SAVE) + len(_RESTORE) + len(_WIPE) + 10 * arguments + 2 * _BRANCH
 
     def thunk(self, address: int, function: int, arguments: Sequence[int], back: int) -> Thunk:
-        code = bytearray(_SAVE)
+        return _thunk(address, function, arguments, back)
 
-        def branch(opcode: bytes, target: int) -> None:
-            distance = target - (address + len(code) + _BRANCH)
-            if not -(1 << 31) <= distance < 1 << 31:
-                raise OutOfReach(address, target)
-            code.extend(opcode + distance.to_bytes(4, "little", signed=True))
+    def giving(self, function: int, arguments: Sequence[int], cell: int, *, address: int, back: int) -> Thunk:
+        return _thunk(address, function, arguments, back, gives=cell)
 
-        for number, value in enumerate(arguments):
-            value %= 1 << 64
-            code += _SHORT[number] + value.to_bytes(4, "little") if value < 1 << 32 else (
-                _LONG[number] + value.to_bytes(8, "little")
-            )
-        branch(b"\xe8", function)
-        returned = address + len(code)
-        code += _WIPE + _RESTORE
-        done = address + len(code)
-        branch(b"\xe9", back)
-        return Thunk(address, bytes(code), returned, done, back)
+    def taking(self, function: int, arguments: Sequence[int], cell: int, *, address: int, back: int) -> Thunk:
+        return _thunk(address, function, arguments, back, takes=cell)
+
+
+def _thunk(
+    address: int, function: int, arguments: Sequence[int], back: int, takes: int | None = None, gives: int | None = None
+) -> Thunk:
+    code = bytearray(_SAVE)
+
+    def relative(opcode: bytes, target: int) -> None:
+        distance = target - (address + len(code) + len(opcode) + 4)
+        if not -(1 << 31) <= distance < 1 << 31:
+            raise OutOfReach(address, target)
+        code.extend(opcode + distance.to_bytes(4, "little", signed=True))
+
+    if takes is not None:
+        relative(_TAKE, takes)
+    for number, value in enumerate(arguments, takes is not None):
+        value %= 1 << 64
+        code += _SHORT[number] + value.to_bytes(4, "little") if value < 1 << 32 else (
+            _LONG[number] + value.to_bytes(8, "little")
+        )
+    relative(b"\xe8", function)
+    if gives is not None:
+        relative(_GIVE, gives)
+    returned = address + len(code)
+    code += _WIPE + _RESTORE
+    done = address + len(code)
+    relative(b"\xe9", back)
+    return Thunk(address, bytes(code), returned, done, back)
 
 
 CALLING = _Calling()

@@ -5,7 +5,7 @@
     text, modular          its code, and its modules'
     entry, entered         where a function is probed; whether calls enter it there
     stacks                 where PCs are saved
-    room, places           memory for detours
+    room, places, window   memory for detours
     current, per_cpu       the running thread and CPU
     reads                  memory that may not be mapped (probe_read)
     trap_calls             where the kernel handles traps
@@ -31,12 +31,14 @@ from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
+from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, IdleSites, Overlay, Text
 from gdb_optprobe.isa.base import ReadMemory
+from gdb_optprobe.isa.calling import Calling
 from gdb_optprobe.isa.codegen import ProbeReadCode
 from gdb_optprobe.isa.record import Isa
 
@@ -137,6 +139,48 @@ class Room:
     as_found: Callable[[], tuple[tuple[int, int], ...]] | None = None
 
 
+class Window(Protocol):
+    """Where blocks of pages that the kernel lends appear to detours as data, one in each place.
+
+    block: the address at which the kernel has it. order: it has 2**order pages.
+    orders: that can be mapped, greatest first. places: nearest to the arena's data first, each below the one before.
+    calling, vcpus: see native_call. flushes: the kernel's function that flushes all translations.
+    """
+
+    @property
+    def calling(self) -> Calling: ...
+
+    @property
+    def vcpus(self) -> Vcpus: ...
+
+    @property
+    def orders(self) -> Sequence[int]: ...
+
+    @property
+    def places(self) -> Sequence[int]: ...
+
+    @property
+    def flushes(self) -> str: ...
+
+    def span(self, place: int, order: int) -> tuple[int, int]:
+        """Return the data, [start, end), that a block has at `place`."""
+
+    def table(self) -> int:
+        """Return the physical address of the table with the entries of all places. Raises OptprobeError."""
+
+    def is_free(self, place: int) -> bool:
+        """Return whether nothing is mapped there. Raises OptprobeError."""
+
+    def map(self, place: int, order: int, block: int) -> None:
+        """Map a block, and prove it by use. Raises OptprobeError with nothing mapped."""
+
+    def is_mapped(self, place: int, order: int, block: int) -> bool:
+        """Return whether `map` has mapped it, false where nothing is. Raises OptprobeError where something else is."""
+
+    def unmap(self, place: int) -> None:
+        """Undo `map`; translations may be cached until the kernel flushes them."""
+
+
 class Reads(Protocol):
     """Reads of memory that may not be mapped."""
 
@@ -217,6 +261,9 @@ class LinuxArch(Finder, Protocol):
 
         The code's ranges are the widest; what was found of them is in the journal.
         """
+
+    def window(self, machine: Machine, kernel: Kernel) -> Window:
+        """Return where more data can appear. Raises OptprobeError where nothing can."""
 
     def current(self, kernel: Kernel) -> Current:
         """Return the expressions for the running thread and its CPU."""

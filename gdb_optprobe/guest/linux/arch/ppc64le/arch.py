@@ -18,6 +18,7 @@ from gdb_optprobe.guest.linux.arch.base import (
     Say,
     Stacks,
     Unwinder,
+    Window,
     nowhere,
 )
 from gdb_optprobe.guest.linux.arch.ppc64le import (
@@ -41,7 +42,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.arch.ppc64le.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current, unknown
-from gdb_optprobe.guest.linux.kernel import Kernel, Structures
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures
 from gdb_optprobe.guest.linux.kernel_discovery import View
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
@@ -159,6 +160,9 @@ class _Linux:
 
     def places(self, machine: Machine, kernel: Kernel) -> Iterable[Room]:
         return image_padding.places(machine, kernel)
+
+    def window(self, machine: Machine, kernel: Kernel) -> Window:
+        raise NoSuchKernel("more data than there is room for in its image is not known how to be had on ppc64le")
 
     def current(self, kernel: Kernel) -> Current:
         try:

@@ -17,6 +17,7 @@ from gdb_optprobe.guest.linux.arch.base import (
     Room,
     Say,
     Unwinder,
+    Window,
     nowhere,
 )
 from gdb_optprobe.guest.linux.arch.x86_64 import (
@@ -32,6 +33,7 @@ from gdb_optprobe.guest.linux.arch.x86_64 import (
 )
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.linux.arch.x86_64 import reads as reading
+from gdb_optprobe.guest.linux.arch.x86_64.data_window import DataWindow
 from gdb_optprobe.guest.linux.arch.x86_64.frame_pointers import FramePointers
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import NoPadding
 from gdb_optprobe.guest.linux.arch.x86_64.module_text import ModuleText
@@ -157,6 +159,9 @@ class _Linux:
         lent = Borrower(machine, kernel, user_kernel.VCPUS).place()
         if lent is not None:
             yield lent
+
+    def window(self, machine: Machine, kernel: Kernel) -> Window:
+        return DataWindow(machine, kernel)
 
     def current(self, kernel: Kernel) -> Current:
         return current.current(kernel)

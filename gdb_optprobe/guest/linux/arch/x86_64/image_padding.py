@@ -291,10 +291,21 @@ def plan_mapping(filler: ImagePadding, tables: Tables, read_physical: ReadPhysic
     return (
         *data,
         PhysicalPatch(last, filled, table_of(dict(enumerate(entries)))),
-        PhysicalPatch(middle, filled, table_of({DATA_AT >> 21 & 0x1FF: table_entry(last)})),
+        *middle_table(middle, last),
         *_no_execute(filler, tables, read_physical, split, never),
         PhysicalPatch(hole, bytes(8), table_entry(middle).to_bytes(8, "little")),
     )
+
+
+def middle_table(middle: int, last: int) -> tuple[PhysicalPatch, PhysicalPatch]:
+    """Return the writes that make `middle` the table with one entry, the last, which leads to `last`.
+
+    The others may change while the arena is there: see data_window.py.
+    """
+    at = (DATA_AT >> 21 & ENTRIES - 1) * 8
+    assert at + 8 == PAGE
+    entry = PhysicalPatch(middle + at, bytes([FILL]) * 8, _word(table_entry(last)))
+    return PhysicalPatch(middle, bytes([FILL]) * at, bytes(at), changes=True), entry
 
 
 def unused(tables: Tables, read_physical: ReadPhysical) -> int:

@@ -27,7 +27,6 @@ from gdb_optprobe.guest.linux.arch.x86_64 import image_padding, padding, stacks
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import (
     ADVICE,
     DATA_AT,
-    ENTRIES,
     FILL,
     LARGE_PAGE,
     PAGE,
@@ -263,11 +262,10 @@ class Borrower:
             for at, frame in zip(range(DATA_AT, END, PAGE), pages, strict=True)
         ]
         filled = bytes([FILL]) * PAGE
-        leads = {DATA_AT >> 21 & ENTRIES - 1: table_entry(last)}
         hole = image_padding.unused(tables, self.machine.read_physical)
         return (
             PhysicalPatch(last, filled, image_padding.table_of(dict(enumerate(entries)))),
-            PhysicalPatch(middle, filled, image_padding.table_of(leads)),
+            *image_padding.middle_table(middle, last),
             PhysicalPatch(hole, bytes(8), table_entry(middle).to_bytes(8, "little")),
         )
 

@@ -1,0 +1,325 @@
+"""More data for an arena: blocks of pages that the guest's kernel lends, by native calls of its page allocator.
+
+    intent journaled ─► thunk in an arena slot: __get_free_pages(flags, order) ─► cell ─► mapped: data of the arena
+                        thunk: flush_tlb_all() ◄── taken out of the page tables ◄── no data in use, no code left
+                        thunk: cell ─► 0, free_pages(block, order) ─► journal item gone
+The allocator is asked with flags with which it neither sleeps, nor frees what others use, nor tells of a failure: where
+it has no block at once, a smaller one is asked for. `vmalloc` has no such flags, and needs a table of pages.
+
+GDB may be killed at any instant. A thread in a thunk finishes it by itself, and the block's address, or 0, is in the
+cell (detours/lent_block.py). The thunk is code of the arena, so another GDB knows when no thread is in it. It maps
+nothing anew in place of what was taken out and not flushed: first it gives such a block back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Protocol
+
+from gdb_optprobe.detours import lent_block
+from gdb_optprobe.detours.arena import Arena, Lack, Range
+from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.lent_block import CELL, LentBlock
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import gfp
+from gdb_optprobe.guest.linux.arch.base import Say, Window
+from gdb_optprobe.guest.linux.linux import LinuxGuest
+from gdb_optprobe.guest.linux.safe_points import SafePoints
+from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.guest.native_call import Runner
+from gdb_optprobe.isa.calling import Calling, Thunk
+from gdb_optprobe.maps.journal_format import Damaged
+from gdb_optprobe.probes.installed_detour import InstalledDetour
+from gdb_optprobe.probes.settings import Settings
+
+MIB = 1 << 20
+ALLOCATES = ("__get_free_pages", "get_free_pages_noprof")
+FREES = "free_pages"
+TIMEOUT, LEAVING = 20.0, 5.0
+"""Seconds in which a thread is to be reached; one that gives memory back."""
+CALL = 30.0
+IN_A_CALL = "a thread still calls the kernel's allocator for an earlier GDB"
+
+
+class Make(Protocol):
+    """Makes the code of a call."""
+
+    def __call__(self, *, address: int, back: int) -> Thunk: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the kernel: its functions, and the flags for which they are asked."""
+
+    allocate: int
+    free: int
+    flush: int
+    flags: int
+
+
+def mapped(blocks: Sequence[LentBlock], window: Window, memory: Memory) -> tuple[Range, ...]:
+    """Return the data that blocks of an earlier GDB are. Raises Damaged, OptprobeError."""
+    found: list[Range] = []
+    for block in blocks:
+        if block.order not in window.orders or block.place not in window.places:
+            raise Damaged("it tells of data where none can be")
+        address = _word(memory, block.cell)
+        if address and window.is_mapped(block.place, block.order, address):
+            found.append(window.span(block.place, block.order))
+        elif not address and not window.is_free(block.place):
+            raise Damaged("what is mapped as data was given back")
+    return tuple(lent_block.joined(found))
+
+
+@dataclass
+class LentPages:
+    """See detours.arena.Lender. blocks: that are lent, or may be.
+
+    can_change: whether the page table at a physical address is the arena's own and may get other entries.
+    """
+
+    linux: LinuxGuest
+    arena: Arena
+    settings: Callable[[], Settings]
+    tell: Say
+    can_change: Callable[[int], bool]
+    blocks: list[LentBlock] = field(default_factory=list)
+    _avoid: Callable[[int], bool] = lambda address: False
+
+    def avoids(self, may_stop_at: Callable[[int], bool]) -> None:
+        self._avoid = may_stop_at
+
+    @property
+    def lent(self) -> int:
+        return sum(self._size(block) for block in self.blocks)
+
+    def why_not(self) -> str:
+        journal = self.arena.journal
+        if journal.memory is None:
+            return "no journal can be kept"
+        if not self.settings().max_memory:
+            return "max-memory is 0"
+        try:
+            assert self._facts
+            # Before the arena is taken there are no page tables to look at.
+            if journal.is_open and not self.can_change(self._window.table()):
+                return "the memory for detours is an earlier version's"
+        except OptprobeError as error:
+            return error.message
+        return ""
+
+    def most(self, low: int, high: int) -> int:
+        if self.why_not():
+            return 0
+        places = self._free_places(low, high)
+        whole = self._whole
+        in_a_row = next((n for n, place in enumerate(places) if place != places[0] - n * whole), len(places))
+        return min(in_a_row * whole, max(0, self._limit - self.lent) // whole * whole)
+
+    # lent ------------------------------------------------------------------------------------------------------------
+
+    def lend(self, lack: Lack, more: int) -> None:
+        if why := self.why_not():
+            raise OptprobeError(why)
+        if not self.arena.journal.is_open:
+            raise OptprobeError("the journal in the guest is full")
+        wanted = lack.size + more
+        needed = self.lent + -(-wanted // self._whole) * self._whole
+        if needed > self._limit or lack.size > self.most(lack.low, lack.high):
+            raise OptprobeError(f"{wanted >> 10:,} KiB more are needed", f"set optprobe max-memory {needed // MIB}")
+        self.tell(f"the guest runs until its kernel has lent {-(-wanted >> 10):,} KiB more for what probes gather")
+        runner = self._reach(TIMEOUT)
+        self._free(runner, [block for block in self.blocks if not self._is_mapped(block)])
+        new: list[LentBlock] = []
+        try:
+            self._allocate(runner, lack, wanted, new)
+            for block in new:
+                self._window.map(block.place, block.order, self._address(block))
+                self.linux.forget()
+        except OptprobeError:
+            # None of it was handed out. What cannot be given back now is idle, and is tried again.
+            with suppress(OptprobeError):
+                self._unmap(new)
+                self._free(runner, new)
+            raise
+        for start, end in lent_block.joined(self._window.span(block.place, block.order) for block in new):
+            self.arena.add_data(start, end)
+
+    def _allocate(self, runner: Runner, lack: Lack, wanted: int, new: list[LentBlock]) -> None:
+        """new: gets the blocks. Raises OptprobeError where the kernel does not have all."""
+        # A piece that is larger than a block lies in several that follow one another.
+        size, least = 0, min(lack.size, self._whole)
+        for place in self._free_places(lack.low, lack.high):
+            if size >= wanted:
+                return
+            block = self._ask(runner, place, least)
+            if block is None:
+                break
+            new.append(block)
+            size += self._size(block)
+        if size < wanted:
+            raise OptprobeError(f"its kernel has no {-(-wanted >> 10)} KiB to lend at once")
+
+    def _ask(self, runner: Runner, place: int, least: int) -> LentBlock | None:
+        """Return a block of `least` bytes and more; None where the kernel has none."""
+        cell = self.arena.allocate_cell(CELL)
+        self.linux.machine.write(cell.address, bytes(CELL))
+        facts, journal = self._facts, self.arena.journal
+        for order in self._window.orders:
+            start, end = self._window.span(place, order)
+            if end - start < least:
+                break
+            block = LentBlock(cell.address, order, place)
+            journal.put(Item.MORE, cell.address, lent_block.encode(block))
+            journal.flush()
+            if not journal.is_open:
+                break
+            self.blocks.append(block)
+            self._call(
+                runner, partial(self._calling.giving, facts.allocate, (facts.flags, order), cell.address), cell.address
+            )
+            if self._address(block):
+                return block
+            self.blocks.remove(block)
+        journal.drop(Item.MORE, cell.address)
+        self.arena.release_cell(cell)
+        journal.flush()
+        return None
+
+    # given back ------------------------------------------------------------------------------------------------------
+
+    def give_back(self) -> None:
+        if not self.blocks or not self.arena.is_more_unused:
+            return
+        for block in self.blocks:
+            if not self._address(block) and self.arena.may_use(_cell(block)):
+                raise OptprobeError(IN_A_CALL, "let the guest run, then try again")
+        size = self.lent >> 10
+        try:
+            if any(map(self._address, self.blocks)):
+                self.tell(f"the guest runs until its kernel has taken back {size} KiB")
+                runner = self._reach(LEAVING)
+                # The journal must list no data that are in no memory.
+                self.arena.journal.flush()
+                self._unmap(self.blocks)
+                self.arena.drop_data()
+                self._free(runner, tuple(self.blocks))
+            else:
+                self._forget(tuple(self.blocks))
+        except OptprobeError as error:
+            self.arena.journal.flush()
+            stays = f"{self.lent >> 10} KiB of the guest's memory stay lent, and serve the next GDB"
+            raise OptprobeError(f"{stays}: {error.message}", error.hint) from error
+
+    def _unmap(self, blocks: Sequence[LentBlock]) -> None:
+        for block in blocks:
+            if self._is_mapped(block):
+                self._window.unmap(block.place)
+        self.linux.forget()
+
+    def _free(self, runner: Runner, blocks: Sequence[LentBlock]) -> None:
+        """Give back blocks that are mapped nowhere, once all translations are flushed. Raises OptprobeError."""
+        facts = self._facts
+        if any(map(self._address, blocks)):
+            self._call(runner, partial(self._calling.thunk, function=facts.flush, arguments=()))
+        for block in blocks:
+            if self._address(block):
+                self._call(
+                    runner, partial(self._calling.taking, facts.free, (block.order,), block.cell), block.cell
+                )
+            if not self.arena.may_use(_cell(block)):
+                self._forget((block,))
+
+    def _forget(self, blocks: Sequence[LentBlock]) -> None:
+        """Forget blocks that were given back."""
+        for block in blocks:
+            assert not self._address(block)
+            self.blocks.remove(block)
+            self.arena.journal.drop(Item.MORE, block.cell)
+            self.arena.release_cell(_cell(block))
+        self.arena.journal.flush()
+
+    # calls -----------------------------------------------------------------------------------------------------------
+
+    def _reach(self, timeout: float) -> Runner:
+        machine, kernel, window = self.linux.machine, self.linux.kernel, self._window
+        runner = Runner(machine, window.calling, SafePoints(machine, kernel, window.vcpus, self._avoid))
+        try:
+            runner.reach(timeout)
+        finally:
+            self.linux.forget()
+        return runner
+
+    def _call(self, runner: Runner, make: Make, *uses: int) -> None:
+        """Have the thread that was reached run code, which is in the arena meanwhile. Raises OptprobeError."""
+        back, arena = runner.back(), self.arena
+
+        def lay_out(at: int) -> Detour:
+            return Detour(at, make(address=at, back=back).data, at, ())
+
+        placed = InstalledDetour.install(back, lay_out, self.linux, arena, uses)
+        try:
+            runner.run(make(address=placed.detour.address, back=back), CALL)
+        except BaseException:
+            # A thread may be in it.
+            arena.retire(placed.slot, placed.detour)
+            raise
+        finally:
+            self.linux.forget()
+        placed.release(self.linux, arena, reached=False)
+
+    # facts -----------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _window(self) -> Window:
+        return self.linux.arch.window(self.linux.machine, self.linux.kernel)
+
+    @property
+    def _calling(self) -> Calling:
+        return self._window.calling
+
+    @cached_property
+    def _facts(self) -> Facts:
+        kernel = self.linux.kernel
+        known = (at for name in ALLOCATES if (at := kernel.symbols.address(name)) is not None)
+        allocate = next(known, None) or kernel.address(ALLOCATES[0])
+        return Facts(allocate, kernel.address(FREES), kernel.address(self._window.flushes), gfp.at_once(kernel))
+
+    @property
+    def _whole(self) -> int:
+        window = self._window
+        start, end = window.span(window.places[0], window.orders[0])
+        return end - start
+
+    @property
+    def _limit(self) -> int:
+        return self.settings().max_memory * MIB
+
+    def _free_places(self, low: int, high: int) -> Sequence[int]:
+        """Return the places inside [low, high) that hold no block, nearest to the data first."""
+        taken, whole = {block.place for block in self.blocks}, self._whole
+        return [at for at in self._window.places if low <= at and at + whole <= high and at not in taken]
+
+    def _size(self, block: LentBlock) -> int:
+        start, end = self._window.span(block.place, block.order)
+        return end - start
+
+    def _address(self, block: LentBlock) -> int:
+        return _word(self.linux.machine, block.cell)
+
+    def _is_mapped(self, block: LentBlock) -> bool:
+        address = self._address(block)
+        return bool(address) and self._window.is_mapped(block.place, block.order, address)
+
+
+def _cell(block: LentBlock) -> Slot:
+    return Slot(block.cell, CELL)
+
+
+def _word(memory: Memory, address: int) -> int:
+    return int.from_bytes(memory.read(address, CELL), "little")

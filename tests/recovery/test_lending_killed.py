@@ -1,0 +1,352 @@
+"""A GDB is killed behind any of its writes while the guest lends memory, or has it back; the next one knows of it.
+
+The guest's allocator has one block. What it has given and what it has got back are counted in its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.linux import LinuxGuest
+from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.isa.x86_64.calling import CALLING
+from gdb_optprobe.probes.linux_arena import LinuxArena
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.recovery import adopt
+from tests.examples import FULL, some
+from tests.fake_guest import (
+    CODE,
+    DATA,
+    FILL,
+    LOOP,
+    MEETING,
+    PLAIN,
+    START,
+    TABLES,
+    Body,
+    FakeGuest,
+    FakeMachine,
+    program,
+)
+from tests.guest.linux import fake_kernel
+
+ALLOCATE, FREE, FLUSH, FLAGS, WORDS = (START + 0x8000 + 0x100 * number for number in range(5))
+BLOCK, GIVEN, TAKEN, FLUSHED, MAPPED = (WORDS + 8 * number for number in range(5))
+"""Words of the guest: the block that the allocator has, how many it gave and got, whether all is flushed; an entry."""
+AT, ORDER, PLACE = 0x7700_0000, 3, START + 0x74000
+SIZE = 4096 << ORDER
+ENTRY = TABLES + 64
+NAMES = (("GFP_KERNEL", 0x3), ("GFP_NOWAIT", 0x2), ("__GFP_NOWARN", 0x8), ("__GFP_DIRECT_RECLAIM", 0x1))
+
+
+def _rip(at: int, opcode: str, word: int, behind: int = 0) -> bytes:
+    data = bytes.fromhex(opcode)
+    return data + (word - at - len(data) - 4 - behind).to_bytes(4, "little", signed=True)
+
+
+def _assembled(at: int, *parts: tuple[str, int] | str) -> bytes:
+    made = b""
+    for part in parts:
+        made += bytes.fromhex(part) if isinstance(part, str) else _rip(at + len(made), *part)
+    return made
+
+
+ALLOCATES = _assembled(
+    ALLOCATE,
+    "31c0",  # xor %eax,%eax
+    "83fe03",  # cmp $ORDER,%esi
+    "7518",  # jne end
+    ("488705", BLOCK),  # xchg %rax,BLOCK
+    "4885c0",  # test %rax,%rax
+    "740c",  # je end
+    ("48ff05", GIVEN),  # incq GIVEN
+    "9090909090",
+    "c3",
+)
+FREES = _assembled(
+    FREE,
+    "4885ff",  # test %rdi,%rdi
+    "740e",  # je end
+    ("48893d", BLOCK),  # mov %rdi,BLOCK
+    ("48ff05", TAKEN),  # incq TAKEN
+    "c3",
+)
+FLUSHES = _assembled(FLUSH, ("48ff05", FLUSHED), "c3")
+
+
+class Killed(BaseException):
+    """GDB is dead."""
+
+
+class Machine(FakeMachine):
+    """left: writes of GDB's before it dies; None for ever. calls: what the guest runs of calls before that.
+
+    ran: how much it has run of them.
+    """
+
+    left: int | None = None
+    calls: int | None = None
+    ran = 0
+
+    def write(self, address: int, data: bytes) -> None:
+        if self.left is not None:
+            if not self.left:
+                raise Killed
+            self.left -= 1
+        super().write(address, data)
+
+    write_physical = write
+
+    def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
+        values = dict(zip(self.cpu.isa.registers, self.threads[vcpu.number], strict=True))
+        return {name: values[name] for name in names}
+
+    def write_registers(self, vcpu: Vcpu, values: Mapping[str, int]) -> None:
+        if self.left == 0:
+            raise Killed
+        state = {**dict(zip(self.cpu.isa.registers, self.threads[vcpu.number], strict=True)), **values}
+        self.threads[vcpu.number] = tuple(state.values())
+
+    def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
+        if self.left == 0:
+            raise Killed
+        self.run_threads(addresses)
+        return Vcpu(0, "1.1")
+
+    def run_threads(self, addresses: Sequence[int]) -> None:
+        for _ in range(4000):
+            pc = self.threads[0][self.cpu.pc]
+            if CODE <= pc < DATA or ALLOCATE <= pc < FLAGS:
+                if self.ran == self.calls:
+                    self.left = 0
+                    raise Killed
+                self.ran += 1
+            self.threads[0] = self.run_one(self.threads[0])
+            if self.threads[0][self.cpu.pc] in addresses:
+                return
+        raise AssertionError("the thread does not come there")
+
+
+@dataclass(frozen=True)
+class Window:
+    """See guest.linux.arch.base.Window."""
+
+    machine: FakeMachine
+    calling = CALLING
+    vcpus = cast(Any, SimpleNamespace(
+        entry=lambda kernel, at: at, may_sleep=lambda machine, kernel, vcpu: True, writing=SimpleNamespace(pc="rip")
+    ))
+    orders: Sequence[int] = (ORDER + 1, ORDER)
+    places: Sequence[int] = (PLACE,)
+    flushes: str = "flush_tlb_all"
+
+    def span(self, place: int, order: int) -> tuple[int, int]:
+        return place, place + SIZE
+
+    def table(self) -> int:
+        return TABLES
+
+    def is_free(self, place: int) -> bool:
+        return not any(self.machine.read(ENTRY, 8))
+
+    def map(self, place: int, order: int, block: int) -> None:
+        assert self.is_free(place) and order == ORDER
+        self.machine.write_physical(ENTRY, block.to_bytes(8, "little"))
+
+    def is_mapped(self, place: int, order: int, block: int) -> bool:
+        held = int.from_bytes(self.machine.read(ENTRY, 8), "little")
+        assert held in (0, block)
+        return bool(held)
+
+    def unmap(self, place: int) -> None:
+        self.machine.write_physical(ENTRY, bytes(8))
+
+
+@dataclass
+class LendingGuest(FakeGuest):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.machine.__class__ = Machine
+        linux = self._linux()
+        arena = LinuxArena(linux, lambda: self.settings)
+        arena._can_change = lambda table: True  # type: ignore[method-assign]
+        self.arena_source = arena
+
+    def _linux(self) -> LinuxGuest:
+        linux = super()._linux()
+        functions = {"__get_free_pages": ALLOCATE, "free_pages": FREE, "flush_tlb_all": FLUSH, "ksys_read": MEETING}
+        linux.kernel = fake_kernel.kernel(cast(Any, self.machine), {**functions, "gfpflag_names": FLAGS})
+        cast(Any, linux.arch).window = lambda machine, kernel: Window(self.machine)
+        linux.forget = lambda: self._passed()  # type: ignore[method-assign]
+        return linux
+
+    def _passed(self) -> None:
+        self.steps += 1
+
+    def copy(self) -> LendingGuest:
+        return LendingGuest(
+            self.bodies, self.isa, None, self.traps, self.names, self.settings,
+            bytes(self.machine.memory), tuple(self.machine.threads),
+        )  # fmt: skip
+
+    def word(self, at: int) -> int:
+        return int.from_bytes(self.machine.read(at, 8), "little")
+
+
+def lending() -> LendingGuest:
+    plain = program()
+    parts = (Body("allocate", ALLOCATE, ALLOCATES), Body("free", FREE, FREES), Body("flush", FLUSH, FLUSHES))
+    guest = LendingGuest((*plain.bodies, *parts), traps=plain.traps)
+    memory = guest.machine.memory
+    memory[BLOCK - START : BLOCK - START + 8] = AT.to_bytes(8, "little")
+    table, text = b"", FLAGS + 0x60
+    for name, mask in NAMES:
+        table += mask.to_bytes(8, "little") + text.to_bytes(8, "little")
+        memory[text - START : text - START + len(name)] = name.encode()
+        text += 0x20
+    memory[FLAGS - START : FLAGS - START + len(table)] = table
+    guest.start_threads(LOOP)
+    return guest
+
+
+TABLE = Spec(f"*{PLAIN:#x}", actions=("count by $rax",))
+
+
+def filled(guest: LendingGuest) -> Session:
+    """A session with probes that leave less data than one more needs."""
+    session = guest.session()
+    guest.settings = replace(guest.settings, table_keys=4096)
+    while not guest.word(GIVEN):
+        left = session.optimizer.find_arena().data.largest
+        if left < 1 << 17:
+            guest.settings = replace(guest.settings, table_keys=512)
+        if left < 1 << 14:
+            return session
+        session.add(TABLE)
+    raise AssertionError("the arena is larger than it seemed")
+
+
+def end(guest: LendingGuest, session: Session, text: bytes) -> None:
+    """All goes, and the guest is as it was."""
+    session.delete()
+    for number in range(len(guest.machine.threads)):
+        guest.run_to(number, MEETING)
+    session.commit(0)
+    assert session.optimizer.release_arena()
+    assert guest.word(GIVEN) == guest.word(TAKEN) and guest.word(BLOCK) == AT and not guest.word(ENTRY)
+    assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
+    assert guest.machine.read(START, 0x8000) == text
+
+
+def test_memory_is_lent_when_there_is_none_and_given_back() -> None:
+    guest = lending()
+    text = guest.machine.read(START, 0x8000)
+    session = filled(guest)
+    session.add(TABLE)
+    assert (guest.word(GIVEN), guest.word(TAKEN), guest.word(ENTRY)) == (1, 0, AT)
+    (*_, last) = session.registry.probes()
+    assert last.counter is not None and PLACE <= last.counter.address < PLACE + SIZE
+    assert session.check() == ()
+    for number in range(2):
+        guest.run_to(number, MEETING)
+    flushed = guest.word(FLUSHED)
+    end(guest, session, text)
+    assert guest.word(TAKEN) == 1 and guest.word(FLUSHED) == flushed + 1
+
+
+def test_it_is_not_lent_where_a_setting_refuses_it() -> None:
+    guest = lending()
+    session = filled(guest)
+    guest.settings = replace(guest.settings, max_memory=0)
+    with pytest.raises(OptprobeError, match="the memory for detours is full"):
+        session.add(TABLE)
+    assert not guest.word(GIVEN)
+    assert session.check() == ()
+
+
+def test_what_the_kernel_does_not_have_is_refused() -> None:
+    guest = lending()
+    text = guest.machine.read(START, 0x8000)
+    session = filled(guest)
+    guest.machine.memory[BLOCK - START : BLOCK - START + 8] = bytes(8)
+    with pytest.raises(OptprobeError, match="its kernel lends no more: its kernel has no"):
+        session.add(TABLE)
+    assert session.check() == ()
+    guest.machine.memory[BLOCK - START : BLOCK - START + 8] = AT.to_bytes(8, "little")
+    session.add(TABLE)
+    end(guest, session, text)
+
+
+def actions(guest: LendingGuest, session: Session) -> None:
+    session.add(TABLE)
+    session.delete()
+    for number in range(len(guest.machine.threads)):
+        guest.run_to(number, MEETING)
+    session.optimizer.reclaim()
+    assert session.optimizer.release_arena()
+
+
+def test_a_gdb_may_be_killed_behind_any_write_while_memory_is_lent() -> None:
+    whole = lending()
+    session = filled(whole)
+    whole.machine.writes.clear()
+    actions(whole, session)
+    assert whole.word(GIVEN) == whole.word(TAKEN) == 1
+    for number in some(range(len(whole.machine.writes) + 1)):
+        check_killed("left", number)
+
+
+def test_a_gdb_may_be_killed_behind_any_instruction_of_a_call() -> None:
+    """The thread is in the code of the call when the next GDB comes, and runs on."""
+    whole = lending()
+    session = filled(whole)
+    before = cast(Machine, whole.machine).ran
+    actions(whole, session)
+    for number in range(before, cast(Machine, whole.machine).ran, 1 if FULL else 11):
+        check_killed("calls", number)
+
+
+def check_killed(how: str, number: int) -> None:
+    """Raises AssertionError where something is lost of a guest in which GDB was killed."""
+    for removes in (False, True):
+        guest = lending()
+        text = guest.machine.read(START, 0x8000)
+        session = filled(guest)
+        setattr(guest.machine, how, number)
+        with suppress(Killed):
+            actions(guest, session)
+        left = guest.copy()
+        try:
+            check_taken_over(left, text, removes)
+        except BaseException as error:
+            error.add_note(f"{how} {number}, then {'removed' if removes else 'taken over'}")
+            raise
+
+
+def check_taken_over(guest: LendingGuest, text: bytes, removes: bool) -> None:
+    session = guest.session()
+    try:
+        if removes:
+            adopt.remove(session, 0)
+        else:
+            assert adopt.recover(session).lost == ()
+            assert session.check() == ()
+    except OptprobeError as none:
+        assert "no probes of an earlier GDB" in none.message or "in use" in none.message or "still" in none.message
+    for number in range(len(guest.machine.threads)):
+        guest.run_to(number, MEETING)
+    session.optimizer.on_stop()
+    try:
+        session.add(Spec(f"*{PLAIN:#x}"))
+    except OptprobeError:
+        adopt.recover(session)
+    assert session.check() == ()
+    end(guest, session, text)
