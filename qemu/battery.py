@@ -308,7 +308,7 @@ def glob(battery: Battery) -> str:
 
 
 def whole(battery: Battery) -> str:
-    """Probe every function at once: the guest goes on, and one of which all calls are known has counted each."""
+    """Probe every function at once: the guest runs, and one with a known number of calls has counted each."""
     said = battery.ask("optprobe add -glob *")
     battery.reads()
     lines = map(json.loads, battery.gdb("optprobe report -top 300 -json").splitlines())

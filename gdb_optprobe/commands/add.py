@@ -39,7 +39,8 @@ class AddCommand(Subcommand[Add]):
       -overwrite      a full ring keeps the newest records, not the oldest
       -pending        wait for a symbol that is not there yet: of a module, or of
                       a kernel that has not started
-      -glob           LOCATION is a glob
+      -glob           LOCATION is a glob; * alone is every function, but those at
+                      which a hit would stop the guest
       -user           LOCATION is BINARY:SYMBOL, BINARY:SYMBOL+OFFSET or
                       BINARY:OFFSET of a program, BINARY a path in the guest
       -file PATH      the same file here, for its symbols

@@ -206,7 +206,7 @@ class _OnExit(_Setting):
 
 
 class _MaxProbes(_Setting):
-    """A glob that matches more than this many addresses is refused."""
+    """A glob that matches more than this many addresses is refused, but * alone by default."""
 
     def __init__(self) -> None:
         what = "how many addresses one location may match"
