@@ -116,6 +116,12 @@ class Batches:
         self.plans.of(sorted(addresses), self.target.guest, self.optimizer.limits([spec]), self._planner(spec))
         return {address for address in addresses if self.plans.stops(address)}
 
+    def stops(self, spec: Spec, address: int) -> bool:
+        """Return whether `stopping` has an address; from what is known, where that is enough."""
+        if not self.plans.has(address):
+            return bool(self.stopping(spec, [address]))
+        return self.plans.stops(address)
+
     def _planner(self, spec: Spec) -> Callable[[int], Plan]:
         return lambda address: self.optimizer.plan(address, [spec])
 

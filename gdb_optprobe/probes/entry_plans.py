@@ -76,6 +76,10 @@ class EntryPlans:
             if (found := self._plans[address]) is not None and found.tier is Tier.TRAPPED:
                 yield found
 
+    def has(self, address: int) -> bool:
+        """Return whether `of` was asked for `address`."""
+        return address in self._plans
+
     def stops(self, address: int) -> bool:
         """Return whether a probe at `address`, which `of` was asked for, stops the guest at each hit, or cannot be."""
         found = self._plans[address]

@@ -283,7 +283,8 @@ class Session:
                 found.append((spec, new))
         limit = self.settings().max_probes
         whole = limit == DEFAULT_MAX_PROBES and all(spec.is_whole_kernel for spec in specs)
-        if len(self.registry) + len(seen) > limit and not whole:
+        many = sum(len(block) for block in self.registry.blocks if block.spec.is_whole_kernel)
+        if len(self.registry) - many + len(seen) > limit and not whole:
             raise OptprobeError(
                 f"{','.join(spec.location for spec in specs)} has {len(seen)} addresses and max-probes is {limit}",
                 "set optprobe max-probes N, or name fewer",
@@ -509,7 +510,13 @@ class Session:
         self.check_alive()
         members = (probe for block in self.registry.blocks for probe in self.batches.probes(block))
         probes = sorted((*self.registry.single_probes(), *members), key=lambda probe: probe.number)
-        return save.commands(probes, self.settings(), self.target, self.kprobes.takes)
+        return save.commands(probes, self.settings(), self.target, self._takes)
+
+    def _takes(self, spec: Spec, address: int) -> bool:
+        """Return whether `add` of a glob has a probe at `address`."""
+        if spec.is_whole_kernel:
+            return not self.batches.stops(spec, address)
+        return self.kprobes.takes(spec, address)
 
     def check(self) -> tuple[str, ...]:
         """Return where the guest's memory does not hold what we wrote, in words."""

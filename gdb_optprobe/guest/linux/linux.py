@@ -81,6 +81,7 @@ class LinuxGuest(Guest):
     _constants: dict[str, int | None] = field(default_factory=dict)
     unwind_missing: OptprobeError | None = None
     _is_booting: bool | None = None
+    _entries: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -350,8 +351,12 @@ class LinuxGuest(Guest):
         return self.arch.entry(function, self.text)
 
     def entries(self, functions: Collection[int]) -> Iterator[int]:
-        """Yield the `entry` of each; the first bytes of all are read together."""
-        ordered = sorted(functions)
+        """Return the `entry` of each, kept for the kernel's own; the first bytes of all are read together."""
+        ordered = sorted(function for function in functions if function not in self._entries)
+        found = dict[int, int]()
         for function, head in zip(ordered, runs.heads(ordered, HEAD, self.memory), strict=True):
-            found = self.arch.entry_by_head(function, head)
-            yield found if found is not None else self.entry(function)
+            at = self.arch.entry_by_head(function, head)
+            found[function] = at if at is not None else self.entry(function)
+        start, end = self.recovered.text  # modules come and go
+        self._entries |= {function: at for function, at in found.items() if start <= function < end}
+        return (found[function] if function in found else self._entries[function] for function in functions)
