@@ -604,7 +604,7 @@ class FakeDebugger:
 
     def resolve(self, location: str, glob: bool) -> tuple[int, ...]:
         if location.startswith("*"):
-            return (int(location[1:], 0),)
+            return (int(location[1:].removeprefix("_stext+"), 0) + START * location.startswith("*_stext+"),)
         module = self.guest.module
         if module is not None and (found := module.find(location)):
             return tuple(found)

@@ -298,6 +298,7 @@ GIVEN = {
     ("debugger/parameters.py", "f'show optprobe {name}'"),
     ("debugger/stops.py", "f'show user {name}'"),
     ("debugger/stops.py", r"f'define {name}\n{action}\nend'"),
+    ("debugger/memory_dump.py", "f'monitor pmemsave {address:#x} {size:#x} \"{path}\"'"),  # of a folder made for it
     ("debugger/kernel_symbols.py", "f'(unsigned long)&{name}'"),
     ("debugger/kernel_symbols.py", "f\"set confirm {('on' if confirm else 'off')}\""),
 }

@@ -116,10 +116,11 @@ class Text:
         _, tier, _, _, what = _row(replace(part.first, symbol=_SYMBOL))
         before, _, behind = what.partition(_SYMBOL)
         remarks = _remarks(part.first, self._width)
-        columns = zip(count(part.first.number), part.hits, part.addresses, part.symbols, strict=False)
+        names = (symbol or part.first.location for symbol in part.symbols)
+        columns = zip(count(part.first.number), part.hits, part.addresses, names, strict=False)
         return [
-            ((str(number), tier, str(hits), f"{address:#018x}", f"{before}{symbol}{behind}"), remarks)
-            for number, hits, address, symbol in columns
+            ((str(number), tier, str(hits), f"{address:#018x}", f"{before}{name}{behind}"), remarks)
+            for number, hits, address, name in columns
         ]
 
     def timeline(self, probes: Sequence[ProbeView], more: bool = False) -> None:
@@ -385,7 +386,8 @@ def _hit_ones(probes: Sequence[ProbeView]) -> tuple[list[ProbeView], Mapping[str
     shown: list[ProbeView] = []
     for part in parts_of(probes):
         if isinstance(part, CountsView):
-            shown += (part[place] for place, hits in enumerate(part.hits) if hits or not part.first.enabled)
+            is_whole = not part.first.enabled or never[part.first.location] < 2
+            shown += (part[place] for place, hits in enumerate(part.hits) if hits or is_whole)
         elif never[part.location] < 2 or not _is_unhit(part):
             shown.append(part)
     return shown, {location: number for location, number in never.items() if number > 1}

@@ -316,6 +316,7 @@ def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRec
         raise ValueError(f"sites of the block at {at:#x} overlap")
     if probe is not None and not isinstance(probe, dict):
         raise ValueError(f"what is noted of the probes of the block at {at:#x}")
+    gone = [index for index in range(len(sites)) if at + index * step in out]
     return BlockRecord(
         sites=sites,
         originals=texts,
@@ -324,9 +325,9 @@ def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRec
         step=step,
         traced=validate.flag(traced),
         is_uniform=is_uniform,
-        out=[index for index in range(len(sites)) if at + index * step in out],
+        out=gone,
         first=validate.number(first, LARGEST_NUMBER, 1),
-        is_live=probe is not None,
+        is_live=probe is not None and len(gone) < len(sites),
         probe=probe or {},
     )
 

@@ -523,10 +523,10 @@ class Batches:
 
     # of an earlier GDB -----------------------------------------------------------------------------------------------
 
-    def adopt(self, left: BlockRecord, record: ProbeRecord) -> tuple[CountBlock, list[Probe]]:
+    def adopt(self, left: BlockRecord, record: ProbeRecord) -> CountBlock:
         """Take over a block of an earlier GDB, of which the branches were removed, with its code and its counters.
 
-        record: of its first probe. Return it, and the members that must be settled by themselves.
+        record: of its first probe. The block is disabled: only when all are taken over, other code may be collected.
         Raises OptprobeError where it would not be what it was; its code is left then as retired.
         """
         arena, machine = self.optimizer.take_arena(), self.target.guest.machine
@@ -556,7 +556,7 @@ class Batches:
             for piece, _ in block.pieces():
                 arena.readopt(piece)
             self.registry.add_block(block)
-            return block, self.switch([block], True) if record.enabled else []
+        return block
 
     def _plans_again(self, left: BlockRecord, spec: Spec) -> Sequence[Plan]:
         """Return the plans of an earlier GDB's block, made anew. Raises OptprobeError where one is another now."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena, Ranges
-from gdb_optprobe.detours.arena_contents import ArenaContents, restoring_patches
+from gdb_optprobe.detours.arena_contents import LONGEST, ArenaContents, restoring_patches
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
@@ -132,7 +133,7 @@ class LinuxArena:
             return None
         left = earlier.left
         texts, _ = restoring_patches(left, self.linux.memory, self.linux.isa)
-        self._covered = [text.reverse for text in texts]
+        self._covered = sorted((text.reverse for text in texts), key=_address_of)
         return left if left.probes or left.users or left.live_blocks or left.lent or texts else None
 
     def uncovered(self, address: int, data: bytes) -> bytes:
@@ -142,7 +143,10 @@ class LinuxArena:
                 self.left()
             except OptprobeError:
                 self._covered = ()
-        return unpatched(data, address, [patch for patch in self._covered or () if _stands(patch, address, data)])
+        covered = self._covered or ()
+        first = bisect_left(covered, address - LONGEST, key=_address_of)
+        last = bisect_left(covered, address + len(data), key=_address_of)
+        return unpatched(data, address, [patch for patch in covered[first:last] if _stands(patch, address, data)])
 
     def _look_back(self) -> RecordedArena | None:
         if not self._asked:
@@ -231,6 +235,10 @@ class LinuxArena:
             self.tell(stays.message)
         self.room, self._took, self._earlier, self._journal = None, False, None, Journal()
         self.linux.forget()
+
+
+def _address_of(patch: Patch) -> int:
+    return patch.address
 
 
 def _stands(patch: Patch, address: int, data: bytes) -> bool:

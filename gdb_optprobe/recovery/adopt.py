@@ -109,19 +109,21 @@ def _adopt_blocks(session: Session, left: ArenaContents, lost: list[str]) -> tup
     """Adopt the blocks of counts. Return them, and the probes that must be settled by themselves. lost: gets reasons.
     """
     blocks: list[CountBlock] = []
-    alone: list[Probe] = []
+    enabled: list[CountBlock] = []
     for one in left.live_blocks:
         record = read_block(one, left)
         try:
-            block, others = session.batches.adopt(one, record)
+            block = session.batches.adopt(one, record)
         except OptprobeError as error:
             numbers = f"probes {one.first}-{one.first + len(one.sites) - 1}"
             lost.append(f"{numbers}, {record.spec.location}, are not recovered: {error.message}")
             session.batches.leave(one)
             continue
-        alone += others
-        blocks += [block] if len(block) else []
-    return blocks, alone
+        blocks.append(block)
+        enabled += [block] if record.enabled else []
+    # To enable one may wipe what is retired, and the code of those to be adopted is.
+    alone = [*session.batches.switch(enabled, True)]
+    return [block for block in blocks if len(block)], alone
 
 
 def remove(session: Session, timeout: float) -> int:

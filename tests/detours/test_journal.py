@@ -211,6 +211,19 @@ GOOD: dict[str, Any] = {
     "data 30000": 8,
     "probe 1": {"at": 0x1000},
 }
+BLOCKS: dict[str, Any] = {
+    "block 14000": [24, 0x34000, "0f1f440000", True, 7, {"location": "f*"}, 0x1100, [32, 5]],
+    "block 15000": [24, 0x35000, ["0f1f440000", "55"], False, 17, None, 0x1200, [32]],
+    "out 14018": 1,
+}
+BLOCK = [24, 0x36000, "0f1f440000", True, 27, {}, 0x1300, [16]]
+"""One of two counts."""
+
+
+def block(**changed: object) -> list[object]:
+    """Return BLOCK with other values, by their places: `_0` is the first."""
+    return [changed.get(f"_{place}", value) for place, value in enumerate(BLOCK)]
+
 
 
 @pytest.mark.parametrize(
@@ -235,17 +248,38 @@ GOOD: dict[str, Any] = {
         ("data 3fffc", 8),
         ("data 31000", "many"),
         ("data 31000", -8),
+        ("block 16000", block(_0=0)),
+        ("block 16000", block(_0=1 << 11)),
+        ("block 1fff0", BLOCK),
+        ("block 14030", BLOCK),
+        ("block 16000", block(_1=0x34008)),
+        ("block 16000", block(_1=0x3fff8)),
+        ("block 16000", block(_2="")),
+        ("block 16000", block(_2=["55"])),
+        ("block 16000", block(_2=["55", "zz"])),
+        ("block 16000", block(_3=1)),
+        ("block 16000", block(_4=0)),
+        ("block 16000", block(_5=5)),
+        ("block 16000", block(_6=0x900)),
+        ("block 16000", block(_6=-1)),
+        ("block 16000", block(_7=[4])),
+        ("block 16000", block(_7=[0])),
+        ("block 16000", block(_7=[-16])),
+        ("block 16000", block(_7=[1 << 64])),
+        ("block 16000", block(_7=16)),
+        ("block 16000", [*BLOCK, 1]),
     ],
 )
 def test_what_cannot_be(key: str, value: object) -> None:
     memory = Memory()
-    assert isinstance(decode(GOOD, BOUNDS, memory, X86_64), ArenaContents)
+    good = GOOD | BLOCKS
+    assert isinstance(decode(good, BOUNDS, memory, X86_64), ArenaContents)
     with pytest.raises(OptprobeError, match="damaged"):
-        decode({**GOOD, key: value}, BOUNDS, memory, X86_64)
+        decode({**good, key: value}, BOUNDS, memory, X86_64)
 
 
 anything = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6), st.lists)
-keys = st.sampled_from(["text", "code", "pads", "data", "probe", "point", "room", "other"])
+keys = st.sampled_from(["text", "code", "pads", "data", "block", "out", "probe", "room", "other"])
 keyed = st.tuples(keys, st.integers(0, 1 << 65)).map(lambda pair: f"{pair[0]} {pair[1]:x}")
 
 
@@ -255,6 +289,12 @@ def test_no_value_is_more_than_an_error(state: dict[str, Any]) -> None:
         decode(state, BOUNDS, Memory(), X86_64)
     except OptprobeError as error:
         assert "\n" not in error.message
+
+
+def test_a_block_of_which_all_members_are_out_has_no_probes() -> None:
+    alone = {"block 16000": BLOCK, "out 16000": 1, "out 16018": 1}
+    (found,) = decode(alone, BOUNDS, Memory(), X86_64).blocks
+    assert not len(found) and not found.is_live
 
 
 def test_text_that_somebody_changed() -> None:

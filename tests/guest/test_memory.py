@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gdb_optprobe.errors import Unreadable
@@ -162,3 +164,29 @@ def test_a_programs_memory_is_never_looked_for_in_the_kernels_tables() -> None:
     with pytest.raises(Unreadable):
         kernel.write(0x1000, b"abcd")
     assert machine.log[0] == "virtual" and machine.log.count("virtual") == 2
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_much_is_read_at_once_or_piece_by_piece(works: bool) -> None:
+    """What is read is the same; a page that is not mapped is an error either way."""
+    machine = Machine(sees_kernel=False)
+    asked: list[list[tuple[int, int]]] = []
+
+    def dump(pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        asked.append([*pieces])
+        # What lies between the places that were asked for is read too.
+        data = b"".join(bytes(machine.frames.get(frame, bytes(PAGE))) for frame in range(0x100, 0x301))
+        return [data[at - 0x100 * PAGE :][:size] for at, size in pieces] if works else None
+
+    kernel = KernelMemory(machine, machine, machine.walk, dump)
+    spans = [(BASE + 8, BASE + 24), (BASE + 64, BASE + 64), (BASE + PAGE - 8, BASE + 2 * PAGE + 8)]
+    spans += [(BASE + 2 * PAGE + 4, BASE + 2 * PAGE + 12), (BASE + 4 * PAGE, BASE + 5 * PAGE)]
+    plain = KernelMemory(machine, machine, machine.walk)
+    assert kernel.read_many(spans) == [plain.read(start, end - start) for start, end in spans] == plain.read_many(spans)
+    assert len(asked) == 1 and len(asked[0]) < len(spans)
+    with pytest.raises(Unreadable):
+        kernel.read_many([*spans, (BASE + 3 * PAGE - 8, BASE + 3 * PAGE + 8)])
+    tried = len(asked)
+    with pytest.raises(Unreadable):
+        kernel.read_many([(0x1000, 0x1008)])
+    assert len(asked) == tried, "a program's memory is not where the kernel's is"

@@ -1,0 +1,23 @@
+"""GDB is killed while thousands of probes come, go and change: batch_kills.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.booted.batch_kills import kills
+from tests.booted.conftest import ACCELERATOR, FULL, Boot
+from tests.booted.test_hot_functions import tell
+
+KILLS = int(os.environ.get("OPTPROBE_KILLS", "500" if FULL else "1"))
+SEED = int(os.environ.get("OPTPROBE_SEED", "1"))
+
+
+@pytest.mark.timeout(0 if FULL else 600)
+def test_killed_in_a_batch(boot: Boot, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """OPTPROBE_KILLS, OPTPROBE_SEED."""
+    guest = boot(extra=ACCELERATOR)
+    done = kills(guest, tmp_path, SEED, KILLS, lambda text: tell(capsys, text))
+    assert done["kills"] == KILLS

@@ -1,0 +1,285 @@
+"""What is done to counts that were put in together, at tracers' sites and elsewhere; GDB may be killed at any write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.recovery import adopt
+from tests.detours.fakes import code
+from tests.fake_guest import CODE, DATA, FILL, THREADS, Body, FakeGuest
+from tests.probes.test_batch import AT, COUNT, GLOB, LOOP, entered_before, functions, run, text
+
+SEVERAL = code("48 ff c0  inc %rax\n48 ff c1  inc %rcx\n48 01 c8  add %rcx,%rax\nc3  ret")
+ONE = code("48 81 f1 55 aa 00 00  xor $0xaa55,%rcx\n48 01 c8  add %rcx,%rax\nc3  ret")
+BRANCHING = code("48 ff c0  inc %rax\n74 03  je L\n48 ff c1  inc %rcx\n48 ff c2  inc %rdx (L)\nc3  ret")
+Guests = Callable[[], FakeGuest]
+
+
+def untraced() -> FakeGuest:
+    """Return a guest of which the threads call functions without tracers' sites; most displace several instructions."""
+    loop = b"".join(
+        b"\xe8" + (to - LOOP - 5 * number - 5).to_bytes(4, "little", signed=True) for number, to in enumerate(AT)
+    )
+    back = b"\xe9" + (-len(loop) - 5).to_bytes(4, "little", signed=True)
+    kinds = SEVERAL, ONE, BRANCHING
+    bodies = [Body(f"f{number}", at, kinds[number % len(kinds)]) for number, at in enumerate(AT)]
+    guest = FakeGuest((*bodies, Body("loop", LOOP, loop + back)))
+    guest.start_threads(LOOP)
+    return guest
+
+
+def counts(session: Session) -> dict[int, int]:
+    """Hits by address."""
+    return {view.address: view.hits for view in session.views()}
+
+
+def leave(guest: FakeGuest, session: Session, made: Guests) -> None:
+    """Delete all: text, records and memory are as they were."""
+    session.delete()
+    assert text(guest) == text(made())
+    if guest.machine.threads:
+        run(guest)
+    session.commit(0)
+    assert session.optimizer.release_arena()
+    assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
+
+
+def test_functions_without_sites_are_blocks_too() -> None:
+    guest = untraced()
+    session = guest.session()
+    session.add(GLOB)
+    assert sum(map(len, session.registry.blocks)) == COUNT and len(session.registry.blocks) == 3
+    assert not any(block.traced or block.is_uniform for block in session.registry.blocks)
+    assert {len(block.plans[0].displaced) for block in session.registry.blocks} == {1, 2}
+    run(guest)
+    assert set(counts(session).values()) == {THREADS} and session.check() == ()
+    unprobed = untraced()
+    run(unprobed)
+    assert guest.machine.threads == unprobed.machine.threads
+    leave(guest, session, untraced)
+
+
+def test_a_function_that_a_thread_is_inside_of_waits_alone() -> None:
+    guest = untraced()
+    guest.run_to(0, AT[3] + 3)
+    session = guest.session()
+    session.add(GLOB)
+    inside = [block.at(AT[3]) for block in session.registry.blocks]
+    assert inside == [None, None, None] and sum(map(len, session.registry.blocks)) == COUNT - 1
+    (view,) = [view for view in session.views() if view.address == AT[3]]
+    assert view.state == "optimizing" and session.check() == ()
+    run(guest)
+    session.commit(0)
+    assert {view.tier for view in session.views()} == {"optimized"}
+    leave(guest, session, untraced)
+
+
+@pytest.mark.parametrize("made", [functions, untraced, entered_before])
+def test_all_are_switched_and_cleared_together(made: Guests) -> None:
+    guest = made()
+    session = guest.session()
+    session.add(GLOB)
+    blocks = list(session.registry.blocks)
+    turn = run if guest.machine.threads else lambda _: None
+    hits = THREADS if guest.machine.threads else 0
+    turn(guest)
+    session.disable()
+    assert text(guest) == text(made()) and {view.state for view in session.views()} == {"disabled"}
+    assert session.check() == ()
+    turn(guest)
+    assert set(counts(session).values()) == {hits}
+    session.enable()
+    turn(guest)
+    assert set(counts(session).values()) == {2 * hits} and session.check() == ()
+    session.clear()
+    assert set(counts(session).values()) == {0}
+    assert session.registry.blocks == blocks and not session.registry.single_probes()
+    leave(guest, session, made)
+
+
+@pytest.mark.parametrize("made", [functions, untraced])
+def test_one_is_switched_and_cleared_alone(made: Guests) -> None:
+    guest = made()
+    session = guest.session()
+    session.add(GLOB)
+    run(guest)
+    session.clear([2])
+    session.disable([5])
+    run(guest)
+    session.enable([5])
+    run(guest)
+    numbers = range(1, COUNT + 1)
+    expected = dict.fromkeys(numbers, 3 * THREADS) | {2: 2 * THREADS, 5: 2 * THREADS}
+    assert {number: session.hits(number) for number in numbers} == expected
+    assert {view.number: view.hits for view in session.views()} == expected
+    assert {view.number: view.hits for view in session.reports([2, 3])} == {2: 2 * THREADS, 3: 3 * THREADS}
+    assert session.check() == ()
+    with pytest.raises(OptprobeError, match="no probe number"):
+        session.hits(COUNT + 1)
+    leave(guest, session, made)
+
+
+@pytest.mark.parametrize("made", [functions, untraced])
+def test_what_is_saved_is_what_single_probes_are_saved_as(made: Guests) -> None:
+    together, alone = made().session(), made().session()
+    for session in (together, alone):
+        session.add(GLOB)
+        session.disable([4])
+    alone.registry.probes()  # each by itself now
+    assert together.registry.blocks and not alone.registry.blocks
+    assert together.saved() == alone.saved()
+
+
+@pytest.mark.parametrize("made", [functions, untraced])
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_breakpoint_of_the_user_at_a_member(made: Guests, at: int) -> None:
+    """Before and behind: what is on displaced instructions keeps that one probe from being optimized."""
+    guest = made()
+    session = guest.session()
+    session.add(GLOB)
+    guest.breakpoints = frozenset({AT[6] + at})
+    session.resettle()
+    tiers = {view.address: view.tier for view in session.views()}
+    assert session.check() == () and set(tiers.values()) - {"optimized"} <= {tiers[AT[6]]}
+    displaced = at == 0 or made is untraced
+    assert tiers[AT[6]] != "optimized" or not displaced
+    session.delete()
+    session.add(GLOB)
+    assert {view.address: view.tier for view in session.views()} == tiers and session.check() == ()
+    guest.breakpoints = frozenset()
+    session.resettle()
+    session.commit(0)
+    assert {view.tier for view in session.views()} == {"optimized"}
+    leave(guest, session, made)
+
+
+@pytest.mark.parametrize("made", [functions, untraced])
+def test_a_setting_takes_the_branches_out_and_puts_them_in(made: Guests) -> None:
+    guest = made()
+    session = guest.session()
+    session.add(GLOB)
+    run(guest)
+    guest.settings = replace(guest.settings, optimization=False)
+    session.resettle()
+    assert "optimized" not in {view.tier for view in session.views()} and text(guest) == text(made())
+    run(guest)
+    guest.settings = replace(guest.settings, optimization=True)
+    session.resettle()
+    session.commit(0)
+    run(guest)
+    assert {view.tier for view in session.views()} == {"optimized"}
+    assert set(counts(session).values()) == {3 * THREADS} and session.check() == ()
+    leave(guest, session, made)
+
+
+@pytest.mark.parametrize("made", [functions, untraced])
+def test_a_second_probe_comes_and_goes(made: Guests) -> None:
+    guest = made()
+    session = guest.session()
+    session.add(GLOB)
+    run(guest)
+    (second,) = session.add(Spec(f"*{AT[9]:#x}", condition="$rax > 0", actions=("count", "hist($rcx)")))
+    run(guest)
+    session.delete([second.number])
+    run(guest)
+    assert set(counts(session).values()) == {3 * THREADS} and session.check() == ()
+    leave(guest, session, made)
+
+
+def test_a_block_that_others_changed_a_site_of_is_disabled_but_for_that() -> None:
+    guest = untraced()
+    session = guest.session()
+    session.add(GLOB)
+    guest.machine.write(AT[9], b"\xcc")
+    with pytest.raises(OptprobeError, match=f"{AT[9]:#x}"):
+        session.disable()
+    assert [at for at in AT if guest.machine.read(at, 1) != text_at(at)] == [AT[9]]
+
+
+def text_at(address: int) -> bytes:
+    return untraced().machine.read(address, 1)
+
+
+# an earlier GDB ------------------------------------------------------------------------------------------------------
+
+
+def many(session: Session) -> None:
+    """Have some members leave their blocks."""
+    session.disable([4, 5, 30])
+    session.clear([12])
+
+
+COMMANDS: dict[str, tuple[list[Callable[[Session], object]], Callable[[Session], object]]] = {
+    "add": ([], lambda session: session.add(GLOB)),
+    "disable": ([lambda session: session.add(GLOB)], Session.disable),
+    "enable": ([lambda session: session.add(GLOB), Session.disable], Session.enable),
+    "enable the rest": ([lambda session: session.add(GLOB), Session.disable, many], Session.enable),
+    "delete": ([lambda session: session.add(GLOB), many], Session.delete),
+    "unpack": ([lambda session: session.add(GLOB)], many),
+    "clear": ([lambda session: session.add(GLOB), many], Session.clear),
+}
+
+
+def killed(made: Guests, command: str) -> Iterator[tuple[str, FakeGuest, dict[int, int]]]:
+    """Yield what a GDB leaves that is killed behind each of the writes of a command; and what was counted before."""
+    before, what = COMMANDS[command]
+    guest = made()
+    session = guest.session()
+    for each in before:
+        each(session)
+        run(guest)
+    counted = counts(session)
+    start = guest.copy()
+    guest.machine.writes.clear()
+    what(session)
+    writes = list(guest.machine.writes)
+    assert len(writes) < 120, "in few writes"
+    for number in range(len(writes) + 1):
+        yield f"behind write {number} of {len(writes)}", start.after(writes[:number]), counted
+
+
+@pytest.mark.parametrize("made", [functions, untraced])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_killed_gdb_s_counts_are_taken_over(made: Guests, command: str) -> None:
+    for where, left, counted in killed(made, command):
+        try:
+            check_recovered(left, made, counted, command)
+        except BaseException as error:
+            error.add_note(where)
+            raise
+
+
+def check_recovered(guest: FakeGuest, made: Guests, counted: dict[int, int], command: str) -> None:
+    run(guest)
+    session = guest.session()
+    if session.target.arena_source.left() is None:
+        assert command in ("add", "delete") and text(guest) == text(made())
+        return
+    lost = adopt.recover(session).lost
+    assert session.check() == ()
+    now = counts(session)
+    if command not in ("add", "delete"):
+        assert lost == () and now.keys() == counted.keys()
+    if command != "clear":
+        assert all(hits in (counted.get(at, 0), counted.get(at, 0) + THREADS) for at, hits in now.items())
+    enabled = {view.address for view in session.views() if view.enabled}
+    run(guest)
+    assert counts(session) == {at: hits + THREADS * (at in enabled) for at, hits in now.items()}
+    leave(guest, session, made)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_a_killed_gdb_left_is_removed(command: str) -> None:
+    for where, left, _ in killed(untraced, command):
+        run(left)
+        session = left.session()
+        if session.target.arena_source.left() is not None:
+            adopt.remove(session, 0)
+        assert text(left) == text(untraced()), where
+        run(left)
