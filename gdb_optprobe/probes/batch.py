@@ -53,6 +53,8 @@ LEAST = 64
 """Probes that are worth a batch."""
 SLOT = 64
 """Bytes of code that most counts do not exceed."""
+SAMPLES = 16
+"""Members of which one must be planned as it was, for a block of which all are alike."""
 _PRESERVED = PreservedRegisters()
 Change = tuple[tuple[int, int], bytes, bytes]
 """A place in the text, as (start, end), what it holds before and what it holds after."""
@@ -353,12 +355,8 @@ class Batches:
         arena = self.optimizer.arena
         assert arena is not None, "the block has memory"
         probe, site = self.member(block, index)
-        slot, counter = block.slot(index), block.counter(index)
-        whole_code, whole_data = block.piece(*block.run_of(index))
-        journal = arena.journal
-        journal.put(Item.OUT, slot.address, 1)
-        arena.carve_count((whole_code, slot), (whole_data, counter))
-        block.take_out(index)
+        slot, journal = block.slot(index), arena.journal
+        self._carve(block, index, arena)
         journal.code(slot, block.detour(index))
         if site.branch is not None:
             journal.text(site.address, block.originals[index], block.traced)
@@ -373,6 +371,14 @@ class Batches:
         if not len(block):
             self._drop(block, arena)
         return probe
+
+    def _carve(self, block: CountBlock, index: int, arena: Arena) -> None:
+        """Give a member's code and counter items of their own, and take it out of the block."""
+        slot, counter = block.slot(index), block.counter(index)
+        whole_code, whole_data = block.piece(*block.run_of(index))
+        arena.journal.put(Item.OUT, slot.address, 1)
+        arena.carve_count((whole_code, slot), (whole_data, counter))
+        block.take_out(index)
 
     def _drop(self, block: CountBlock, arena: Arena) -> None:
         """Forget a block: none of its members is in it any more, or its pieces have items of their own."""
@@ -523,13 +529,19 @@ class Batches:
 
     # of an earlier GDB -----------------------------------------------------------------------------------------------
 
-    def adopt(self, left: BlockRecord, record: ProbeRecord) -> CountBlock:
+    def adopt(self, left: BlockRecord, record: ProbeRecord) -> tuple[CountBlock, list[Probe]]:
         """Take over a block of an earlier GDB, of which the branches were removed, with its code and its counters.
 
         record: of its first probe. The block is disabled: only when all are taken over, other code may be collected.
+        Return it, and members that are probes of their own now: something came to their functions meanwhile.
         Raises OptprobeError where it would not be what it was; its code is left then as retired.
         """
         arena, machine = self.optimizer.take_arena(), self.target.guest.machine
+        plans = self._plans_again(left, record.spec)
+        alone = [index for index in left.members if left.sites[index] not in plans]
+        some_plan = next(iter(plans.values()), None)
+        if some_plan is None:
+            raise OptprobeError("its functions cannot be probed together any more")
         block = CountBlock(
             sites=left.sites,
             originals=left.originals,
@@ -538,37 +550,51 @@ class Batches:
             step=left.step,
             traced=left.traced,
             is_uniform=left.is_uniform,
-            out=list(left.out),
+            out=sorted([*left.out, *alone]),
             isa=self.target.guest.isa,
             spec=record.spec,
             sizes=record.sizes,
             first=left.first,
-            plans=self._plans_again(left, record.spec),
+            plans=[plans.get(site, some_plan) for site in left.sites],
             enabled=False,
         )
-        if any(block.with_number(number) is not None for number in self.registry.numbers()):
+        if any(left.has(number - left.first) for number in self.registry.numbers()):
             raise OptprobeError("its numbers are those of other probes")
         for start, end in block.runs():
             piece, _ = block.piece(start, end)
             if machine.read(piece.address, piece.size) != block.detours(start, end):
                 raise OptprobeError("its code is not what this version would write")
+        own = {index: self.optimizer.plan(left.sites[index], [record.spec]) for index in alone}
         with held():
-            for piece, _ in block.pieces():
+            for piece, _ in left.pieces():
                 arena.readopt(piece)
+            block.out = list(left.out)
+            probes = [self._adopt_alone(block, index, plan, record.enabled, arena) for index, plan in own.items()]
             self.registry.add_block(block)
-        return block
+            if not len(block):
+                self._drop(block, arena)
+        return block, probes
 
-    def _plans_again(self, left: BlockRecord, spec: Spec) -> Sequence[Plan]:
-        """Return the plans of an earlier GDB's block, made anew. Raises OptprobeError where one is another now."""
-        first, original = left.sites[left.members[0]], left.originals[left.members[0]]
-        if left.is_uniform:
-            sample = self._sample(FtraceSite(first, len(original), False, original), spec)
-            plans = {} if sample is None else dict.fromkeys(left.sites, sample)
-        else:
-            plans = {plan.head: plan for plan in self._plans_of(spec, left.sites)}
-        if any(left.sites[index] not in plans for index in left.members):
-            raise OptprobeError("its functions cannot be probed together any more")
-        return [plans.get(site, plans[first]) for site in left.sites]
+    def _adopt_alone(self, block: CountBlock, index: int, plan: Plan, enabled: bool, arena: Arena) -> Probe:
+        """Make a member of which the plan is another now a probe of its own, not yet settled. Its code is left."""
+        probe, slot = replace(self._probe(block, index), enabled=enabled), block.slot(index)
+        left = block.left_code(index, index + 1, self.target.guest.machine.read(slot.address, slot.size), block.isa)
+        self._carve(block, index, arena)
+        arena.journal.code(slot, left)
+        arena.retire(slot, left)
+        self.registry.add(probe, Site(probe.address, plan))
+        return probe
+
+    def _plans_again(self, left: BlockRecord, spec: Spec) -> dict[int, Plan]:
+        """Return the plans of an earlier GDB's block, made anew, by address; none where one is another now."""
+        if not left.is_uniform:
+            return {plan.head: plan for plan in self._plans_of(spec, [left.sites[index] for index in left.members])}
+        # All have the same: whether each can be written is asked when it is.
+        for index in left.members[:: max(1, len(left) // SAMPLES)]:
+            address, original = left.sites[index], left.originals[index]
+            if (sample := self._sample(FtraceSite(address, len(original), False, original), spec)) is not None:
+                return dict.fromkeys(left.sites, sample)
+        return {}
 
     def leave(self, left: BlockRecord, release: bool = True) -> None:
         """Have the journal know that a block of an earlier GDB has no probes any more, but code that may be run yet.

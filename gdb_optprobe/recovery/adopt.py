@@ -110,19 +110,21 @@ def _adopt_blocks(session: Session, left: ArenaContents, lost: list[str]) -> tup
     """
     blocks: list[CountBlock] = []
     enabled: list[CountBlock] = []
+    alone: list[Probe] = []
     for one in left.live_blocks:
         record = read_block(one, left)
         try:
-            block = session.batches.adopt(one, record)
+            block, others = session.batches.adopt(one, record)
         except OptprobeError as error:
             numbers = f"probes {one.first}-{one.first + len(one.sites) - 1}"
             lost.append(f"{numbers}, {record.spec.location}, are not recovered: {error.message}")
             session.batches.leave(one)
             continue
+        alone += others
         blocks.append(block)
-        enabled += [block] if record.enabled else []
+        enabled += [block] if record.enabled and len(block) else []
     # To enable one may wipe what is retired, and the code of those to be adopted is.
-    alone = [*session.batches.switch(enabled, True)]
+    alone.extend(session.batches.switch(enabled, True))
     return [block for block in blocks if len(block)], alone
 
 

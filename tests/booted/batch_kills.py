@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,7 +22,9 @@ from tests.booted.test_guardian import lives, running
 
 HELPERS = Path(__file__).with_name("guest_batch.py")
 MARK = "@@batch "
-GLOB = "[a-e]*"
+COMMANDS = ("add", "delete", "disable", "enable", "some", "beside", "clear")
+"""Where GDB is killed; some: members of blocks are disabled or deleted; beside: other probes come to their functions.
+"""
 SOON = 120.0
 LOAD = (
     "touch /tmp/load; (while [ -e /tmp/load ]; do dd if=/dev/zero of=/tmp/other bs=512 count=20 2>/dev/null; "
@@ -35,8 +37,10 @@ NONE = "no probes of an earlier GDB are in this guest"
 class Kills:
     """One guest, and the GDBs that are killed."""
 
-    def __init__(self, guest: Guest, folder: Path, seed: int, tell: Callable[[str], object]) -> None:
-        self.guest, self.tell, self.seed = guest, tell, seed
+    def __init__(
+        self, guest: Guest, folder: Path, seed: int, tell: Callable[[str], object], glob: str, commands: Sequence[str]
+    ) -> None:
+        self.guest, self.tell, self.seed, self.glob, self.commands = guest, tell, seed, glob, commands
         self.kept = folder / "kept"
         self.chance = Random(seed)
         self.told: Counter[str] = Counter()
@@ -83,9 +87,9 @@ class Kills:
 
     def _prepare(self) -> str:
         """Bring the probes to where the next command can be killed, and return it."""
-        what = self.chance.choice(("add", "delete", "disable", "enable", "some", "beside", "clear"))
+        what = self.chance.choice(self.commands)
         self.told[what] += 1
-        add = f"optprobe add -glob {GLOB}"
+        add = f"optprobe add -glob {self.glob}"
         if what == "add":
             if self.chance.random() < 0.5:
                 self("optprobe add vfs_write -name other")
@@ -101,14 +105,14 @@ class Kills:
         if what == "enable":
             self("optprobe disable")
         if what == "beside":
-            return "optprobe add -glob 'd*' do hist($sp)" if self.chance.random() < 0 else "optprobe add -glob 'do_*'"
+            return "optprobe add -glob 'do_*'"
         if what == "clear":
             return "optprobe report -clear -top 1"
         return f"optprobe {what}"
 
     def _some(self, count: int) -> str:
         numbers = [*self._state()["hits"]]
-        return " ".join(sorted(self.chance.sample(numbers, count), key=int))
+        return " ".join(sorted(self.chance.sample(numbers, min(count, len(numbers) // 4)), key=int))
 
     def _kill(self, line: str) -> None:
         assert self.gdb is not None
@@ -181,8 +185,16 @@ class Kills:
         self("optprobe commit -timeout 60")
 
 
-def kills(guest: Guest, folder: Path, seed: int, count: int, tell: Callable[[str], object]) -> Counter[str]:
-    """Kill GDB `count` times; return what was done."""
-    all_of_it = Kills(guest, folder, seed, tell)
+def kills(
+    guest: Guest,
+    folder: Path,
+    seed: int,
+    count: int,
+    tell: Callable[[str], object],
+    glob: str,
+    commands: Sequence[str] = COMMANDS,
+) -> Counter[str]:
+    """Kill GDB `count` times, with probes on the functions of `glob`; return what was done."""
+    all_of_it = Kills(guest, folder, seed, tell, glob, commands)
     all_of_it.run(count)
     return all_of_it.told

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.booted.batch_kills import kills
+from tests.booted.batch_kills import COMMANDS, kills
 from tests.booted.conftest import ACCELERATOR, FULL, Boot
 from tests.booted.test_hot_functions import tell
 
 KILLS = int(os.environ.get("OPTPROBE_KILLS", "500" if FULL else "1"))
+GLOB = os.environ.get("OPTPROBE_GLOB", "[a-e]*" if FULL else "d*")
+ONLY = tuple(filter(None, os.environ.get("OPTPROBE_ONLY", "").split(",")))
 SEED = int(os.environ.get("OPTPROBE_SEED", "1"))
 
 
-@pytest.mark.timeout(0 if FULL else 600)
+@pytest.mark.timeout(0)
 def test_killed_in_a_batch(boot: Boot, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """OPTPROBE_KILLS, OPTPROBE_SEED."""
+    """OPTPROBE_KILLS, OPTPROBE_SEED, OPTPROBE_GLOB: of functions. OPTPROBE_ONLY: where it is killed, see COMMANDS."""
     guest = boot(extra=ACCELERATOR)
-    done = kills(guest, tmp_path, SEED, KILLS, lambda text: tell(capsys, text))
+    done = kills(guest, tmp_path, SEED, KILLS, lambda text: tell(capsys, text), GLOB, ONLY or COMMANDS)
     assert done["kills"] == KILLS

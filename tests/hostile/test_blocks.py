@@ -71,7 +71,7 @@ def test_a_journal_that_lies_about_blocks(made: Guests, takes_out: bool) -> None
     session.disable([7, 8])
     assert session.optimizer.arena is not None
     taken = 0
-    for seed in range(examples(150)):
+    for seed in range(examples(60)):
         left = left_by_a_liar(guest, session.optimizer.arena.journal, Random(seed))
         next_one = left.session()
         try:

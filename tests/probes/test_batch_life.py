@@ -283,3 +283,25 @@ def test_what_a_killed_gdb_left_is_removed(command: str) -> None:
             adopt.remove(session, 0)
         assert text(left) == text(untraced()), where
         run(left)
+
+
+@pytest.mark.parametrize("made", [functions, untraced])
+@pytest.mark.parametrize("number", [0, 1, 7])
+def test_one_function_that_changed_loses_no_counts(made: Guests, number: int) -> None:
+    """The user stops at a member before the earlier GDB's probes are taken over: the others stay as they were."""
+    guest = made()
+    guest.session().add(GLOB)
+    run(guest)
+    left = guest.copy()
+    left.breakpoints = frozenset({AT[number]})
+    session = left.session()
+    assert adopt.recover(session).lost == ()
+    assert set(counts(session).values()) == {THREADS} and session.check() == ()
+    tiers = {view.address: view.tier for view in session.views()}
+    assert [at for at, tier in tiers.items() if tier != "optimized"] == [AT[number]]
+    left.breakpoints = frozenset()
+    session.resettle()
+    session.commit(0)
+    run(left)
+    assert set(counts(session).values()) == {2 * THREADS} and session.check() == ()
+    leave(left, session, made)
