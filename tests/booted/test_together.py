@@ -18,9 +18,9 @@ from gdb_optprobe.debugger.attach import attachments, current_session
 session, linux = current_session(), attachments.current.linux
 def states():
     ftrace, machine = linux.text.core.ftrace, session.target.guest.machine
-    sites = ftrace.all_records(ftrace.within(*linux.kernel.range("_stext", "_etext")))
+    sites = ftrace.states(ftrace.within(*linux.kernel.range("_stext", "_etext")))
     some = [at for at in sites if "vfs" in linux.symbol(at)]
-    return {at: record.flags for at, record in sites.items()}, {at: machine.read(at - 4, 9) for at in some}
+    return {at: flags for at, (_, flags) in sites.items()}, {at: machine.read(at - 4, 9) for at in some}
 before = states()
 def hits(symbol):
     return {view.symbol.partition("+")[0]: view.hits for view in session.views()}[symbol]
@@ -31,6 +31,7 @@ def as_planned(site):
     dead = site.plan.dead.registers <= plan.dead.registers and site.plan.dead.flags <= plan.dead.flags
     return dead and replace(plan, dead=site.plan.dead, base=None) == site.plan
 within = linux.text.core.ftrace.within
+assert session.registry.blocks and session.registry.probes() and not session.registry.blocks  # each by itself now
 found = [site for site in session.registry.sites() if within(site.address, site.address + 8)]
 print("planned", len(found) >= 64 and len({site.detour.size for site in found}) == 1, all(map(as_planned, found)))
 print("checked", session.check())
