@@ -139,7 +139,7 @@ def test_what_one_probe_reads_another_one_leaves_alone(each_linux: Guest) -> Non
 def test_what_finds_no_memory_leaves_others_as_they_are(each_linux: Guest) -> None:
     fits_never = "optprobe add vfs_read do lhist($arg3, 0, 1000, 1) by $pid"
     attempt = f"python\ntry:\n  gdb.execute({fits_never!r})\nexcept gdb.error as e: print(e)\nend"
-    script: list[str | Workload] = ["optprobe add vfs_read", "optprobe commit", attempt]
+    script: list[str | Workload] = ["set optprobe max-memory 0", "optprobe add vfs_read", "optprobe commit", attempt]
     script += [keep("list", "optprobe list"), "optprobe check", "optprobe delete"]
     finished = batch(each_linux, ["set optprobe exit-on-error off", *script])
     assert finished.status == 0, finished.output

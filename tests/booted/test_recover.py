@@ -387,7 +387,8 @@ BREAKS = (
 
 
 def fill(gdb: Console) -> None:
-    """With records, until no ring of the least size fits."""
+    """With records, until no ring of the least size fits. The kernel lends nothing."""
+    gdb("set optprobe max-memory 0")
     for function in FILLED:
         for records in RINGS:
             gdb(f"set optprobe ring-records {records}")
