@@ -277,9 +277,10 @@ class Optimizer:
 
     def lacking(self) -> Lack | None:
         """Return what found no room since `watch_data`, if the kernel may lend some; None where all did."""
-        if self.arena is None or self.arena.lender is None or self.arena.lender.why_not():
+        if self.arena is None or self.arena.data.lacked is None:
             return None
-        return self.arena.data.lacked
+        lender = self.arena.lender  # it reads the guest to say why not
+        return self.arena.data.lacked if lender is not None and not lender.why_not() else None
 
     def lend(self, lack: Lack, more: int) -> None:
         """See Lender. Raises OptprobeError."""
