@@ -142,7 +142,7 @@ def test_pieces_larger_than_a_block(linux: Guest) -> None:
 
 
 def test_where_threads_are_interrupted_are_probes(linux: Guest) -> None:
-    """A thread that enters a function with a probe of ours is as safe to call from."""
+    """A thread that enters a probed function is as safe to call from."""
     where = ["optprobe add -glob 'ksys_*'", "optprobe add -glob 'do_sys_*'", "optprobe add schedule_timeout",
              "optprobe add kernel_wait4 -return", "optprobe add hrtimer_nanosleep"]  # fmt: skip
     with all_given_back(linux):
