@@ -287,7 +287,10 @@ GIVEN = {
     ("debugger/program_frames.py", "f'add-symbol-file {quoted(str(path))} -s .text {GATES:#x}'"),
     ("debugger/kernel_symbols.py", "load_command(str(path), (origin[0], origin[1]), slide)"),
     ("debugger/kernel_symbols.py", "f'add-symbol-file {quoted(str(path))} -s .text {ASIDE:#x}'"),
+    ("debugger/kernel_symbols.py", "f'remove-symbol-file {which}'"),
+    ("debugger/kernel_types.py", "f'add-symbol-file {quoted(str(path))} -s .text {ASIDE:#x}'"),
     # Constants of the callers'.
+    ("debugger/kernel_types.py", "f'struct {WITNESS}'"),
     ("debugger/doctor.py", "f'monitor {command}'"),
     ("debugger/machine.py", "f'${name} = {value:#x}'"),
     ("debugger/machine.py", "f'monitor cpu {number}'"),

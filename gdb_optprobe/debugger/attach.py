@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import gdb
 
-from gdb_optprobe.debugger import kernel_symbols, objfiles
+from gdb_optprobe.debugger import kernel_symbols, kernel_types, objfiles
 from gdb_optprobe.debugger.boot import NOT_STARTED, BootTracker, Nowhere, move_up_when_booted
 from gdb_optprobe.debugger.gdb_symbols import GdbSymbols
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
@@ -56,6 +57,7 @@ class Attachment:
     """One guest that GDB is connected to. `connection` changes when GDB reconnects to the same guest.
 
     symbols: the start of the code for which GDB got our symbols; None where it had symbols.
+    types: the file of the kernel's types that GDB got; None where it had them, or the kernel carries none.
     build: the build-id of the kernel; "" without one.
     untold: the line that names probes of an earlier GDB, until a command prints it.
     leaving: a breakpoint of the user that is being deleted, and that GDB still lists.
@@ -72,6 +74,7 @@ class Attachment:
     linux: LinuxGuest | None
     unwind: UnwindKernel | None
     symbols: int | None = None
+    types: Path | None = None
     build: str = ""
     untold: str = ""
     leaving: gdb.Breakpoint | None = None
@@ -198,6 +201,8 @@ class Attachments:
                 attachment.boot.close()
             if attachment.symbols is not None:
                 kernel_symbols.withdraw(attachment.symbols)
+            if attachment.types is not None:
+                kernel_types.withdraw(attachment.types)
 
     def _reconnect(self, connection: gdb.RemoteTargetConnection) -> None:
         """Take over a new connection of GDB. The same guest keeps its probes; any other guest is forgotten."""
@@ -438,6 +443,7 @@ def _linux(
     arena = found.unpatched.earlier = LinuxArena(linux, current_settings, note)
     unwind = _unwind(linux, recovered, machine)
     loaded = kernel_symbols.provide(recovered, default_cache(), linux.isa.elf, unwound=unwind is not None)
+    types = kernel_types.provide(linux.structures, recovered.shelf, default_cache(), linux.isa.elf)
     locations = Locations(recovered.symbols, linux.entries, linux.text)
     target = Target(
         guest=linux,
@@ -456,7 +462,7 @@ def _linux(
         move_up_when_booted(linux, stops, session)
     # Looked for now: it takes packets, and GDB 13 crashes where the unwinder is the first to need the answer.
     return Attachment(
-        connection, session, machine, stops, linux, unwind, loaded, recovered.build, untold=_earlier(arena)
+        connection, session, machine, stops, linux, unwind, loaded, types, recovered.build, untold=_earlier(arena)
     )
 
 

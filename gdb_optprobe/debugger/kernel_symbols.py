@@ -66,12 +66,17 @@ def provide(recovered: DiscoveredKernel, cache: Cache, machine: ElfMachine, unwo
 
 def withdraw(text: int) -> None:
     """Unload the file of `provide`: the kernel is gone, and the next one may be elsewhere."""
+    unload(f"-a {text:#x}", "symbols")
+
+
+def unload(which: str, what: str) -> None:
+    """Unload a file with symbols or types. which: as `remove-symbol-file` takes it."""
     confirm = gdb.parameter("confirm")
     gdb.execute("set confirm off")
     try:
-        gdb.execute(f"remove-symbol-file -a {text:#x}", to_string=True)
+        gdb.execute(f"remove-symbol-file {which}", to_string=True)
     except gdb.error as error:
-        warn(f"the symbols of the kernel that is gone stay loaded: {error}")
+        warn(f"the {what} of the kernel that is gone stay loaded: {error}")
     finally:
         gdb.execute(f"set confirm {'on' if confirm else 'off'}")
 

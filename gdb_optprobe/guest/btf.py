@@ -14,6 +14,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 from gdb_optprobe.budget import Budget, OverBudget
 from gdb_optprobe.errors import OptprobeError
@@ -32,6 +33,7 @@ __all__ = [
     "Parameter",
     "Pointer",
     "Qualified",
+    "RawTypes",
     "Struct",
     "Type",
     "Typedef",
@@ -189,6 +191,20 @@ class Field:
     bit_size: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RawTypes:
+    """All types as they are encoded. places: of each type in `words`, by its number; that of type 0 is not used."""
+
+    words: array[int]
+    places: array[int]
+    strings: bytes
+
+    @property
+    def hash(self) -> str:
+        """The SHA-256 of all of them."""
+        return sha256(self.words.tobytes() + self.strings).hexdigest()
+
+
 class Btf:
     """Types by number or by name. Raises OptprobeError where `blob` is damaged or a name is unknown."""
 
@@ -196,14 +212,14 @@ class Btf:
         try:
             magic, _version, _flags, header, type_start, type_size, string_start, string_size = HEADER.unpack_from(blob)
         except struct.error:
-            raise _damaged("it has no header") from None
+            raise damaged("it has no header") from None
         types, strings = header + type_start, header + string_start
         if magic != MAGIC:
-            raise _damaged("it has no header")
+            raise damaged("it has no header")
         if len(blob) > LARGEST:
-            raise _damaged(f"it has over {LARGEST:,} bytes")
+            raise damaged(f"it has over {LARGEST:,} bytes")
         if type_size % 4 or types + type_size > len(blob) or strings + string_size > len(blob):
-            raise _damaged("it is cut off")
+            raise damaged("it is cut off")
         self._words = array("I", blob[types : types + type_size])
         if sys.byteorder == "big":
             self._words.byteswap()
@@ -220,6 +236,11 @@ class Btf:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    @property
+    def raw(self) -> RawTypes:
+        """Return all types as they are encoded, for a writer of another format."""
+        return RawTypes(self._words, self._places, self._strings)
 
     def struct(self, name: str) -> Struct:
         """Return the struct or union called `name` (a tag, or a typedef of one)."""
@@ -240,7 +261,7 @@ class Btf:
         """Return the function called `name`, with its parameters; None where BTF has none, or several that differ."""
         numbers = [number for number in self._named(name) if self._kind(number) == FUNC]
         if len(numbers) > MOST_NAMESAKES:
-            raise _damaged(f"it has over {MOST_NAMESAKES:,} functions '{name}'")
+            raise damaged(f"it has over {MOST_NAMESAKES:,} functions '{name}'")
         found = {
             (function.parameters, function.result, function.variadic): function
             for function in map(self.type, numbers)
@@ -328,7 +349,7 @@ class Btf:
         if isinstance(resolved, Int | Float | Struct | Enum):
             each = resolved.size
         if count * each > LARGEST_TYPE:
-            raise _damaged(f"type {number} is too large")
+            raise damaged(f"type {number} is too large")
         return count * each
 
     def resolve(self, number: int) -> Type:
@@ -338,14 +359,14 @@ class Btf:
             if not isinstance(found, Typedef | Qualified):
                 return found
             number = found.target
-        raise _damaged(f"type {number} is defined by itself, or nested too deeply")
+        raise damaged(f"type {number} is defined by itself, or nested too deeply")
 
     def type(self, number: int) -> Type:
         """Return the type with this number."""
         if not number:
             return Void()
         if number >= len(self):
-            raise _damaged(f"it has no type {number}")
+            raise damaged(f"it has no type {number}")
         place = self._places[number]
         name, kind, third = self._string(self._words[place]), self._kind(number), self._words[place + 2]
         if kind in (STRUCT, UNION):
@@ -363,7 +384,7 @@ class Btf:
             return Qualified(QUALIFIERS[kind], third)
         if kind == FUNC:
             if not 0 < third < len(self) or self._kind(third) != FUNC_PROTO:
-                raise _damaged(f"function '{name}' has no prototype")
+                raise damaged(f"function '{name}' has no prototype")
             return self._prototype(name, self._places[third])
         if kind == FUNC_PROTO:
             return self._prototype("", place)
@@ -373,7 +394,7 @@ class Btf:
             return Typedef(name, third)
         if kind == FLOAT:
             return Float(name, third)
-        raise _damaged(f"type {number} is of kind {kind}")
+        raise damaged(f"type {number} is of kind {kind}")
 
     def _index(self) -> array[int]:
         """Return where each type begins, in words; the place of type 0 is not used."""
@@ -387,17 +408,17 @@ class Btf:
             while at < end:
                 note(at)
                 if len(places) > MOST_TYPES:
-                    raise _damaged(f"it has over {MOST_TYPES:,} types")
+                    raise damaged(f"it has over {MOST_TYPES:,} types")
                 info = words[at + 1]
                 kind = info >> 24 & 31
                 at += size[kind] + each[kind] * (info & 0xFFFF)
                 if not 0 < kind <= ENUM64:
                     # Without knowing how long this kind is nothing behind it can be found.
-                    raise _damaged(f"it holds types of the unknown kind {kind}")
+                    raise damaged(f"it holds types of the unknown kind {kind}")
         except IndexError:
-            raise _damaged("its types are cut off") from None
+            raise damaged("its types are cut off") from None
         if at != end:
-            raise _damaged("its types are cut off")
+            raise damaged("its types are cut off")
         return places
 
     def _kind(self, number: int) -> int:
@@ -418,7 +439,7 @@ class Btf:
     def _string(self, offset: int) -> str:
         end = self._strings.find(b"\0", offset, offset + LONGEST_NAME + 1)
         if end < 0:
-            raise _damaged("its strings are cut off, or one is too long")
+            raise damaged("its strings are cut off, or one is too long")
         return printable(self._strings[offset:end])
 
     def _struct(self, number: int) -> Struct:
@@ -443,7 +464,7 @@ class Btf:
     def _add_members(self, found: list[Member], number: int, base: int, depth: int, budget: Budget) -> None:
         """Members at `base` bits and more, anonymous structs and unions among them replaced by theirs."""
         if depth > DEEPEST_STRUCT:
-            raise _damaged(f"type {number} contains itself")
+            raise damaged(f"type {number} contains itself")
         place = self._places[number]
         info = self._words[place + 1]
         for at in range(place + 3, place + 3 + 3 * (info & 0xFFFF), 3):
@@ -496,12 +517,12 @@ class Btf:
     def _prototype(self, name: str, place: int) -> Function:
         count = self._words[place + 1] & 0xFFFF
         if count > MOST_PARAMETERS:
-            raise _damaged(f"a function has {count} parameters")
+            raise damaged(f"a function has {count} parameters")
         pairs = [(self._words[at], self._words[at + 1]) for at in range(place + 3, place + 3 + 2 * count, 2)]
         variadic = bool(pairs) and pairs[-1] == (0, 0)
         parameters = tuple(Parameter(self._string(at), type_) for at, type_ in (pairs[:-1] if variadic else pairs))
         return Function(name, parameters, self._words[place + 2], variadic)
 
 
-def _damaged(how: str) -> OptprobeError:
+def damaged(how: str) -> OptprobeError:
     return OptprobeError(f"the guest's type information (BTF) cannot be read: {how}")

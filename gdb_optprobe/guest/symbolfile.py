@@ -20,11 +20,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gdb_optprobe.guest.btf_dwarf import Dwarf
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, KERNEL_HALF, Symbols
 from gdb_optprobe.guest_text import is_plain
 from gdb_optprobe.isa.abi import ElfMachine
 
-__all__ = ["ASIDE", "CIE_ID", "frames_file", "load_command", "outermost_file", "quoted", "symbol_file"]
+__all__ = ["ASIDE", "CIE_ID", "frames_file", "load_command", "outermost_file", "quoted", "symbol_file", "types_file"]
 
 EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
 SHDR = struct.Struct("<IIQQQQIIQQ")
@@ -126,6 +127,14 @@ def outermost_file(code: tuple[int, int], machine: ElfMachine) -> bytes:
     It is used beside a vmlinux: a section at the same addresses would hide the vmlinux's symbols.
     """
     return frames_file(_frames(*code, machine), ASIDE, 1, machine)
+
+
+def types_file(dwarf: Dwarf, machine: ElfMachine) -> bytes:
+    """Return an ELF file with these types. Its one section of code is aside, as that of `outermost_file`."""
+    code = _Section(b".text", SHT_NOBITS, SHF_ALLOC | SHF_EXECINSTR, ASIDE, 1, alignment=16)
+    parts = {b".debug_info": dwarf.info, b".debug_abbrev": dwarf.abbreviations, b".debug_str": dwarf.strings}
+    debug = [_Section(name, SHT_PROGBITS, data=data) for name, data in parts.items()]
+    return _elf(machine, [_Section(b"", SHT_NULL, alignment=0), code, *debug])
 
 
 def _frames(start: int, end: int, machine: ElfMachine) -> bytes:

@@ -106,7 +106,7 @@ class LinuxGuest(Guest):
             start, end = kernel.range("__start_BTF", "__stop_BTF")
             if not 0 < end - start <= LARGEST_BTF:
                 raise OptprobeError("this kernel has no type information (BTF)", NO_TYPES)
-            return kernel.read(start, end)
+            return memory.read_many([(start, end)])[0]
 
         structures = KernelStructures(blob, layouts)
         kernel = arch.kernel(memory, recovered.symbols, structures)
