@@ -25,7 +25,7 @@ MADE = "types_1"
 def provide(structures: KernelStructures, shelf: Shelf | None, cache: Cache, machine: ElfMachine) -> Path | None:
     """Load a file with the kernel's types. Return its path, for `withdraw`; None where GDB has them, or there are none.
 
-    A kernel whose types GDB could not follow is named in a warning.
+    Where GDB could not follow the types, a warning says why.
     """
     if _has_types():
         return None

@@ -6,7 +6,7 @@
 
 It is DWARF 4 (sections 2, 5 and 7.5), and of that what `print *(struct file *)$rdi` and `ptype` need. Functions and
 variables are left out: the symbol file has their addresses. GDB follows types by recursion, so those that lead back to
-themselves, or are nested too deeply, are refused here: a guest's types are a stranger's.
+themselves, or are nested too deeply, are refused here.
 """
 
 from __future__ import annotations
