@@ -66,25 +66,26 @@ class ReturnBackend(Protocol):
 
 
 class EntryStubs(Protocol):
-    """Detours of a call and a branch, by which functions share the code of their entries.
+    """Detours by which functions share the code of their entries.
 
-    The shared code finds, as the word at its stack pointer, where the stub continues: it tells the functions apart.
+    A stub numbers the function in the register `number` and goes to the shared code, which finds at its stack pointer
+    where the function goes on: an address in its text, so that nothing of ours stays on the stack.
 
-    size:    bytes of a stub. behind: of its call alone.
-    entry:   makes emitters for the shared code. end: the last of that code.
+    size:  bytes of a stub. end: the last of the shared code. entry: makes emitters for it.
     """
 
     size: int
-    behind: int
+    number: str
     end: bytes
 
     @property
     def entry(self) -> ReturnBackend: ...
 
-    def encode(self, at: int, step: int, shared: int, ends: Sequence[int]) -> bytes:
+    def encode(self, at: int, step: int, shared: int, ends: Sequence[int], first: int = 0) -> bytes:
         """Return stubs that follow one another from `at` on, `step` bytes each, the rest of it breakpoints.
 
-        They call the code at `shared` and branch on to each of `ends`. Raises OutOfReach.
+        They go to the code at `shared`; the functions go on at `ends`, and have numbers from `first` on.
+        Raises OutOfReach.
         """
 
     def may_return(self, code: bytes, start: int) -> bool:

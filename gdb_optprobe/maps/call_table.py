@@ -10,9 +10,10 @@
     │ 1 │  marks the end, for a session that adopts the table
     └───┘
 A call's key is its stack address + 1: bit 0 claims a slot. The search begins at `home(key)`, turns round at the end,
-and looks at every slot, or at the `window` of a large table: a call is missed only if all those are taken. Calls with one key, by tail calls, are in the order
-of the search, the newest first; only the context that owns this stack touches them. So a return takes the first that it
-finds. Calls that never returned can only be behind it: they are recognised to free their slots, for no other reason.
+and looks at every slot, or at the `window` of a large table: a call is missed only if all those are taken. Calls with
+one key, by tail calls, are in the order of the search, the newest first; only the context that owns this stack touches
+them. So a return takes the first that it finds. Calls that never returned can only be behind it: they are recognised
+to free their slots, for no other reason.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.text import FtraceSite, IdleSites
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import LONGEST, OutOfReach
+from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.handler import Handler
@@ -38,7 +39,9 @@ from gdb_optprobe.probes.journal_records import ProbeRecord, probe_value, write_
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.return_block import ReturnBlock
 from gdb_optprobe.probes.settings import Settings, sizes_of
+from gdb_optprobe.probes.shared_rethook import SharedRethook, entry_stubs
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
@@ -91,12 +94,17 @@ class Batches:
 
     def _sites(self, spec: Spec, addresses: Sequence[int]) -> IdleSites:
         """Return the sites among `addresses` that are idle and on which nothing else is."""
-        if not spec.is_plain_count or spec.is_return or spec.in_program or spec.has_python_handler:
+        if not spec.is_plain_count or spec.in_program or spec.has_python_handler or spec.maxactive:
             return IdleSites()
         limits = self.optimizer.limits([spec])
         if len(addresses) < LEAST or not may_share_detour(limits):
             return IdleSites()
-        return self._free(self.target.guest.idle_sites(addresses))
+        if spec.is_return and entry_stubs(self.target.guest.isa) is None:
+            return IdleSites()
+        found = self._free(self.target.guest.idle_sites(addresses))
+        if not spec.is_return:
+            return found
+        return replace(found, addresses=kretprobe.seen_returning(found.addresses, self.target.guest))
 
     def _free(self, sites: IdleSites) -> IdleSites:
         """Return those of `sites` on and around which nothing of the user's or of other probes is."""
@@ -131,13 +139,15 @@ class Batches:
         arena = self.optimizer.take_arena()
         at = arena.free_code(sample.head, isa.branch_reach)
         size = build_count(sample, isa, at, at + COUNTER_DISTANCE).size
+        if spec.is_return and (stubs := entry_stubs(isa)) is not None:
+            size = stubs.size
         step = -(-size // arena.code_step) * arena.code_step
         bounds = sites[0], sites[-1] + len(sample.original)
         code, data = arena.allocate_counts(len(sites), step, WORD, bounds, isa.branch_reach, isa.data_reach)
         if not arena.claim_block(code, self.target.guest.machine):
             arena.free_counts(code, data)
             return None
-        return CountBlock(
+        block = CountBlock(
             sites=sites,
             original=sample.original,
             code=code,
@@ -150,6 +160,13 @@ class Batches:
             model=sample,
             installed_at=self.target.guest.moment(),
         )
+        if not spec.is_return:
+            return block
+        try:
+            return ReturnBlock(**vars(block), rethook=self.optimizer.rethooks.share(block, self.target.guest, arena))
+        except BaseException:
+            arena.free_counts(code, data)
+            raise
 
     def _write(self, block: CountBlock, arena: Arena) -> None:
         """Write counters, detours, flags and branches. Raises OptprobeError; text and flags are as they were then."""
@@ -194,6 +211,8 @@ class Batches:
             return
         arena.wipe([block.code], machine)
         arena.free_counts(block.code, block.data)
+        if isinstance(block, ReturnBlock):
+            self.optimizer.rethooks.end(block.rethook, self.target.guest, arena)
         arena.journal.flush()
 
     def _stopped_at(self, block: CountBlock) -> Collection[int]:
@@ -242,6 +261,8 @@ class Batches:
         assert arena is not None, "the block has memory"
         probe, site = self.member(block, index)
         slot, counter = block.slot(index), block.counter(index)
+        if isinstance(block, ReturnBlock):
+            block.rethook.out.add(slot.address)
         whole_code, whole_data = block.piece(*block.run_of(index))
         journal = arena.journal
         journal.put(Item.OUT, slot.address, 1)
@@ -258,6 +279,10 @@ class Batches:
         if site.branch is not None:
             self.registry.add_branch(site.branch)
             self.optimizer.links.add(site.branch, link=False)
+        if isinstance(block, ReturnBlock):
+            # The next time that the site is settled it gets a hook of its own, where there is memory for one.
+            with suppress(Refused):
+                self.optimizer.rethooks.reserve(site, self.target.guest, arena)
         if not len(block):
             self._drop(block, arena)
         return probe
@@ -288,7 +313,18 @@ class Batches:
             self._drop(block, arena)
             for start, end in block.runs():
                 self._retire_piece(block, start, end, arena)
+        self.end_hooks()
         return alone
+
+    def end_hooks(self) -> None:
+        """Enter no more calls by the hooks to which nothing leads any more."""
+        arena = self.optimizer.arena
+        used = {id(one.rethook) for one in self.registry.blocks if isinstance(one, ReturnBlock)}
+        for rethook in list(self.optimizer.rethooks.known):
+            if isinstance(rethook, SharedRethook) and not rethook.closed and id(rethook) not in used:
+                rethook.out.intersection_update(self.optimizer.detours_in_use())
+                if not rethook.out and arena is not None:
+                    self.optimizer.rethooks.end(rethook, self.target.guest, arena)
 
     def _unpack_changed(self, block: CountBlock) -> list[Probe]:
         """Have members leave an enabled block where the text is not theirs any more: by themselves they are reported.
@@ -367,6 +403,10 @@ class Batches:
         return machine.read(change.address, len(change.new)) == change.new or (
             machine.read(detour.address, detour.size) == detour.data
         )
+
+    def missed(self, block: CountBlock) -> int:
+        """Return how many calls of the functions of `block` found no room, of return probes."""
+        return block.rethook.read_calls(self.target.guest).missed if isinstance(block, ReturnBlock) else 0
 
     def problems(self) -> list[str]:
         """Return where memory does not hold what was written for blocks, in words."""

@@ -42,7 +42,7 @@ def _deleted_kretprobes(optimizer: Optimizer) -> Iterator[ProbeView]:
         if site.rethook is not None
         for point in site.rethook.tables
     }
-    points = [point for point in optimizer.rethooks.known if id(point) not in kept]
+    points = [point for point in optimizer.rethooks.known if point.closed and id(point) not in kept]
     out = optimizer.rethooks.active_calls(target.guest, arena, points) if arena is not None else []
     for address in sorted({one.rethook.address for one in out}):
         here = [one for one in out if one.rethook.address == address]

@@ -23,13 +23,16 @@ from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.saved_pcs import SavedWords
+from gdb_optprobe.handlers.lower_shared_returns import PlacedTallies, saved_words
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
 from gdb_optprobe.probes import rethook_records
 from gdb_optprobe.probes.active_calls import ArenaCode, Caller, CallStacks, call_stacks
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout
 from gdb_optprobe.probes.return_stops import FindReturn
+from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, slots_for
 from gdb_optprobe.probes.site import Site
 
 GROWTH = 4
@@ -65,6 +68,33 @@ class KernelRethooks:
         for rethook in self.known:
             rethook.stop_handlers.remove_breakpoint()
         self.known = []
+
+    def shared_entry_at(self, pc: int) -> Detour | None:
+        """Return the shared entry of functions that `pc` is in."""
+        shared = (rethook for rethook in self.known if isinstance(rethook, SharedRethook))
+        return next((found for rethook in shared if (found := rethook.entered_at(pc)) is not None), None)
+
+    def share(self, block: CountBlock, guest: Guest, arena: Arena) -> SharedRethook:
+        """Create the hook of functions that stubs in the code of `block` are to lead to. Raises Refused."""
+        # Within the first site: no probe can be there, so it is no function's.
+        address = block.sites[0] + 1
+        layout = CallTableLayout(slots_for(len(block.sites)), saved_words(False), WINDOW)
+        rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
+        assert isinstance(rethook, SharedRethook)
+        rethook.tallies = PlacedTallies(block.data.address)
+        self._register(rethook, arena)
+        try:
+            rethook.install(guest, arena)
+        except BaseException:
+            self.end(rethook, guest, arena)
+            raise
+        return rethook
+
+    def end(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
+        """Enter no more calls there: its probes are gone."""
+        rethook.close(guest, arena)
+        rethook.ended = True
+        rethook_records.write_counts(rethook, arena)
 
     def trampoline_at(self, pc: int) -> Detour | None:
         """Return the trampoline that `pc` is in."""
@@ -137,9 +167,13 @@ class KernelRethooks:
             rethook = Rethook.create(address, layout, guest, arena, self._find_return(guest))
         except Refused as refused:
             raise _with_size(layout, refused, arena) from None
-        self.known.append(rethook)
-        arena.journal.put(Item.POINT, rethook.memory.address, [address, layout.slots, layout.saved])
+        self._register(rethook, arena)
         return rethook
+
+    def _register(self, rethook: Rethook, arena: Arena) -> None:
+        self.known.append(rethook)
+        layout = rethook.layout
+        arena.journal.put(Item.POINT, rethook.memory.address, [rethook.address, layout.slots, layout.saved])
 
     def _find_return(self, guest: Guest) -> FindReturn:
         return lambda pc, key: self.return_address(pc, key, guest.machine.read)

@@ -177,6 +177,10 @@ class Optimizer:
         for branch in self._lost_branches.branches:
             yield from range(branch.plan.head, branch.plan.patch_end)
 
+    def detours_in_use(self) -> frozenset[int]:
+        """Return where the detours are that the text may lead to, those of blocks aside."""
+        return frozenset(one.detour.address for one in (*self.registry.branches(), *self._lost_branches.branches))
+
     def limits(self, specs: Sequence[Spec]) -> TierLimits:
         """Return what `specs` and the settings rule out."""
         settings = self.settings()

@@ -129,7 +129,7 @@ class Rethook:
         ended: bool = False,
     ) -> Rethook:
         """Return that of an earlier session, closed. retired: trampolines that its calls may return to."""
-        ours = next((_code_range(at, arena) for at in retired), (0, 0))
+        ours = next((code_range(at, arena) for at in retired), (0, 0))
         stopping = ReturnStops(address, layout, lambda pc, key: None)  # the session that looked at its flags is gone
         return cls(
             address,
@@ -238,7 +238,7 @@ class Rethook:
         self._probes = tuple(probes)
         self._readers = tuple(probe.readers for probe in probes)
         self._base = plan.base
-        self._arena_code = _code_range(new.detour.address, arena)
+        self._arena_code = code_range(new.detour.address, arena)
         self.costs = self._costs(made, new.detour, plan, target.guest)
 
     def _reuse_trampoline(self, code: Code, parts: Sequence[EntryPart], arena: Arena) -> InstalledDetour | None:
@@ -471,6 +471,6 @@ def return_address_slot(key: int, guest: Guest) -> int | None:
     return return_backend(guest).shown_at(key) if key > 1 else None
 
 
-def _code_range(at: int, arena: Arena) -> tuple[int, int]:
+def code_range(at: int, arena: Arena) -> tuple[int, int]:
     """Return the range of code memory that `at` is in."""
     return next((start, end) for start, end in arena.ranges.code if start <= at < end)

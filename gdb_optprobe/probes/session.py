@@ -148,10 +148,10 @@ class Session:
                         added = [probe for probe in added if self.registry.has(probe)]
                     self.optimizer.write_records(probe for probe in new if self.registry.has(probe))
                 mine = [probe for probe in added if probe.spec is spec]
-                if left_out and not mine:
+                if left_out and not (mine or block):
                     raise left_out[0].error
                 left_out_views |= {probe.number: self._left_out(left_out) for probe in mine[:1]}
-                if addresses and not mine:
+                if addresses and not (mine or block):
                     can_be = spec.tier or "probed"
                     raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
             self.module_tracker.update_load_hook()
@@ -260,6 +260,7 @@ class Session:
             if probe.is_return:
                 self.registry.remove(probe)  # the last one of a function gives its table of calls back
         self.registry.remove_all([probe for probe in probes if self.registry.has(probe)])
+        self.batches.end_hooks()
         self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
@@ -409,6 +410,8 @@ class Session:
         return read_results([probe], self.target.guest)[number].hits
 
     def missed(self, number: int) -> int:
+        if (found := self.registry.block_of(number)) is not None:
+            return self.batches.missed(found[0])
         (probe,) = self.registry.probes([number])
         return self._kind(probe.spec).missed(probe)
 

@@ -13,14 +13,27 @@ from dataclasses import dataclass, field
 import pytest
 
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.ir import Clock, Column, Constant, Expr, Form, HashMap, Load, Op, Program, Put, Register, Update
+from gdb_optprobe.handlers.ir import (
+    Clock,
+    Column,
+    Constant,
+    Expr,
+    Form,
+    HashMap,
+    Load,
+    Op,
+    Program,
+    Put,
+    Register,
+    Update,
+)
 from gdb_optprobe.handlers.lower_kernel_returns import ProbedFunction, Trampoline, lower_trampoline
 from gdb_optprobe.handlers.lower_maps import layout
 from gdb_optprobe.handlers.lower_program import LoweringContext
 from gdb_optprobe.handlers.lower_shared_returns import (
-    STUB,
+    NUMBER,
     TIME,
-    PlacedStubs,
+    PlacedTallies,
     lower_shared_entry,
     lower_tally,
     lower_timed,
@@ -44,7 +57,7 @@ def word(offset: int) -> Expr:
 TOOK = fold.binary(Op.SUB, Clock(), word(TIME), 64, False)
 TABLE = HashMap("latency", (Column("", Form.UNSIGNED),), Powers(signed=False))
 PUT = Put(fold.binary(Op.ADD, Register(INTEL.returning.slot), Constant(TIME), 64, False), TOOK)
-TIMED = Program(None, (PUT, Update(TABLE, word(TIME), (word(STUB),))))
+TIMED = Program(None, (PUT, Update(TABLE, word(TIME), (word(NUMBER),))))
 
 
 @dataclass
@@ -57,10 +70,9 @@ class Shared(World):
     called: dict[int, list[int]] = field(default_factory=dict)
 
     @property
-    def stubs(self) -> PlacedStubs:
+    def tallies(self) -> PlacedTallies:
         counts = self.side.counter + 8
-        times = counts + WORD * FUNCTIONS if self.timed else None
-        return PlacedStubs(self.side.entry, STEP, 5, counts, times)
+        return PlacedTallies(counts, counts + WORD * FUNCTIONS if self.timed else None)
 
     @property
     def histograms(self) -> int:
@@ -70,7 +82,7 @@ class Shared(World):
         side, encoder = self.side, self.side.returning.stubs
         assert encoder is not None
         at = side.entry + FUNCTIONS * STEP
-        made = lower_shared_entry(self._table, way, self.dead, side.isa.sp, self.timed, encoder)(at)
+        made = lower_shared_entry(self._table, way, self.dead, self.timed, encoder)(at)
         self.start, self.end = side.entry, at + len(made)
         return encoder.encode(side.entry, STEP, at, [self.end] * FUNCTIONS) + made
 
@@ -82,9 +94,9 @@ class Shared(World):
     def _whole(self) -> bytes:
         made, isa = self.made, self.side.returning
         if not self.timed:
-            return made.code([lower_tally(self.stubs, made, isa)])(self.side.trampoline)
+            return made.code([lower_tally(self.tallies, made, isa)])(self.side.trampoline)
         around = LoweringContext(self.side.entry, objects=(self.histograms,), table_bits=BITS)
-        code = lower_timed(self.stubs, TIMED, around, made, isa, self.side.isa.codegen)
+        code = lower_timed(self.tallies, TIMED, around, made, isa, self.side.isa.codegen)
         return made.code([code])(self.side.trampoline)
 
     def choose(self, sp: int) -> None:
@@ -100,7 +112,7 @@ class Shared(World):
         self.start = before
 
     def counts(self) -> list[int]:
-        return [self.word(self.stubs.counts + WORD * number) for number in range(FUNCTIONS)]
+        return [self.word(self.tallies.counts + WORD * number) for number in range(FUNCTIONS)]
 
 
 @pytest.mark.parametrize("timed", [False, True], ids=["counted", "timed"])
@@ -128,7 +140,7 @@ def test_calls_of_many_functions(timed: bool, slots: int, window: int, number: i
             back = side.trampoline if kind == "tail" else world.caller()
             world.choose(sp)
             function = world.called[sp][-1]
-            model, room = world.layout.enter(model, CallSlot(sp + 1, back, (world.start + 5,)), alive=kind == "tail")
+            model, room = world.layout.enter(model, CallSlot(sp + 1, back, (function,)), alive=kind == "tail")
             assert world.enter(sp, back) is (room or kind == "tail")
             if kind == "abandoned":
                 calls.clear()
@@ -136,8 +148,8 @@ def test_calls_of_many_functions(timed: bool, slots: int, window: int, number: i
                 calls.append((function, back))
         found, wanted = world.instances(), world.layout.decode(model)
         assert found.missed == wanted.missed and found.dropped == wanted.dropped
-        assert [(one.key, one.back, world.stubs.index(one.saved[0])) for one in found.active] == [
-            (one.key, one.back, world.stubs.index(one.saved[0])) for one in wanted.active
+        assert [(one.key, one.back, one.saved[0]) for one in found.active] == [
+            (one.key, one.back, one.saved[0]) for one in wanted.active
         ]
     assert world.counts() == [counted[number] for number in range(FUNCTIONS)] and found.dropped
     assert bool(found.missed) is (slots == 8 or window == 4)
@@ -147,12 +159,12 @@ def test_calls_of_many_functions(timed: bool, slots: int, window: int, number: i
 
 def _check_times(world: Shared, counted: Counter[int]) -> None:
     """The histograms have every return, by function."""
-    assert world.stubs.times is not None
+    assert world.tallies.times is not None
     places = layout(TABLE, BITS)
     rows = places.decode(world.read(world.histograms, places.size)).by_key
-    by_function = {world.stubs.index(int.from_bytes(key, "little")): sum(words) for key, words in rows.items()}
+    by_function = {int.from_bytes(key, "little"): sum(words) for key, words in rows.items()}
     assert by_function == {number: count for number, count in counted.items() if count}
-    assert all(world.word(world.stubs.times + WORD * number) for number in by_function)
+    assert all(world.word(world.tallies.times + WORD * number) for number in by_function)
 
 
 @pytest.mark.parametrize("timed", [False, True], ids=["counted", "timed"])

@@ -4,7 +4,7 @@
     trampoline           return address   popped by the `ret` that led here; `push` makes room for it again
                   rsp ─► …
     shared entry         return address
-                  rsp ─► where the stub continues, which has called it
+                  rsp ─► where the function goes on, as the stub has pushed it
 `ret`, and no indirect jump, leaves the trampoline: the kernel's callers have no landing pads behind their calls.
 """
 
@@ -20,6 +20,7 @@ from gdb_optprobe.isa.codegen import Address, EntryState, MemoryValue
 from gdb_optprobe.isa.return_codegen import EntryStubs, ReturnBackend, ReturnEmitter
 from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, SP
 from gdb_optprobe.isa.x86_64.codegen import BACKEND, X86Emitter
+from gdb_optprobe.isa.x86_64.writer import signed
 
 
 class _ReturnEmitter(X86Emitter):
@@ -40,7 +41,7 @@ class _ReturnEmitter(X86Emitter):
 
 
 class _SharedEmitter(_ReturnEmitter):
-    """The same below the return address of a stub's call."""
+    """The same below what a stub has pushed."""
 
     @property
     def _place(self) -> Address:
@@ -88,28 +89,28 @@ _JUMP = re.compile(rb"\xe9(?=....)", re.DOTALL)
 
 
 class _Stubs:
-    """Implements return_codegen.EntryStubs: `call rel32`, `jmp rel32`."""
+    """Implements return_codegen.EntryStubs: `push end; mov $number, %r10d; jmp shared`."""
 
-    size = 10
-    behind = 5
+    size = 16
+    number = "r10"
     end = b"\xc3"
 
     @property
     def entry(self) -> ReturnBackend:
         return _X86ReturnBackend(_SharedEmitter, None)
 
-    def encode(self, at: int, step: int, shared: int, ends: Sequence[int]) -> bytes:
-        pack, rest = Struct(f"<BiBi{step - self.size}s").pack, b"\xcc" * (step - self.size)
-        places = range(at, at + step * len(ends), step)
+    def encode(self, at: int, step: int, shared: int, ends: Sequence[int], first: int = 0) -> bytes:
+        pack, rest = Struct(f"<BiHIBi{step - self.size}s").pack, b"\xcc" * (step - self.size)
+        places = range(at + self.size, at + self.size + step * len(ends), step)
         try:
             return b"".join(
                 [
-                    pack(0xE8, shared - place - self.behind, 0xE9, end - place - self.size, rest)
-                    for place, end in zip(places, ends, strict=True)
+                    pack(0x68, signed(end), 0xBA41, number, 0xE9, shared - place, rest)
+                    for number, (place, end) in enumerate(zip(places, ends, strict=True), first)
                 ]
             )
         except StructError:
-            raise OutOfReach(at, ends[0] if ends else shared) from None
+            raise OutOfReach(at, shared) from None
 
     def may_return(self, code: bytes, start: int) -> bool:
         if _RETURN.search(code) is not None:

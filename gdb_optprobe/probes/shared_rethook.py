@@ -1,0 +1,107 @@
+"""The return hook of thousands of functions: one table of active calls, one trampoline, one code of their entries.
+
+    functions ── stubs ──► shared entry ──► a slot of the table, return address := trampoline
+                                                 │ the function's number
+    return ── trampoline: the tally ─────────────┘──► the call's own return address
+The trampoline and, behind it, the shared entry are one piece of code: it is freed when no thread is in a stub, is in
+it, or will return to it, as the trampoline of one function is (kernel_rethooks.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.handlers.lower_kernel_returns import ProbedFunction, lower_trampoline
+from gdb_optprobe.handlers.lower_shared_returns import PlacedTallies, lower_shared_entry, lower_tally
+from gdb_optprobe.isa.base import Code
+from gdb_optprobe.isa.codegen import EntryState
+from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.return_codegen import EntryStubs
+from gdb_optprobe.probes.installed_detour import InstalledDetour, LayOut
+from gdb_optprobe.probes.kretprobe import return_backend
+from gdb_optprobe.probes.rethook import Rethook, code_range
+
+WINDOW = 64
+"""Slots that an entry looks at: a nearly full table is missed in, not searched."""
+_FEW, _MANY = 512, 8192
+
+
+def slots_for(functions: int) -> int:
+    """Return for how many active calls of so many functions there is to be room."""
+    return min(max(_FEW, 1 << (functions - 1).bit_length()), _MANY)
+
+
+def entry_stubs(isa: Isa) -> EntryStubs | None:
+    """Return the stubs of an ISA; None where functions cannot share the code of their entries."""
+    return isa.returning.stubs if isa.returning is not None else None
+
+
+@dataclass
+class SharedRethook(Rethook):
+    """address: in the text, where no probe can be. tallies: what it counts in. entry: of the shared code; 0 before
+    it is written.
+
+    out: the slots of stubs that are detours of single probes by now.
+    """
+
+    tallies: PlacedTallies | None = None
+    entry: int = 0
+    out: set[int] = field(default_factory=set)
+
+    def install(self, guest: Guest, arena: Arena) -> None:
+        """Write the code, for `tallies`. Raises Refused."""
+        assert self.tallies is not None
+        uses = (self.memory.address, self.tallies.counts)
+        self._use(InstalledDetour.install(self.address, self._lay_out(guest, arena), guest, arena, uses), guest, arena)
+
+    def take_over(self, entry: int, guest: Guest, arena: Arena) -> None:
+        """Use the code of an earlier session, with its shared entry at `entry`. Raises OptprobeError where it differs.
+        """
+        old = next((one for one in self.retired_trampolines.values() if one.address <= entry < one.end), None)
+        if old is None or self._lay_out(guest, arena)(old.address).data != old.data:
+            raise OptprobeError("the code of its returns is not what this version would write")
+        found = arena.reuse(lambda one: one.address == old.address)
+        if found is None:
+            raise OptprobeError("the code of its returns is gone")
+        del self.retired_trampolines[old.address]
+        self._use(InstalledDetour(*found), guest, arena)
+
+    def _use(self, code: InstalledDetour, guest: Guest, arena: Arena) -> None:
+        self.trampoline = code
+        self._arena_code = code_range(code.detour.address, arena)
+        self.entry = code.detour.address + len(self._returns(guest)(code.detour.address))
+
+    def _returns(self, guest: Guest) -> Code:
+        """Return the trampoline."""
+        assert self.tallies is not None
+        isa = return_backend(guest)
+        made = lower_trampoline(self.table, EntryState(guest.isa.dead_at_return()), isa, counted=False)
+        return made.code([lower_tally(self.tallies, made, isa)])
+
+    def _lay_out(self, guest: Guest, arena: Arena) -> LayOut:
+        """Return the code by its address: the trampoline, and the shared entry behind it."""
+        stubs, returns = entry_stubs(guest.isa), self._returns(guest)
+        assert stubs is not None
+
+        def lay_out(at: int) -> Detour:
+            code = returns(at)
+            function = ProbedFunction(at, code_range(at, arena), self.address, guest.hidden_returns)
+            entry = lower_shared_entry(self.table, function, guest.isa.dead_at_entry(), self.is_timed, stubs)
+            return Detour(at, code + entry(at + len(code)), self.address, ())
+
+        return lay_out
+
+    @property
+    def is_timed(self) -> bool:
+        return self.tallies is not None and self.tallies.times is not None
+
+    def entered_at(self, pc: int) -> Detour | None:
+        """Return the shared entry as code of its own where `pc` is in it."""
+        found = self.trampoline_at(pc)
+        if found is None or self.trampoline is None or not self.entry <= pc < self.trampoline.detour.end:
+            return None
+        return Detour(self.entry, found.data[self.entry - found.address :], found.head, ())
