@@ -24,12 +24,13 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.planner import Plan, may_share_detour
 from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.text import FtraceSite, IdleSites
 from gdb_optprobe.interrupts import held
-from gdb_optprobe.isa.base import LONGEST, OutOfReach
+from gdb_optprobe.isa.base import LONGEST, Flow, OutOfReach
 from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
 from gdb_optprobe.probes.count_block import CountBlock
@@ -44,8 +45,9 @@ from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.shared_rethook import SharedRethook, entry_stubs
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
-from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.views import ProbeView
 
 LEAST = 64
 """Probes that are worth a batch."""
@@ -404,6 +406,14 @@ class Batches:
             machine.read(detour.address, detour.size) == detour.data
         )
 
+    def with_cost(self, block: CountBlock, view: ProbeView) -> ProbeView:
+        """Return the view of a member with what a call costs, where not all of it is in the member's own code."""
+        if not isinstance(block, ReturnBlock) or view.detour is None:
+            return view
+        entry, trampoline = block.rethook.costs.rare, block.rethook.costs.trampoline
+        added = 1 + view.detour.instructions + entry + trampoline
+        return replace(view, detour=replace(view.detour, added=added, least=added, own=added, own_least=added))
+
     def missed(self, block: CountBlock) -> int:
         """Return how many calls of the functions of `block` found no room, of return probes."""
         return block.rethook.read_calls(self.target.guest).missed if isinstance(block, ReturnBlock) else 0
@@ -433,7 +443,7 @@ class Batches:
         record: of its first probe. Return it, and the members that must be settled by themselves.
         Raises OptprobeError where it would not be what it was; its code is left then as retired.
         """
-        arena, machine = self.optimizer.take_arena(), self.target.guest.machine
+        arena = self.optimizer.take_arena()
         site = FtraceSite(left.sites[left.members[0]], len(left.original), False, left.original)
         if (sample := self._sample(site, record.spec)) is None:
             raise OptprobeError("its functions cannot be probed together any more")
@@ -451,6 +461,31 @@ class Batches:
             model=sample,
             enabled=False,
         )
+        if record.spec.is_return:
+            entry, rethooks = self._shared_entry(left), self.optimizer.rethooks
+            rethook = rethooks.adopt_shared(entry, block, self.target.guest, arena)
+            block = ReturnBlock(**vars(block), rethook=rethook)
+        try:
+            return self._adopt_code(block, record.enabled, arena)
+        except BaseException:
+            if isinstance(block, ReturnBlock):
+                self.optimizer.rethooks.end(block.rethook, self.target.guest, arena)
+            raise
+
+    def shared_tables(self, left: Sequence[BlockRecord]) -> set[Slot]:
+        """Return the tables of calls that blocks of an earlier GDB share."""
+        known = self.optimizer.rethooks.known
+        entries = {self._shared_entry(one) for one in left if one.probe.get("kind") == Kind.KRETPROBE.value}
+        return {one.memory for one in known if any(one.trampoline_at(at) is not None for at in entries)}
+
+    def _shared_entry(self, left: BlockRecord) -> int:
+        """Return where the stubs of a block go to; 0 where they are none."""
+        at = left.slot(left.members[0]).address
+        insns = self.target.guest.isa.decode(self.target.guest.machine.read(at, left.step), at)
+        return next((insn.target for insn in insns if insn.flow is Flow.JUMP and insn.target), 0)
+
+    def _adopt_code(self, block: CountBlock, enabled: bool, arena: Arena) -> tuple[CountBlock, list[Probe]]:
+        machine = self.target.guest.machine
         if any(block.with_number(number) is not None for number in self.registry.numbers()):
             raise OptprobeError("its numbers are those of other probes")
         code = block.detours()
@@ -462,7 +497,7 @@ class Batches:
             for piece, _ in block.pieces():
                 arena.readopt(piece)
             self.registry.add_block(block)
-            return block, self.switch(block, True) if record.enabled else []
+            return block, self.switch(block, True) if enabled else []
 
     def leave(self, left: BlockRecord, release: bool = True) -> None:
         """Have the journal know that a block of an earlier GDB has no probes any more, but code that may be run yet.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from gdb_optprobe.detours import quiescence
@@ -89,6 +89,26 @@ class KernelRethooks:
             self.end(rethook, guest, arena)
             raise
         return rethook
+
+    def adopt_shared(self, entry: int, block: CountBlock, guest: Guest, arena: Arena) -> SharedRethook:
+        """Enter calls again by the hook of an earlier session, with its shared entry there, for those of `block`.
+
+        Raises OptprobeError where its code is not what this version would write.
+        """
+        old = next((one for one in self.known if one.closed and one.trampoline_at(entry) is not None), None)
+        if old is None:
+            raise OptprobeError("the table of their calls is not there")
+        layout = replace(old.layout, window=WINDOW)
+        new = SharedRethook.adopted(
+            old.address, layout, old.memory, old.retired_trampolines, arena, old.earlier_counts, old.ended
+        )
+        assert isinstance(new, SharedRethook)
+        new.tallies = PlacedTallies(block.data.address)
+        new.take_over(entry, guest, arena)
+        new.reopen(self._find_return(guest))
+        new.ended = False
+        self.known[self.known.index(old)] = new
+        return new
 
     def end(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
         """Enter no more calls there: its probes are gone."""

@@ -21,7 +21,7 @@ from gdb_optprobe.interrupts import checkpoint, held
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save, site_views
-from gdb_optprobe.probes.batch import Batches
+from gdb_optprobe.probes.batch import LEAST, Batches
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
@@ -33,6 +33,7 @@ from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_wa
 from gdb_optprobe.probes.read_results import clear_results, empty_ring, read_new_records, read_results
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.results import Results
+from gdb_optprobe.probes.return_block import ReturnBlock
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command, Target
@@ -50,6 +51,13 @@ from gdb_optprobe.probes.views import (
 
 # Addresses of one location that are worked on together: the code around them is decoded once.
 AT_ONCE = 256
+
+MANY_RETURNS = 100
+OWN_UNWINDER = (
+    "with so many returns probed, the guest's own traces of its stacks (an oops, /proc/PID/stack, lockdep, livepatch) "
+    "end where a probed function returns; GDB's do not"
+)
+NOTHING_TOLD: Mapping[int, tuple[str, tuple[LeftOutView, ...]]] = {}
 
 SLICE = 0.1
 LONGEST_SLICE = 1.0
@@ -122,6 +130,7 @@ class Session:
         added: list[Probe] = []
         blocks: list[CountBlock] = []
         left_out_views: dict[int, tuple[LeftOutView, ...]] = {}
+        told: dict[int, tuple[str, tuple[LeftOutView, ...]]] = {}
         had_arena = self.optimizer.arena is not None
         try:
             for spec, addresses in places:
@@ -135,6 +144,9 @@ class Session:
                         blocks.append(block)
                 taken = frozenset(block.sites if block else ())
                 addresses = tuple(address for address in addresses if address not in taken)
+                if isinstance(block, ReturnBlock):
+                    told[block.first] = self._of_returns(block, addresses)
+                    addresses = addresses if len(addresses) < LEAST else ()
                 for first in range(0, len(addresses) or not block, AT_ONCE):
                     checkpoint()
                     new, without = kind.plan(spec, addresses[first : first + AT_ONCE])
@@ -170,7 +182,19 @@ class Session:
             )
             for view, probe in zip(self._views(added), added, strict=True)
         ]
-        return rows([*singles, *self._block_views(blocks)])
+        return rows([*singles, *self._block_views(blocks, told)])
+
+    def _of_returns(
+        self, block: ReturnBlock, others: Sequence[int]
+    ) -> tuple[str, tuple[LeftOutView, ...]]:
+        """Return what is worth knowing of a new block, and the functions of its glob that have no probe. others: not in
+        the block.
+        """
+        note = OWN_UNWINDER if len(block) > MANY_RETURNS else ""
+        if len(others) < LEAST:
+            return note, ()
+        error = OptprobeError("a return probe with a table of calls of its own is for few functions: name them")
+        return note, self._left_out([LeftOut(address, error) for address in others])
 
     def _note(self, probe: Probe, is_first: bool) -> str:
         """Return what is worth knowing of a new probe. is_first: of its spec; the others have the same handler."""
@@ -362,8 +386,10 @@ class Session:
     def _views_of_all(self, whole: bool = False) -> list[ProbeView | CountsView]:
         return [*self._views(self.registry.single_probes(), whole), *self._block_views(self.registry.blocks)]
 
-    def _block_views(self, blocks: Iterable[CountBlock]) -> Iterator[CountsView]:
-        """Yield the views of blocks, one for each run of numbers."""
+    def _block_views(
+        self, blocks: Iterable[CountBlock], told: Mapping[int, tuple[str, tuple[LeftOutView, ...]]] = NOTHING_TOLD
+    ) -> Iterator[ProbeView | CountsView]:
+        """Yield the views of blocks, one for each run of numbers. told: of the row with this number."""
         guest = self.target.guest
         for block in blocks:
             symbols = block.symbols or guest.symbols(block.sites)
@@ -373,14 +399,20 @@ class Session:
             for start, end in block.runs():
                 probe, site = self.batches.member(block, start)
                 view = site_views.site_view(probe, site, self.target, lambda _: ())
-                yield CountsView(
-                    first=probe_views.probe_view(probe, view, Results((hits[start],)), guest),
+                first = probe_views.probe_view(probe, view, Results((hits[start],)), guest)
+                part = CountsView(
+                    first=self.batches.with_cost(block, first),
                     addresses=block.sites[start:end],
                     symbols=symbols[start:end],
                     hits=hits[start:end],
                     branches=branches[start:end] if block.enabled else (),
                     step=block.step,
                 )
+                if (more := told.get(first.number)) is None:
+                    yield part
+                    continue
+                yield replace(part.first, note=more[0], left_out=more[1])
+                yield part.behind_first()
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found = read_results(probes, self.target.guest, whole)

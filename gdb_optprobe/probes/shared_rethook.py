@@ -19,11 +19,12 @@ from gdb_optprobe.handlers.lower_kernel_returns import ProbedFunction, lower_tra
 from gdb_optprobe.handlers.lower_shared_returns import PlacedTallies, lower_shared_entry, lower_tally
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import EntryState
+from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import EntryStubs
 from gdb_optprobe.probes.installed_detour import InstalledDetour, LayOut
 from gdb_optprobe.probes.kretprobe import return_backend
-from gdb_optprobe.probes.rethook import Rethook, code_range
+from gdb_optprobe.probes.rethook import Costs, Rethook, code_range
 
 WINDOW = 64
 """Slots that an entry looks at: a nearly full table is missed in, not searched."""
@@ -73,7 +74,14 @@ class SharedRethook(Rethook):
     def _use(self, code: InstalledDetour, guest: Guest, arena: Arena) -> None:
         self.trampoline = code
         self._arena_code = code_range(code.detour.address, arena)
-        self.entry = code.detour.address + len(self._returns(guest)(code.detour.address))
+        at, data = code.detour.address, code.detour.data
+        self.entry = at + len(self._returns(guest)(at))
+        returning, entering = (
+            guest.isa.decode(part, start)
+            for part, start in ((data[: self.entry - at], at), (data[self.entry - at :], self.entry))
+        )
+        # Of the ways through the entry the shortest is the usual one.
+        self.costs = Costs(shortest(entering[:-1]) + 1, len(returning), shortest(returning[:-1]) + 1)
 
     def _returns(self, guest: Guest) -> Code:
         """Return the trampoline."""

@@ -229,6 +229,13 @@ class CountsView(Sequence[ProbeView]):
             detour=replace(detour, address=detour.address + place * self.step, head=address) if detour else None,
         )
 
+    def behind_first(self) -> CountsView:
+        """Return the rows without the first one."""
+        rest = slice(1, None)
+        return CountsView(
+            self[1], self.addresses[rest], self.symbols[rest], self.hits[rest], self.branches[rest], self.step
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Rows(Sequence[ProbeView]):
