@@ -73,7 +73,7 @@ class SharedRethook(Rethook):
 
     def _use(self, code: InstalledDetour, guest: Guest, arena: Arena) -> None:
         self.trampoline = code
-        self._arena_code = code_range(code.detour.address, arena)
+        self._arena_code = code_range(arena)
         at, data = code.detour.address, code.detour.data
         self.entry = at + len(self._returns(guest)(at))
         returning, entering = (
@@ -97,7 +97,7 @@ class SharedRethook(Rethook):
 
         def lay_out(at: int) -> Detour:
             code = returns(at)
-            function = ProbedFunction(at, code_range(at, arena), self.address, guest.hidden_returns)
+            function = ProbedFunction(at, code_range(arena), self.address, guest.hidden_returns)
             entry = lower_shared_entry(self.table, function, guest.isa.dead_at_entry(), self.is_timed, stubs)
             return Detour(at, code + entry(at + len(code)), self.address, ())
 
