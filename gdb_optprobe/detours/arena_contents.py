@@ -39,6 +39,8 @@ MOST_USED = 1 << 12
 """Pieces of memory that one piece of code uses, at most."""
 LARGEST_STEP, MOST_SITES, LARGEST_NUMBER = 1 << 10, 1 << 17, 1 << 32
 """Bytes of a block's detour, its sites, and what no probe's number reaches."""
+MOST_BITS = 17
+"""What no table of histograms has."""
 _KINDS = frozenset(Item)
 _TABLES = frozenset(TableKind)
 _ADDRESS = re.compile(r"[0-9a-f]{1,16}")
@@ -91,18 +93,23 @@ class BlockRecord(Block):
 
     first: the number of the first member's probe. is_live: whether they are probes; else only the code is left.
     probe: the journal record of the first probe; the others' differ in numbers and addresses.
+    times: of returns with their times, where these are gathered, and the bits of the table there.
     """
 
     first: int
     is_live: bool
     probe: Mapping[str, Any]
+    times: tuple[int, int] | None = None
 
 
-def block_value(block: Block, first: int, probe: Mapping[str, Any] | None) -> list[Any]:
-    """Return what the journal keeps of a block. probe: see BlockRecord; None where they are no probes any more."""
+def block_value(
+    block: Block, first: int, probe: Mapping[str, Any] | None, times: tuple[int, int] | None = None
+) -> list[Any]:
+    """Return what the journal keeps of a block. See BlockRecord; probe: None where they are no probes any more."""
     start, *others = block.sites
     steps = [one - before for before, one in pairwise((start, *others))]
-    return [block.step, block.data.address, block.original.hex(), first, probe, start, steps]
+    value = [block.step, block.data.address, block.original.hex(), first, probe, start, steps]
+    return value if times is None else [*value, [*times]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +300,8 @@ def _code(slot: Slot, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> D
 
 
 def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRecord:
-    step, data, original, first, probe, start, steps = validate.row(value, 7)
+    timed = isinstance(value, list) and len(value) == 8
+    step, data, original, first, probe, start, steps, *times = validate.row(value, 7 + timed)
     step = validate.number(step, LARGEST_STEP, 1)
     places = [*accumulate(validate.numbers(steps, MOST_SITES, least=1), initial=validate.number(start))]
     sites = array("Q", places[: bisect_left(places, validate.WORD)])
@@ -309,8 +317,15 @@ def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRec
     number = validate.number(first, LARGEST_NUMBER, 1)
     return BlockRecord(
         sites=sites, original=original, code=code, data=counters, step=step, out=gone,
-        first=number, is_live=probe is not None, probe=probe or {},
+        first=number, is_live=probe is not None, probe=probe or {}, times=_times(times),
     )
+
+
+def _times(value: Sequence[Any]) -> tuple[int, int] | None:
+    if not value:
+        return None
+    at, bits = validate.numbers(validate.row(value[0], 2), 2)
+    return validate.number(at), validate.number(bits, MOST_BITS)
 
 
 def _exit(at: int, used: int, value: Any, isa: Isa) -> Insn:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.arena_contents import BlockRecord, block_value
+from gdb_optprobe.detours.arena_contents import ArenaContents, BlockRecord, block_value
 from gdb_optprobe.detours.block import WORD, Block
 from gdb_optprobe.detours.detour import build_count
 from gdb_optprobe.detours.journal import Item
@@ -31,6 +31,7 @@ from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.text import FtraceSite, IdleSites
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import LONGEST, Flow, OutOfReach
+from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
 from gdb_optprobe.probes.count_block import CountBlock
@@ -40,17 +41,27 @@ from gdb_optprobe.probes.journal_records import ProbeRecord, probe_value, write_
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.return_block import ReturnBlock
+from gdb_optprobe.probes.return_block import (
+    HISTOGRAMS,
+    LEAST_BITS,
+    ReturnBlock,
+    Times,
+    bits_for,
+    timed_program,
+    times_size,
+)
 from gdb_optprobe.probes.settings import Settings, sizes_of
-from gdb_optprobe.probes.shared_rethook import SharedRethook, entry_stubs
+from gdb_optprobe.probes.shared_rethook import SharedRethook, TimedReturns, entry_stubs
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.views import ProbeView
+from gdb_optprobe.probes.views import NANOSECONDS, CountsView, ObjectView, ProbeView, RowView
 
 LEAST = 64
 """Probes that are worth a batch."""
+RESERVED = 1 << 16
+"""Bytes of data that histograms leave to other probes."""
 _PRESERVED = PreservedRegisters()
 
 
@@ -62,9 +73,11 @@ class Batches:
     registry: Registry
     optimizer: Optimizer
     settings: Callable[[], Settings]
+    compile: Callable[[Spec, Plan, Settings], Handler]
+    unsettled: list[Site] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.registry.unpack = self.unpack
+        self.registry.unpack, self.registry.unpacked = self.unpack, self.settle_unpacked
 
     # into the guest --------------------------------------------------------------------------------------------------
 
@@ -96,7 +109,9 @@ class Batches:
 
     def _sites(self, spec: Spec, addresses: Sequence[int]) -> IdleSites:
         """Return the sites among `addresses` that are idle and on which nothing else is."""
-        if not spec.is_plain_count or spec.in_program or spec.has_python_handler or spec.maxactive:
+        if spec.in_program or spec.has_python_handler or spec.maxactive:
+            return IdleSites()
+        if not (spec.is_plain_count or spec.is_plain_latency):
             return IdleSites()
         limits = self.optimizer.limits([spec])
         if len(addresses) < LEAST or not may_share_detour(limits):
@@ -165,10 +180,24 @@ class Batches:
         if not spec.is_return:
             return block
         try:
-            return ReturnBlock(**vars(block), rethook=self.optimizer.rethooks.share(block, self.target.guest, arena))
+            return self._with_hook(block, arena)
         except BaseException:
             arena.free_counts(code, data)
             raise
+
+    def _with_hook(self, block: CountBlock, arena: Arena) -> ReturnBlock:
+        """Return the returns of `block` with memory for what they share. Raises OptprobeError."""
+        guest, rethooks = self.target.guest, self.optimizer.rethooks
+        if not block.spec.is_plain_latency:
+            return ReturnBlock(**vars(block), rethook=rethooks.share(block, guest, arena))
+        program, count = timed_program(block.spec, block.sites[0], guest), len(block.sites)
+        bits = bits_for(count, arena.data.largest - RESERVED)
+        with arena.new_data(times_size(count, bits), block.sites[0], guest.isa.data_reach) as memory:
+            times = Times(memory, count, bits)
+            guest.machine.write(memory.address, times.initial())
+            timed = TimedReturns(program, times.table, bits)
+            rethook = rethooks.share(block, guest, arena, memory, timed)
+        return ReturnBlock(**vars(block), rethook=rethook, times=times)
 
     def _write(self, block: CountBlock, arena: Arena) -> None:
         """Write counters, detours, flags and branches. Raises OptprobeError; text and flags are as they were then."""
@@ -192,7 +221,9 @@ class Batches:
         value = probe_value(self._probe(block, 0))
         for name in ("at", "data"):
             value.pop(name, None)
-        arena.journal.put(Item.BLOCK, block.code.address, block_value(block, block.first, value))
+        times = block.times if isinstance(block, ReturnBlock) else None
+        of_times = (times.memory.address, times.bits) if times is not None else None
+        arena.journal.put(Item.BLOCK, block.code.address, block_value(block, block.first, value, of_times))
 
     def _arm(self, block: CountBlock) -> None:
         """Lead the text to the detours, which are written. Raises OptprobeError, the text as it was."""
@@ -275,6 +306,8 @@ class Batches:
             journal.text(site.address, block.original, True)
         else:
             arena.retire(slot, block.detour(index))
+        if isinstance(block, ReturnBlock) and block.times is not None:
+            self._take_times(probe, block, index)
         write_probe(probe, journal)
         site.probes.clear()
         self.registry.add(probe, site)
@@ -284,10 +317,58 @@ class Batches:
         if isinstance(block, ReturnBlock):
             # The next time that the site is settled it gets a hook of its own, where there is memory for one.
             with suppress(Refused):
-                self.optimizer.rethooks.reserve(site, self.target.guest, arena)
+                self.optimizer.reserve(probe, site.plan)
+            self.unsettled.append(site)
         if not len(block):
             self._drop(block, arena)
         return probe
+
+    def _take_times(self, probe: Probe, block: ReturnBlock, index: int) -> None:
+        """Give a member that leaves its block what was gathered of its times so far, and a program of its own."""
+        hits = aggregate.decode(self.target.guest.machine.read(block.counter(index).address, WORD))[0]
+        histograms = self.times(block)[1]
+        probe.handler, probe.counter = self.compile(block.spec, block.plan(index), self.settings()), None
+        probe.clear()
+        head = [hits, *probe.seen.head[1:]]
+        for cell, place in probe.handler.cell_words():
+            if cell.aggregate == HISTOGRAMS.aggregate:
+                head[place] = histograms.get(index, head[place])
+        probe.seen = replace(probe.seen, head=tuple(head))
+
+    def times(self, block: ReturnBlock) -> tuple[Sequence[int], Mapping[int, tuple[int, ...]], int]:
+        """Read what was gathered of times: see Times.decode."""
+        assert block.times is not None
+        memory = block.times.memory
+        return block.times.decode(self.target.guest.machine.read(memory.address, memory.size))
+
+    def with_times(self, block: ReturnBlock, part: CountsView, start: int) -> Iterator[ProbeView | CountsView]:
+        """Yield the rows of a part of a block, from index `start` on: those of functions that have returned by
+        themselves, with their times.
+        """
+        sums, histograms, _ = self.times(block)
+        begin = 0
+        for place, hits in enumerate(part.hits):
+            if hits:
+                if begin < place:
+                    yield part.between(begin, place)
+                yield replace(part[place], objects=_objects(sums[start + place], histograms.get(start + place)))
+                begin = place + 1
+        if begin < len(part):
+            yield part.between(begin, len(part))
+
+    def clear_times(self, block: CountBlock) -> None:
+        """Start gathering times from zero."""
+        if isinstance(block, ReturnBlock) and block.times is not None:
+            machine, (at, behind) = self.target.guest.machine, (block.times.memory.address, block.times.table)
+            held_now = machine.read(behind, block.times.layout.size)
+            machine.write(at, bytes(behind - at) + block.times.layout.cleared(held_now))
+
+    def settle_unpacked(self) -> None:
+        """Settle the returns that have left their blocks: calls that they see from now on are theirs."""
+        sites = [site for site in self.unsettled if any(self.registry.has(probe) for probe in site.probes)]
+        self.unsettled.clear()
+        if sites:
+            self.optimizer.settle(sites)
 
     def _drop(self, block: CountBlock, arena: Arena) -> None:
         """Forget a block: none of its members is in it any more, or its pieces have items of their own."""
@@ -462,9 +543,7 @@ class Batches:
             enabled=False,
         )
         if record.spec.is_return:
-            entry, rethooks = self._shared_entry(left), self.optimizer.rethooks
-            rethook = rethooks.adopt_shared(entry, block, self.target.guest, arena)
-            block = ReturnBlock(**vars(block), rethook=rethook)
+            block = self._adopt_hook(block, left, arena)
         try:
             return self._adopt_code(block, record.enabled, arena)
         except BaseException:
@@ -472,11 +551,25 @@ class Batches:
                 self.optimizer.rethooks.end(block.rethook, self.target.guest, arena)
             raise
 
-    def shared_tables(self, left: Sequence[BlockRecord]) -> set[Slot]:
-        """Return the tables of calls that blocks of an earlier GDB share."""
-        known = self.optimizer.rethooks.known
-        entries = {self._shared_entry(one) for one in left if one.probe.get("kind") == Kind.KRETPROBE.value}
-        return {one.memory for one in known if any(one.trampoline_at(at) is not None for at in entries)}
+    def _adopt_hook(self, block: CountBlock, left: BlockRecord, arena: Arena) -> ReturnBlock:
+        """Return the returns of a block with what they shared. Raises OptprobeError where that is not what it was."""
+        guest, entry, adopt = self.target.guest, self._shared_entry(left), self.optimizer.rethooks.adopt_shared
+        if left.times is None:
+            return ReturnBlock(**vars(block), rethook=adopt(entry, block, guest, arena))
+        (at, bits), count = left.times, len(block.sites)
+        memory = arena.earlier.data_at(at) if arena.earlier is not None else None
+        if memory is None or bits < LEAST_BITS or memory.size < times_size(count, bits):
+            raise OptprobeError("the memory of their times is not what this version would have")
+        times = Times(memory, count, bits)
+        timed = TimedReturns(timed_program(block.spec, block.sites[0], guest), times.table, bits)
+        return ReturnBlock(**vars(block), rethook=adopt(entry, block, guest, arena, memory, timed), times=times)
+
+    def shared_memory(self, left: ArenaContents) -> set[Slot]:
+        """Return the tables of calls, and the memory of times, that blocks of an earlier GDB share."""
+        known, blocks = self.optimizer.rethooks.known, left.live_blocks
+        entries = {self._shared_entry(one) for one in blocks if one.probe.get("kind") == Kind.KRETPROBE.value}
+        found = {one.memory for one in known if any(one.trampoline_at(at) is not None for at in entries)}
+        return found.union(filter(None, (left.data_at(one.times[0]) for one in blocks if one.times is not None)))
 
     def _shared_entry(self, left: BlockRecord) -> int:
         """Return where the stubs of a block go to; 0 where they are none."""
@@ -512,3 +605,11 @@ class Batches:
             self._note_left(left, left.first, start, end, arena)
             if release:
                 arena.data.release(left.piece(start, end)[1])
+
+
+def _objects(total: int, words: tuple[int, ...] | None) -> tuple[ObjectView, ...]:
+    """Return what `report` shows of a function's times. words: of its histogram; None where it has found no room."""
+    found = [ObjectView("sum($elapsed)", aggregate.Sum(signed=False), (RowView((), (total,)),), unit=NANOSECONDS)]
+    if words is not None:
+        found.append(ObjectView(HISTOGRAMS.name, HISTOGRAMS.aggregate, (RowView((), words),), unit=NANOSECONDS))
+    return tuple(found)

@@ -20,10 +20,11 @@ from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.saved_pcs import SavedWords
-from gdb_optprobe.handlers.lower_shared_returns import PlacedTallies, saved_words
+from gdb_optprobe.handlers.lower_shared_returns import saved_words
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
 from gdb_optprobe.probes import rethook_records
@@ -32,7 +33,7 @@ from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout
 from gdb_optprobe.probes.return_stops import FindReturn
-from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, slots_for
+from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, TimedReturns, slots_for
 from gdb_optprobe.probes.site import Site
 
 GROWTH = 4
@@ -74,14 +75,25 @@ class KernelRethooks:
         shared = (rethook for rethook in self.known if isinstance(rethook, SharedRethook))
         return next((found for rethook in shared if (found := rethook.entered_at(pc)) is not None), None)
 
-    def share(self, block: CountBlock, guest: Guest, arena: Arena) -> SharedRethook:
-        """Create the hook of functions that stubs in the code of `block` are to lead to. Raises Refused."""
+    def share(
+        self,
+        block: CountBlock,
+        guest: Guest,
+        arena: Arena,
+        times: Slot | None = None,
+        timed: TimedReturns | None = None,
+    ) -> SharedRethook:
+        """Create the hook of functions that stubs in the code of `block` are to lead to. Raises Refused.
+
+        times: where the functions' times are summed up.
+        """
         # Within the first site: no probe can be there, so it is no function's.
         address = block.sites[0] + 1
-        layout = CallTableLayout(slots_for(len(block.sites)), saved_words(False), WINDOW)
+        is_timed = timed is not None
+        layout = CallTableLayout(slots_for(len(block.sites), is_timed), saved_words(is_timed), WINDOW)
         rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
         assert isinstance(rethook, SharedRethook)
-        rethook.tallies = PlacedTallies(block.data.address)
+        rethook.share_with(block.data.address, times, timed)
         self._register(rethook, arena)
         try:
             rethook.install(guest, arena)
@@ -90,7 +102,15 @@ class KernelRethooks:
             raise
         return rethook
 
-    def adopt_shared(self, entry: int, block: CountBlock, guest: Guest, arena: Arena) -> SharedRethook:
+    def adopt_shared(
+        self,
+        entry: int,
+        block: CountBlock,
+        guest: Guest,
+        arena: Arena,
+        times: Slot | None = None,
+        timed: TimedReturns | None = None,
+    ) -> SharedRethook:
         """Enter calls again by the hook of an earlier session, with its shared entry there, for those of `block`.
 
         Raises OptprobeError where its code is not what this version would write.
@@ -103,7 +123,7 @@ class KernelRethooks:
             old.address, layout, old.memory, old.retired_trampolines, arena, old.earlier_counts, old.ended
         )
         assert isinstance(new, SharedRethook)
-        new.tallies = PlacedTallies(block.data.address)
+        new.share_with(block.data.address, times, timed)
         new.take_over(entry, guest, arena)
         new.reopen(self._find_return(guest))
         new.ended = False

@@ -80,7 +80,7 @@ class Session:
         self.target = target
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
-        self.batches = Batches(target, self.registry, self.optimizer, settings)
+        self.batches = Batches(target, self.registry, self.optimizer, settings, self.kprobes.compile)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
@@ -369,7 +369,7 @@ class Session:
         """Return the views of probes; without numbers of all, and of deleted return probes with active calls."""
         self.check_alive()
         if numbers is not None:
-            return rows(self._views(self.registry.probes(numbers)))
+            return self._views_of(numbers)
         deleted = deleted_views.deleted_views(self.optimizer, self.uprobes)
         return rows(self._views_of_all(), deleted)
 
@@ -377,19 +377,33 @@ class Session:
         """Return the views with all results by key."""
         self.check_alive()
         if numbers is not None:
-            return rows(self._views(self.registry.probes(numbers), whole=True))
+            return self._views_of(numbers, whole=True)
         return rows(self._views_of_all(whole=True))
+
+    def _views_of(self, numbers: Sequence[int], whole: bool = False) -> Sequence[ProbeView]:
+        """Return the views of these; returns that share a hook stay in their block."""
+        found = {number: self.registry.block_of(number) for number in dict.fromkeys(numbers)}
+        shared = {number: at for number, at in found.items() if at is not None and isinstance(at[0], ReturnBlock)}
+        probes = self.registry.probes([number for number in numbers if number not in shared])
+        parts = {id(at[0]): rows(self._block_views([at[0]], whole=whole)) for at in shared.values()}
+        members = {one.number: one for part in parts.values() for one in part if one.number in shared}
+        return rows([*self._views(probes, whole), *members.values()])
 
     def views_of(self, probes: Sequence[Probe], blocks: Sequence[CountBlock]) -> Sequence[ProbeView]:
         return rows([*self._views(probes), *self._block_views(blocks)])
 
     def _views_of_all(self, whole: bool = False) -> list[ProbeView | CountsView]:
-        return [*self._views(self.registry.single_probes(), whole), *self._block_views(self.registry.blocks)]
+        blocks = self._block_views(self.registry.blocks, whole=whole)
+        return [*self._views(self.registry.single_probes(), whole), *blocks]
 
     def _block_views(
-        self, blocks: Iterable[CountBlock], told: Mapping[int, tuple[str, tuple[LeftOutView, ...]]] = NOTHING_TOLD
+        self,
+        blocks: Iterable[CountBlock],
+        told: Mapping[int, tuple[str, tuple[LeftOutView, ...]]] = NOTHING_TOLD,
+        whole: bool = False,
     ) -> Iterator[ProbeView | CountsView]:
-        """Yield the views of blocks, one for each run of numbers. told: of the row with this number."""
+        """Yield the views of blocks, one for each run of numbers. told: of the row with this number. whole: with times.
+        """
         guest = self.target.guest
         for block in blocks:
             symbols = block.symbols or guest.symbols(block.sites)
@@ -408,11 +422,14 @@ class Session:
                     branches=branches[start:end] if block.enabled else (),
                     step=block.step,
                 )
+                if whole and isinstance(block, ReturnBlock) and block.times is not None:
+                    yield from self.batches.with_times(block, part, start)
+                    continue
                 if (more := told.get(first.number)) is None:
                     yield part
                     continue
                 yield replace(part.first, note=more[0], left_out=more[1])
-                yield part.behind_first()
+                yield part.between(1, len(part))
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found = read_results(probes, self.target.guest, whole)
@@ -431,7 +448,10 @@ class Session:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
         self.check_alive()
         places = self._resolve(specs)
-        return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
+        try:
+            return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
+        finally:
+            self.batches.settle_unpacked()
 
     def hits(self, number: int) -> int:
         self.check_alive()
@@ -462,6 +482,7 @@ class Session:
         for block in blocks:
             for _, data in block.pieces():
                 self.target.guest.machine.write(data.address, bytes(data.size))
+            self.batches.clear_times(block)
         self.optimizer.write_records(probes)
 
     def saved(self) -> SavedProbes:

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.lower_kernel_returns import ProbedFunction, lower_trampoline
-from gdb_optprobe.handlers.lower_shared_returns import PlacedTallies, lower_shared_entry, lower_tally
+from gdb_optprobe.handlers.lower_program import LoweringContext
+from gdb_optprobe.handlers.lower_shared_returns import PlacedTallies, lower_shared_entry, lower_tally, lower_timed
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.paths import shortest
@@ -28,12 +31,12 @@ from gdb_optprobe.probes.rethook import Costs, Rethook, code_range
 
 WINDOW = 64
 """Slots that an entry looks at: a nearly full table is missed in, not searched."""
-_FEW, _MANY = 512, 8192
+_FEW, _MANY, _TIMED = 512, 8192, 4096
 
 
-def slots_for(functions: int) -> int:
+def slots_for(functions: int, timed: bool) -> int:
     """Return for how many active calls of so many functions there is to be room."""
-    return min(max(_FEW, 1 << (functions - 1).bit_length()), _MANY)
+    return min(max(_FEW, 1 << (functions - 1).bit_length()), _TIMED if timed else _MANY)
 
 
 def entry_stubs(isa: Isa) -> EntryStubs | None:
@@ -41,22 +44,45 @@ def entry_stubs(isa: Isa) -> EntryStubs | None:
     return isa.returning.stubs if isa.returning is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class TimedReturns:
+    """program: of a return, with the table at `table`, which has 2 ** bits places."""
+
+    program: Program
+    table: int
+    bits: int
+
+
 @dataclass
 class SharedRethook(Rethook):
-    """address: in the text, where no probe can be. tallies: what it counts in. entry: of the shared code; 0 before
+    """address: in the text, where no probe can be. tallies: what it counts in. timed: None where
+    calls are not timed; else times is the memory of these. entry: of the shared code; 0 before
     it is written.
 
     out: the slots of stubs that are detours of single probes by now.
     """
 
     tallies: PlacedTallies | None = None
+    timed: TimedReturns | None = None
+    times: Slot | None = None
     entry: int = 0
     out: set[int] = field(default_factory=set)
+
+    def share_with(self, counts: int, times: Slot | None, timed: TimedReturns | None) -> None:
+        """Count in the words at `counts`, and in `times`."""
+        self.tallies = PlacedTallies(counts, times.address if times is not None else None)
+        self.times, self.timed = times, timed
+
+    def close(self, guest: Guest, arena: Arena) -> None:
+        super().close(guest, arena)
+        if self.times is not None:
+            arena.data.release(self.times)
+            self.times = None
 
     def install(self, guest: Guest, arena: Arena) -> None:
         """Write the code, for `tallies`. Raises Refused."""
         assert self.tallies is not None
-        uses = (self.memory.address, self.tallies.counts)
+        uses = (self.memory.address, self.tallies.counts, *filter(None, [self.tallies.times]))
         self._use(InstalledDetour.install(self.address, self._lay_out(guest, arena), guest, arena, uses), guest, arena)
 
     def take_over(self, entry: int, guest: Guest, arena: Arena) -> None:
@@ -88,7 +114,10 @@ class SharedRethook(Rethook):
         assert self.tallies is not None
         isa = return_backend(guest)
         made = lower_trampoline(self.table, EntryState(guest.isa.dead_at_return()), isa, counted=False)
-        return made.code([lower_tally(self.tallies, made, isa)])
+        if self.timed is None:
+            return made.code([lower_tally(self.tallies, made, isa)])
+        around = LoweringContext(self.address, objects=(self.timed.table,), table_bits=self.timed.bits)
+        return made.code([lower_timed(self.tallies, self.timed.program, around, made, isa, guest.isa.codegen)])
 
     def _lay_out(self, guest: Guest, arena: Arena) -> LayOut:
         """Return the code by its address: the trampoline, and the shared entry behind it."""
@@ -98,14 +127,10 @@ class SharedRethook(Rethook):
         def lay_out(at: int) -> Detour:
             code = returns(at)
             function = ProbedFunction(at, code_range(arena), self.address, guest.hidden_returns)
-            entry = lower_shared_entry(self.table, function, guest.isa.dead_at_entry(), self.is_timed, stubs)
+            entry = lower_shared_entry(self.table, function, guest.isa.dead_at_entry(), self.timed is not None, stubs)
             return Detour(at, code + entry(at + len(code)), self.address, ())
 
         return lay_out
-
-    @property
-    def is_timed(self) -> bool:
-        return self.tallies is not None and self.tallies.times is not None
 
     def entered_at(self, pc: int) -> Detour | None:
         """Return the shared entry as code of its own where `pc` is in it."""

@@ -88,6 +88,13 @@ class Spec:
         return not self.condition.strip() and all(action.strip() == "count" for action in self.actions)
 
     @property
+    def is_plain_latency(self) -> bool:
+        """Whether the time of every call is gathered, and that is all."""
+        if not self.is_return or self.entry_condition is not None or self.entry_actions:
+            return False
+        return not self.condition.strip() and [action.strip() for action in self.actions] == ["latency"]
+
+    @property
     def condition_part(self) -> Fragment | None:
         """Where the condition was typed, so that an error can point."""
         if not self.condition.strip():

@@ -229,12 +229,11 @@ class CountsView(Sequence[ProbeView]):
             detour=replace(detour, address=detour.address + place * self.step, head=address) if detour else None,
         )
 
-    def behind_first(self) -> CountsView:
-        """Return the rows without the first one."""
-        rest = slice(1, None)
-        return CountsView(
-            self[1], self.addresses[rest], self.symbols[rest], self.hits[rest], self.branches[rest], self.step
-        )
+    def between(self, start: int, end: int) -> CountsView:
+        """Return the rows from the place `start` to before `end`."""
+        some = slice(start, end)
+        columns = (self.addresses[some], self.symbols[some], self.hits[some], self.branches[some])
+        return CountsView(self[start], *columns, self.step)
 
 
 @dataclass(frozen=True, slots=True)

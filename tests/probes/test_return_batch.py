@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.shared_rethook import SharedRethook
 from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.views import ProbeView
 from gdb_optprobe.recovery import adopt
-from tests.fake_guest import CODE, FILL, JOURNAL, THREADS, FakeGuest
+from tests.fake_guest import CODE, FILL, JOURNAL, THREADS, FakeGuest, Registers
 from tests.probes.test_batch import AT, BODY, COUNT, LOOP, functions, recovered, run, text
 
 GLOB = Spec("f*", Kind.KRETPROBE, glob=True)
@@ -192,3 +194,89 @@ def test_functions_that_never_return_are_left_out() -> None:
     session = guest.session()
     session.add(GLOB)
     assert AT[7] not in session.registry.blocks[0].sites and len(session.registry) == COUNT - 1
+
+
+# with their times --------------------------------------------------------------------------------------------------
+
+TIMED = replace(GLOB, actions=("latency",))
+
+
+def timed() -> FakeGuest:
+    """Return a guest that knows how fast its clock is."""
+    guest = functions()
+    guest.names = NamesAt(Registers(guest.isa), hertz=10**9)
+    return guest
+
+
+def histogram(view: ProbeView) -> int:
+    """Return how many calls are in the histogram of a row."""
+    return sum(sum(row.words) for one in view.objects for row in one.rows if one.action == "latency")
+
+
+def test_times_are_gathered_by_function() -> None:
+    guest = timed()
+    session = guest.session()
+    session.add(TIMED)
+    assert len(session.registry.blocks) == 1 and session.check() == ()
+    run(guest)
+    views = session.reports()
+    assert [view.number for view in views] == [*range(1, COUNT + 1)]
+    assert all((view.hits, histogram(view)) == (THREADS, THREADS) for view in views)
+    assert all(one.rows[0].words[0] for view in views for one in view.objects if one.action == "sum($elapsed)")
+    assert len(session.registry.blocks[0]) == COUNT, "looking at them moves none"
+    session.clear()
+    assert not any(view.hits or view.objects for view in session.reports())
+    session.delete()
+    assert text(guest) == text(functions())
+    session.commit(0)
+    assert session.optimizer.release_arena() and code_is_free(guest)
+
+
+def test_one_that_leaves_keeps_its_times() -> None:
+    guest = timed()
+    session = guest.session()
+    session.add(TIMED)
+    run(guest)
+    session.show(4)
+    assert session.registry.block_of(4) is None and session.check() == ()
+    for number in range(THREADS):
+        guest.step(number)
+    run(guest)
+    (view,) = session.reports([4])
+    assert (view.hits, histogram(view)) == (2 * THREADS, 2 * THREADS)
+    session.delete()
+    assert text(guest) == text(functions())
+
+
+@pytest.mark.parametrize("steps", range(0, 90, 6))
+def test_another_gdb_takes_times_over(steps: int) -> None:
+    guest = timed()
+    session = guest.session()
+    session.add(TIMED)
+    run(guest)
+    for _ in range(steps):
+        guest.step(0)
+    other = guest.copy()
+    second = other.session()
+    found = adopt.recover(second)
+    assert found.lost == () and len(second.registry.blocks) == 1 and second.check() == ()
+    before = sum(map(histogram, second.reports()))
+    assert before >= COUNT * THREADS
+    other.run_to(0, LOOP)
+    run(other)
+    assert sum(map(histogram, second.reports())) > before
+    second.delete()
+    run(other)
+    second.commit(0)
+    assert second.optimizer.release_arena() and code_is_free(other)
+
+
+def test_a_killed_gdb_that_timed_leaves_what_is_removed() -> None:
+    guest = timed()
+    session = guest.session()
+    session.add(TIMED)
+    run(guest)
+    session.delete()
+    writes = list(guest.machine.writes)
+    for number in range(0, len(writes) + 1, 3):
+        assert text(recovered(timed().after(writes[:number]))) == text(functions())
