@@ -87,6 +87,18 @@ class CallStacks:
             return found.stack.pid is not None
         return found.address <= at and self._is_overwritten(at)
 
+    def is_at_rest(self, at: int, trampoline: int) -> bool:
+        """Return whether the call with the stack address `at` is one of a thread, and has surely not come to its
+        trampoline yet, though the word there is the trampoline's address.
+        """
+        if any(trampoline in one.words for one in self.saved if one.stack is None or one.stack.pid is None):
+            return False  # a CPU may be there, and what it has interrupted
+        found = self._around(at)
+        if found is None or found.stack is None or found.stack.pid is None or at < found.address:
+            return False
+        place = (at - found.address) // WORD
+        return trampoline not in found.words[max(0, place - INTERRUPTED) : place]
+
     def _is_overwritten(self, at: int) -> bool:
         """Return whether the word at `at` cannot be a return address any more."""
         if self.code is None:

@@ -90,9 +90,12 @@ class Batches:
         if len(sites.addresses) < LEAST or (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
             return None
         with held():
+            starts, arena = array("Q", sites.addresses), self.optimizer.take_arena()
             try:
-                block = self._allocate(spec, array("Q", sites.addresses), sample)
+                block = self.optimizer.with_memory(lambda: self._allocate(spec, starts, sample), arena)
             except Refused:
+                if spec.is_return:  # each by itself takes far more memory
+                    raise
                 return None
             if block is None:
                 return None
@@ -407,6 +410,7 @@ class Batches:
             if isinstance(rethook, SharedRethook) and not rethook.closed and id(rethook) not in used:
                 rethook.out.intersection_update(self.optimizer.detours_in_use())
                 if not rethook.out and arena is not None:
+                    self.optimizer.rethooks.unhook(rethook, self.target.guest, arena)
                     self.optimizer.rethooks.end(rethook, self.target.guest, arena)
 
     def _unpack_changed(self, block: CountBlock) -> list[Probe]:

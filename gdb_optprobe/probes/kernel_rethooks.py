@@ -130,6 +130,18 @@ class KernelRethooks:
         self.known[self.known.index(old)] = new
         return new
 
+    def unhook(self, rethook: SharedRethook, guest: Guest, arena: Arena) -> None:
+        """Have active calls return to their callers by themselves, those of threads at rest above all: they may last
+        for ever. Calls stay that are just entered or left, and those that a tracer of the guest hides.
+        """
+        if rethook.trampoline is None or not returns_on_stack(guest):
+            return
+        calls = self.active_calls(guest, arena, [rethook])
+        if not calls or (stacks := self._call_stacks(guest, arena)) is None:
+            return
+        start = rethook.trampoline.detour.address
+        rethook.unhook([key for key in {one.call.key for one in calls} if stacks.is_at_rest(key - 1, start)], guest)
+
     def end(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
         """Enter no more calls there: its probes are gone."""
         rethook.close(guest, arena)

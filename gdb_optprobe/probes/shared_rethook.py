@@ -9,6 +9,7 @@ it, or will return to it, as the trampoline of one function is (kernel_rethooks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
@@ -25,9 +26,10 @@ from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import EntryStubs
+from gdb_optprobe.maps.call_table import WORD
 from gdb_optprobe.probes.installed_detour import InstalledDetour, LayOut
 from gdb_optprobe.probes.kretprobe import return_backend
-from gdb_optprobe.probes.rethook import Costs, Rethook, code_range
+from gdb_optprobe.probes.rethook import Costs, Rethook, code_range, return_address_slot
 
 WINDOW = 64
 """Slots that an entry looks at: a nearly full table is missed in, not searched."""
@@ -131,6 +133,30 @@ class SharedRethook(Rethook):
             return Detour(at, code + entry(at + len(code)), self.address, ())
 
         return lay_out
+
+    def unhook(self, keys: Iterable[int], guest: Guest) -> None:
+        """Give calls with these keys their return addresses back, where the stack shows that they return here.
+
+        The guest is stopped: a thread reads the word when it returns. Should GDB die in between, a slot is left that no
+        call has.
+        """
+        if self.trampoline is None:
+            return
+        data, machine, start = self._read(guest), guest.machine, self.trampoline.detour.address
+        trampoline = start.to_bytes(WORD, "little")
+        for key in keys:
+            if (at := return_address_slot(key, guest)) is None or machine.read(at, WORD) != trampoline:
+                continue
+            backs = [call.back for call in self.layout.find(data, key)]
+            number = next((number for number, back in enumerate(backs, 1) if back != start), None)
+            if number is None:
+                continue
+            machine.write(at, backs[number - 1].to_bytes(WORD, "little"))
+            after = data
+            for _ in range(number):
+                after = self.layout.remove(after, key)
+            self._write(data, after, guest)
+            data = after
 
     def entered_at(self, pc: int) -> Detour | None:
         """Return the shared entry as code of its own where `pc` is in it."""

@@ -8,6 +8,7 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.probes.return_block import ReturnBlock
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.shared_rethook import SharedRethook
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -280,3 +281,21 @@ def test_a_killed_gdb_that_timed_leaves_what_is_removed() -> None:
     writes = list(guest.machine.writes)
     for number in range(0, len(writes) + 1, 3):
         assert text(recovered(timed().after(writes[:number]))) == text(functions())
+
+
+def test_calls_of_threads_at_rest_are_given_back() -> None:
+    """A thread that stays in a function does not keep the hook of deleted probes, nor a call beneath it."""
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    for number in range(THREADS):
+        guest.run_to(number, AT[number] + 5)
+    (block,) = session.registry.blocks
+    assert isinstance(block, ReturnBlock)
+    assert len(block.rethook.read_calls(guest).active) == THREADS
+    session.delete()
+    (shared,) = session.optimizer.rethooks.known
+    assert not shared.read_calls(guest).active
+    session.commit(0)
+    assert not session.optimizer.rethooks.known and session.optimizer.release_arena() and code_is_free(guest)
+    run(guest)
