@@ -140,7 +140,8 @@ class KernelRethooks:
         if not calls or (stacks := self._call_stacks(guest, arena)) is None:
             return
         start = rethook.trampoline.detour.address
-        rethook.unhook([key for key in {one.call.key for one in calls} if stacks.is_at_rest(key - 1, start)], guest)
+        places = stacks.at_rest({one.call.at for one in calls if one.call.at is not None}, start)
+        rethook.unhook([at + 1 for at in places], guest)
 
     def end(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
         """Enter no more calls there: its probes are gone."""
