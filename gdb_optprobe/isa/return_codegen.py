@@ -68,8 +68,8 @@ class ReturnBackend(Protocol):
 class EntryStubs(Protocol):
     """Detours by which functions share the code of their entries.
 
-    A stub numbers the function in the register `number` and goes to the shared code, which finds at its stack pointer
-    where the function goes on: an address in its text, so that nothing of ours stays on the stack.
+    A stub numbers the function in the register `number` and jumps to the shared code, which finds at its stack pointer
+    where the function continues: an address in its text, so that none of the arena stays on the stack.
 
     size:  bytes of a stub. end: the last of the shared code. entry: makes emitters for it.
     """
@@ -84,7 +84,7 @@ class EntryStubs(Protocol):
     def encode(self, at: int, step: int, shared: int, ends: Sequence[int], first: int = 0) -> bytes:
         """Return stubs that follow one another from `at` on, `step` bytes each, the rest of it breakpoints.
 
-        They go to the code at `shared`; the functions go on at `ends`, and have numbers from `first` on.
+        They go to the code at `shared`; the functions continue at `ends`, and have numbers from `first` on.
         Raises OutOfReach.
         """
 

@@ -91,8 +91,12 @@ class CallStacks:
         """Return those of `calls`, by their stack addresses, that are of threads, none of which has just come to its
         trampoline: then the word at the stack address is still the trampoline's, and is not read any more.
         """
-        if any(trampoline in one.words for one in self.saved if one.stack is None or one.stack.pid is None):
-            return []  # a CPU may be there, or what it has interrupted
+        interrupted = set[int]()
+        for one in self.saved:
+            if (one.stack is None or one.stack.pid is None) and trampoline in one.words:
+                if not one.address:
+                    return []  # a CPU may be there
+                interrupted.update(one.words)
         by_stack: dict[int, tuple[SavedWords, list[int]]] = {}
         for at in calls:
             found = self._around(at)
@@ -101,7 +105,7 @@ class CallStacks:
         return [
             at
             for one, some in by_stack.values()
-            if not any(_has_returned(each, trampoline, one) for each in some)
+            if not any(_has_returned(each, trampoline, one) or each + WORD in interrupted for each in some)
             for at in some
         ]
 

@@ -134,14 +134,21 @@ class KernelRethooks:
         """Have active calls return to their callers by themselves, those of threads at rest above all: they may last
         for ever. Calls stay that are just entered or left, and those that a tracer of the guest hides.
         """
-        if rethook.trampoline is None or not returns_on_stack(guest):
+        starts = {one.address for one in rethook.trampolines}
+        if not (starts and returns_on_stack(guest)):
             return
         calls = self.active_calls(guest, arena, [rethook])
         if not calls or (stacks := self._call_stacks(guest, arena)) is None:
             return
-        start = rethook.trampoline.detour.address
-        places = stacks.at_rest({one.call.at for one in calls if one.call.at is not None}, start)
-        rethook.unhook([at + 1 for at in places], guest)
+        for start in starts:
+            places = stacks.at_rest({one.call.at for one in calls if one.call.at is not None}, start)
+            rethook.unhook([at + 1 for at in places], start, guest)
+
+    def unhook_ended(self, guest: Guest, arena: Arena) -> None:
+        """Do so with all hooks that have ended."""
+        for rethook in self.known:
+            if isinstance(rethook, SharedRethook) and rethook.ended:
+                self.unhook(rethook, guest, arena)
 
     def end(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
         """Enter no more calls there: its probes are gone."""

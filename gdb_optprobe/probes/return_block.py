@@ -106,7 +106,7 @@ class ReturnBlock(CountBlock):
     def detour(self, index: int) -> Detour:
         site, at = self.sites[index], self.slot(index).address
         data = self._stubs.encode(at, self._stubs.size, self.rethook.entry, [site + len(self.original)], index)
-        # Nothing in a stub is behind its program: it goes on in the shared code, and from there in the text.
+        # Nothing in a stub is behind its program: the shared code is next, and then the text.
         return Detour(at, data, site, ((at, site),), ((at, at, site),))
 
     def detours(self) -> bytes:

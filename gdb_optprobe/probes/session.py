@@ -57,7 +57,7 @@ OWN_UNWINDER = (
     "with so many returns probed, the guest's own traces of its stacks (an oops, /proc/PID/stack, lockdep, livepatch) "
     "end where a probed function returns; GDB's do not"
 )
-NOTHING_TOLD: Mapping[int, tuple[str, tuple[LeftOutView, ...]]] = {}
+NO_NOTES: Mapping[int, tuple[str, tuple[LeftOutView, ...]]] = {}
 
 SLICE = 0.1
 LONGEST_SLICE = 1.0
@@ -130,7 +130,7 @@ class Session:
         added: list[Probe] = []
         blocks: list[CountBlock] = []
         left_out_views: dict[int, tuple[LeftOutView, ...]] = {}
-        told: dict[int, tuple[str, tuple[LeftOutView, ...]]] = {}
+        notes: dict[int, tuple[str, tuple[LeftOutView, ...]]] = {}
         had_arena = self.optimizer.arena is not None
         try:
             for spec, addresses in places:
@@ -145,7 +145,7 @@ class Session:
                 taken = frozenset(block.sites if block else ())
                 addresses = tuple(address for address in addresses if address not in taken)
                 if isinstance(block, ReturnBlock):
-                    told[block.first] = self._of_returns(block, addresses)
+                    notes[block.first] = self._of_returns(block, addresses)
                     addresses = addresses if len(addresses) < LEAST else ()
                 for first in range(0, len(addresses) or not block, AT_ONCE):
                     checkpoint()
@@ -182,7 +182,7 @@ class Session:
             )
             for view, probe in zip(self._views(added), added, strict=True)
         ]
-        return rows([*singles, *self._block_views(blocks, told)])
+        return rows([*singles, *self._block_views(blocks, notes)])
 
     def _of_returns(
         self, block: ReturnBlock, others: Sequence[int]
@@ -399,10 +399,12 @@ class Session:
     def _block_views(
         self,
         blocks: Iterable[CountBlock],
-        told: Mapping[int, tuple[str, tuple[LeftOutView, ...]]] = NOTHING_TOLD,
+        notes: Mapping[int, tuple[str, tuple[LeftOutView, ...]]] = NO_NOTES,
         whole: bool = False,
     ) -> Iterator[ProbeView | CountsView]:
-        """Yield the views of blocks, one for each run of numbers. told: of the row with this number. whole: with times.
+        """Yield the views of blocks, one for each run of numbers.
+
+        notes: of the row with this number. whole: with times.
         """
         guest = self.target.guest
         for block in blocks:
@@ -425,7 +427,7 @@ class Session:
                 if whole and isinstance(block, ReturnBlock) and block.times is not None:
                     yield from self.batches.with_times(block, part, start)
                     continue
-                if (more := told.get(first.number)) is None:
+                if (more := notes.get(first.number)) is None:
                     yield part
                     continue
                 yield replace(part.first, note=more[0], left_out=more[1])

@@ -134,15 +134,13 @@ class SharedRethook(Rethook):
 
         return lay_out
 
-    def unhook(self, keys: Iterable[int], guest: Guest) -> None:
-        """Give calls with these keys their return addresses back, where the stack shows that they return here.
+    def unhook(self, keys: Iterable[int], start: int, guest: Guest) -> None:
+        """Give calls with these keys their return addresses back, where the stack shows that they return to `start`.
 
         The guest is stopped: a thread reads the word when it returns. Should GDB die in between, a slot is left that no
         call has.
         """
-        if self.trampoline is None:
-            return
-        data, machine, start = self._read(guest), guest.machine, self.trampoline.detour.address
+        data, machine = self._read(guest), guest.machine
         trampoline = start.to_bytes(WORD, "little")
         for key in keys:
             if (at := return_address_slot(key, guest)) is None or machine.read(at, WORD) != trampoline:

@@ -4,7 +4,7 @@
     trampoline           return address   popped by the `ret` that led here; `push` makes room for it again
                   rsp ─► …
     shared entry         return address
-                  rsp ─► where the function goes on, as the stub has pushed it
+                  rsp ─► where the function continues, as the stub has pushed it
 `ret`, and no indirect jump, leaves the trampoline: the kernel's callers have no landing pads behind their calls.
 """
 
