@@ -157,6 +157,12 @@ def leave_blocks(guest: Guest) -> Journal:
     journal.put(Item.DATA, block.counter(1).address, 8)
     left = replace(block, sites=sites[2:], code=Slot(CODE[0] + 0x200, 32), data=Slot(DATA[0] + 0x200, 16))
     journal.put(Item.BLOCK, left.code.address, block_value(left, 40, None))
+    returns = replace(block, code=Slot(CODE[0] + 0x300, 64), data=Slot(DATA[0] + 0x300, 32))
+    spec = Spec("vfs_*", Kind.KRETPROBE, glob=True, actions=("latency",))
+    value = journal_records.probe_value(Probe(50, spec, READ, sizes=SIZES))
+    value = {name: kept for name, kept in value.items() if name != "at"}
+    journal.put(Item.BLOCK, returns.code.address, block_value(returns, 50, value, (DATA[0] + 0x400, 4)))
+    journal.put(Item.DATA, DATA[0] + 0x400, 0x3000)
     return journal
 
 
