@@ -491,17 +491,21 @@ class Batches:
             machine.read(detour.address, detour.size) == detour.data
         )
 
-    def with_cost(self, block: CountBlock, view: ProbeView) -> ProbeView:
-        """Return the view of a member with what a call costs, where not all of it is in the member's own code."""
-        if not isinstance(block, ReturnBlock) or view.detour is None:
+    def in_block(self, block: CountBlock, view: ProbeView) -> ProbeView:
+        """Return the view of a member with what the members have in common: calls that were missed, and what the code
+        costs that is not the member's own.
+        """
+        if not isinstance(block, ReturnBlock):
             return view
-        entry, trampoline = block.rethook.costs.rare, block.rethook.costs.trampoline
-        added = 1 + view.detour.instructions + entry + trampoline
+        view = replace(view, missed=self.missed(block))
+        if view.detour is None:
+            return view
+        added = 1 + view.detour.instructions + block.rethook.costs.rare + block.rethook.costs.trampoline
         return replace(view, detour=replace(view.detour, added=added, least=added, own=added, own_least=added))
 
     def missed(self, block: CountBlock) -> int:
         """Return how many calls of the functions of `block` found no room, of return probes."""
-        return block.rethook.read_calls(self.target.guest).missed if isinstance(block, ReturnBlock) else 0
+        return block.rethook.missed(self.target.guest) if isinstance(block, ReturnBlock) else 0
 
     def problems(self) -> list[str]:
         """Return where memory does not hold what was written for blocks, in words."""

@@ -87,8 +87,7 @@ class KernelRethooks:
 
         times: where the functions' times are summed up.
         """
-        # Within the first site: no probe can be there, so it is no function's.
-        address = block.sites[0] + 1
+        address = SharedRethook.place(block.sites)
         is_timed = timed is not None
         layout = CallTableLayout(slots_for(len(block.sites), is_timed), saved_words(is_timed), WINDOW)
         rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
@@ -143,6 +142,12 @@ class KernelRethooks:
         for start in starts:
             places = stacks.at_rest({one.call.at for one in calls if one.call.at is not None}, start)
             rethook.unhook([at + 1 for at in places], start, guest)
+
+    def drop_dead(self, guest: Guest, arena: Arena) -> None:
+        """Drop calls that never return where a shared table is half full: it does not grow."""
+        for rethook in self.known:
+            if isinstance(rethook, SharedRethook) and not rethook.closed and rethook.is_half_full(guest):
+                self.active_calls(guest, arena, [rethook])
 
     def unhook_ended(self, guest: Guest, arena: Arena) -> None:
         """Do so with all hooks that have ended."""

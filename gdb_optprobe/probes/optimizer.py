@@ -383,7 +383,11 @@ class Optimizer:
 
     def on_stop(self) -> None:
         """At a stop that occurred anyway; tables are read as often as that takes little of the time."""
-        self.retry(grow=self.throttle.is_due and self._is_some_half_full())
+        is_due = self.throttle.is_due
+        self.retry(grow=is_due and self._is_some_half_full())
+        if is_due and self.arena is not None:
+            with self.throttle.measure():
+                self.rethooks.drop_dead(self.target.guest, self.arena)
 
     def _is_some_half_full(self) -> bool:
         points = [site.rethook for site in self.registry.sites() if site.rethook is not None]

@@ -417,7 +417,7 @@ class Session:
                 view = site_views.site_view(probe, site, self.target, lambda _: ())
                 first = probe_views.probe_view(probe, view, Results((hits[start],)), guest)
                 part = CountsView(
-                    first=self.batches.with_cost(block, first),
+                    first=self.batches.in_block(block, first),
                     addresses=block.sites[start:end],
                     symbols=symbols[start:end],
                     hits=hits[start:end],

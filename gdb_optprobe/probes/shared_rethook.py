@@ -9,7 +9,7 @@ it, or will return to it, as the trampoline of one function is (kernel_rethooks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
@@ -26,7 +26,7 @@ from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import EntryStubs
-from gdb_optprobe.maps.call_table import WORD
+from gdb_optprobe.maps.call_table import MISSED, WORD
 from gdb_optprobe.probes.installed_detour import InstalledDetour, LayOut
 from gdb_optprobe.probes.kretprobe import return_backend
 from gdb_optprobe.probes.rethook import Costs, Rethook, code_range, return_address_slot
@@ -69,6 +69,11 @@ class SharedRethook(Rethook):
     times: Slot | None = None
     entry: int = 0
     out: set[int] = field(default_factory=set)
+
+    @staticmethod
+    def place(sites: Sequence[int]) -> int:
+        """Return the address of the hook of functions with these sites: in the first, where no probe can be."""
+        return sites[0] + 1
 
     def share_with(self, counts: int, times: Slot | None, timed: TimedReturns | None) -> None:
         """Count in the words at `counts`, and in `times`."""
@@ -155,6 +160,11 @@ class SharedRethook(Rethook):
                 after = self.layout.remove(after, key)
             self._write(data, after, guest)
             data = after
+
+    def missed(self, guest: Guest) -> int:
+        """Return how many calls found no room: all functions' together."""
+        word = guest.machine.read(self.memory.address + MISSED, WORD)
+        return int.from_bytes(word, "little") + self.earlier_counts.missed
 
     def entered_at(self, pc: int) -> Detour | None:
         """Return the shared entry as code of its own where `pc` is in it."""
