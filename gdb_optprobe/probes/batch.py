@@ -67,7 +67,11 @@ _PRESERVED = PreservedRegisters()
 
 @dataclass(frozen=True)
 class Batches:
-    """What a session does to many counts at once."""
+    """What a session does to many counts at once.
+
+    compile: see Kprobes.compile. unsettled: sites of returns that have left their blocks.
+    returning: whether a probe at a site sees its function return.
+    """
 
     target: Target
     registry: Registry
@@ -75,6 +79,7 @@ class Batches:
     settings: Callable[[], Settings]
     compile: Callable[[Spec, Plan, Settings], Handler]
     unsettled: list[Site] = field(default_factory=list)
+    returning: dict[int, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.registry.unpack, self.registry.unpacked = self.unpack, self.settle_unpacked
@@ -124,7 +129,11 @@ class Batches:
         found = self._free(self.target.guest.idle_sites(addresses))
         if not spec.is_return:
             return found
-        return replace(found, addresses=kretprobe.seen_returning(found.addresses, self.target.guest))
+        # This never changes: a function is looked at once.
+        new = [site for site in found.addresses if site not in self.returning]
+        seen = frozenset(kretprobe.seen_returning(new, self.target.guest))
+        self.returning.update((site, site in seen) for site in new)
+        return replace(found, addresses=[site for site in found.addresses if self.returning[site]])
 
     def _free(self, sites: IdleSites) -> IdleSites:
         """Return those of `sites` on and around which nothing of the user's or of other probes is."""

@@ -21,7 +21,7 @@ from gdb_optprobe.interrupts import checkpoint, held
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save, site_views
-from gdb_optprobe.probes.batch import LEAST, Batches
+from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
@@ -53,6 +53,8 @@ from gdb_optprobe.probes.views import (
 AT_ONCE = 256
 
 MANY_RETURNS = 100
+A_RETURN = 20_000
+"""Bytes of data that a return probe with a table of its own takes, at most, where it counts or gathers times."""
 OWN_UNWINDER = (
     "with so many returns probed, the guest's own traces of its stacks (an oops, /proc/PID/stack, lockdep, livepatch) "
     "end where a probed function returns; GDB's do not"
@@ -146,7 +148,7 @@ class Session:
                 addresses = tuple(address for address in addresses if address not in taken)
                 if isinstance(block, ReturnBlock):
                     notes[block.first] = self._of_returns(block, addresses)
-                    addresses = addresses if len(addresses) < LEAST else ()
+                    addresses = () if notes[block.first][1] else addresses
                 for first in range(0, len(addresses) or not block, AT_ONCE):
                     checkpoint()
                     new, without = kind.plan(spec, addresses[first : first + AT_ONCE])
@@ -191,7 +193,7 @@ class Session:
         the block.
         """
         note = OWN_UNWINDER if len(block) > MANY_RETURNS else ""
-        if len(others) < LEAST:
+        if 2 * len(others) * A_RETURN <= self.optimizer.take_arena().data.largest:
             return note, ()
         error = OptprobeError("a return probe with a table of calls of its own is for few functions: name them")
         return note, self._left_out([LeftOut(address, error) for address in others])
