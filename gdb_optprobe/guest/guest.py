@@ -12,7 +12,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
-from gdb_optprobe.guest.text import Function, IdleSites, Text
+from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites, Text
 from gdb_optprobe.isa.record import Isa
 
 
@@ -129,6 +129,10 @@ class Guest(ABC):
     def read_ahead(self, functions: int) -> None:
         """Read the text at once that plans of so many functions are about to be made from."""
         return
+
+    def functions_entered(self, sites: Sequence[int]) -> Sequence[EnteredFunction]:
+        """Return the functions of which the entry is one of `sites`, ascending; the code of all is read together."""
+        return ()
 
     def trap_calls(self) -> TrapCalls:
         """Return the calls of the guest's handler of traps. Raises OptprobeError where they are not known."""

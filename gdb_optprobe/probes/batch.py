@@ -44,7 +44,9 @@ from gdb_optprobe.probes.journal_records import ProbeRecord, probe_value, write_
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.return_block import ReturnBlock
 from gdb_optprobe.probes.settings import Settings, sizes_of
+from gdb_optprobe.probes.shared_returns import SharedReturns, times_of
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
@@ -68,6 +70,7 @@ class Batches:
     registry: Registry
     optimizer: Optimizer
     settings: Callable[[], Settings]
+    returns: SharedReturns
     plans: EntryPlans = field(default_factory=EntryPlans)
 
     def __post_init__(self) -> None:
@@ -78,12 +81,16 @@ class Batches:
     def add(self, spec: Spec, addresses: Sequence[int]) -> list[CountBlock]:
         """Put a count of `spec` at those of `addresses` where a batch can: all of them, or none.
 
-        Raises OptprobeError, the guest as it was.
+        Raises OptprobeError, the guest as it was; where returns find no room, too: each by itself takes far more.
         """
         if not self._may_be_together(spec, addresses):
             return []
         sites = self._free(self.target.guest.idle_sites(addresses))
-        others = self._plans_of(spec, set(addresses).difference(sites.addresses))
+        others: Sequence[Plan] = ()
+        if spec.is_return:  # what they share begins at a tracer's site
+            sites = self.returns.seen(sites)
+        else:
+            others = self._plans_of(spec, set(addresses).difference(sites.addresses))
         with held():
             self._make_room(len(addresses))
             blocks = [*self._allocate_traced(spec, sites), *self._allocate_others(spec, others)]
@@ -128,7 +135,9 @@ class Batches:
         return lambda address: self.optimizer.plan(address, [spec])
 
     def _may_be_together(self, spec: Spec, addresses: Sequence[int]) -> bool:
-        if not spec.is_plain_count or spec.is_return or spec.in_program or spec.has_python_handler:
+        if spec.in_program or spec.has_python_handler:
+            return False
+        if not (self.returns.can_share(spec) if spec.is_return else spec.is_plain_count):
             return False
         return len(addresses) >= LEAST and may_share_detour(self.optimizer.limits([spec]))
 
@@ -141,8 +150,10 @@ class Batches:
             # The address of the first counter may end in zeros, which takes fewer instructions than the others'.
             second = arena.check_data(2 * WORD, at, isa.data_reach) + WORD
         except Refused:
+            if spec.is_return:
+                raise
             return
-        size = build_count(sample, isa, at, second).size
+        size = self.returns.stub_size if spec.is_return else build_count(sample, isa, at, second).size
         addresses = array("Q", sites.addresses[: arena.counts_that_fit(arena.rounded(size), WORD)])
         if len(addresses) >= LEAST:
             originals = [sample.original] * len(addresses)
@@ -237,6 +248,8 @@ class Batches:
         try:
             code, data = arena.allocate_counts(len(sites), step, WORD, bounds, isa.branch_reach, isa.data_reach)
         except Refused:
+            if spec.is_return:
+                raise
             return
         block = CountBlock(
             sites=sites,
@@ -253,7 +266,15 @@ class Batches:
             plans=plans,
             installed_at=self.target.guest.moment(),
         )
-        if not arena.claim_block(code, self.target.guest.machine) or not _can_be_laid_out(block):
+        try:
+            fits = arena.claim_block(code, self.target.guest.machine)
+            if fits and spec.is_return:
+                block = self.optimizer.with_memory(lambda: self.returns.with_hook(block, arena), arena)
+        except BaseException:
+            arena.free_counts(code, data)
+            raise
+        if not fits or not _can_be_laid_out(block):
+            self.returns.forget(block, arena)
             arena.free_counts(code, data)
             return
         block.first = self.registry.take_numbers(len(sites))
@@ -275,7 +296,7 @@ class Batches:
         value = probe_value(self._probe(block, 0))
         for name in ("at", "data"):
             value.pop(name, None)
-        arena.journal.put(Item.BLOCK, block.code.address, block_value(block, block.first, value))
+        arena.journal.put(Item.BLOCK, block.code.address, block_value(block, block.first, value, times_of(block)))
 
     def _arm(self, blocks: Sequence[CountBlock]) -> None:
         """Lead the text to the detours, which are written. Raises OptprobeError, the text as it was."""
@@ -308,6 +329,7 @@ class Batches:
                 continue
             arena.wipe([block.code], machine)
             arena.free_counts(block.code, block.data)
+            self.returns.forget(block, arena)
         arena.journal.flush()
 
     def _stopped_at(self, blocks: Sequence[CountBlock]) -> Collection[int]:
@@ -362,12 +384,16 @@ class Batches:
             journal.text(site.address, block.originals[index], block.traced)
         else:
             arena.retire(slot, block.detour(index))
+        if isinstance(block, ReturnBlock):
+            self.returns.take_times(probe, block, index)
         write_probe(probe, journal)
         site.probes.clear()
         self.registry.add(probe, site)
         if site.branch is not None:
             self.registry.add_branch(site.branch)
             self.optimizer.links.add(site.branch, link=False)
+        if isinstance(block, ReturnBlock):
+            self.returns.leave(probe, site, block, index)
         if not len(block):
             self._drop(block, arena)
         return probe
@@ -407,6 +433,7 @@ class Batches:
                 self._drop(block, arena)
                 for start, end in block.runs():
                     self._retire_piece(block, start, end, arena)
+        self.returns.end_hooks()
         return alone
 
     def _unpack_changed(self, block: CountBlock) -> list[Probe]:
@@ -560,11 +587,17 @@ class Batches:
         )
         if any(left.has(number - left.first) for number in self.registry.numbers()):
             raise OptprobeError("its numbers are those of other probes")
-        for start, end in block.runs():
-            piece, _ = block.piece(start, end)
-            if machine.read(piece.address, piece.size) != block.detours(start, end):
-                raise OptprobeError("its code is not what this version would write")
-        own = {index: self.optimizer.plan(left.sites[index], [record.spec]) for index in alone}
+        if record.spec.is_return:
+            block = self.returns.adopt(block, left, arena)
+        try:
+            for start, end in block.runs():
+                piece, _ = block.piece(start, end)
+                if machine.read(piece.address, piece.size) != block.detours(start, end):
+                    raise OptprobeError("its code is not what this version would write")
+            own = {index: self.optimizer.plan(left.sites[index], [record.spec]) for index in alone}
+        except BaseException:
+            self.returns.forget(block, arena)
+            raise
         with held():
             for piece, _ in left.pieces():
                 arena.readopt(piece)

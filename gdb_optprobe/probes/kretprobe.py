@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -71,6 +72,27 @@ def check_function(address: int, guest: FunctionFacts) -> None:
         raise Refused(Refusal.RETURN_UNTRACED.because(function=function.name))
     if not _can_return(function):
         raise Refused(Refusal.RETURN_NEVER.because(function=function.name))
+
+
+def seen_returning(sites: Sequence[int], guest: Guest) -> list[int]:
+    """Return those of the tracer's `sites` at which a probe sees its function return, by the rules of `check_function`.
+
+    A function is decoded only where its bytes leave a doubt.
+    """
+    stubs = guest.isa.returning.stubs if guest.isa.returning is not None else None
+    if stubs is None:
+        return []
+    found = []
+    for function in guest.functions_entered(sites):
+        if function.name in UNBALANCED or _PART.search(function.name):
+            continue
+        if not stubs.may_return(function.code, function.start):
+            try:
+                check_function(function.site, guest)
+            except Refused:
+                continue
+        found.append(function.site)
+    return sorted(found)
 
 
 def dead_at_return(address: int, guest: FunctionFacts) -> Dead:

@@ -237,6 +237,23 @@ class CountsView(Sequence[ProbeView]):
             detour=replace(detour, address=detour.address + place * self.step, head=address) if detour else None,
         )
 
+    def between(self, start: int, end: int) -> CountsView:
+        """Return the rows from the place `start` to before `end`."""
+        some = slice(start, end)
+        return replace(
+            self,
+            first=self[start],
+            addresses=self.addresses[some],
+            symbols=self.symbols[some],
+            hits=self.hits[some],
+            originals=self.originals[some],
+            branches=self.branches[some],
+        )
+
+    def first_apart(self) -> list[ProbeView | CountsView]:
+        """Return the first row by itself, and the others."""
+        return [self[0], self.between(1, len(self))] if len(self) > 1 else [self[0]]
+
 
 @dataclass(frozen=True, slots=True)
 class Rows(Sequence[ProbeView]):

@@ -70,6 +70,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs)
     memory |= {data for block in left.live_blocks for _, data in block.pieces()}
+    memory |= session.batches.returns.memory(left)
     arena.release_data(
         memory.union(filter(None, kept), session.optimizer.traps.dispatcher.memory, session.uprobes.rethooks.memory)
     )

@@ -16,7 +16,7 @@ from gdb_optprobe.isa.ppc64le.encodings import plain
 from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from gdb_optprobe.isa.ppc64le.liveness import dead_at
 from gdb_optprobe.isa.ppc64le.register_effects import LR_BIT, effects_of
-from gdb_optprobe.isa.return_codegen import ReturnBackend, ReturnEmitter
+from gdb_optprobe.isa.return_codegen import EntryStubs, ReturnBackend, ReturnEmitter
 
 _BLR = 0x4E80_0020
 _BY_LR = (Flow.RETURN, Flow.BRANCH)
@@ -53,6 +53,7 @@ class _PowerReturnBackend:
     link: str | None = LR
     slot = "r8"
     pc = BACKEND.pc
+    stubs: EntryStubs | None = None
     order = staticmethod(BACKEND.order)
     kept = staticmethod(BACKEND.kept)
 
