@@ -535,7 +535,12 @@ class Session:
 
     def missed(self, number: int) -> int:
         if (found := self.registry.block_of(number)) is not None:
-            return self.batches.returns.missed(found[0])
+            if missed := self.batches.returns.missed(found[0]):
+                raise OptprobeError(
+                    f"{missed} calls of functions that share a table were missed; of which ones is not known",
+                    "add those that matter by name: each has a table of its own then",
+                )
+            return 0
         (probe,) = self.registry.probes([number])
         return self._kind(probe.spec).missed(probe)
 

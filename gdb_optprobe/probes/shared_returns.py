@@ -185,7 +185,8 @@ class SharedReturns:
         """
         if not isinstance(block, ReturnBlock):
             return view
-        view = replace(view, missed=self.missed(block))
+        if missed := self.missed(block):
+            view = replace(view, missed=None, missed_together=missed)
         if view.detour is None:
             return view
         added = 1 + view.detour.instructions + block.rethook.costs.rare + block.rethook.costs.trampoline

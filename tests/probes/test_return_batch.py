@@ -8,6 +8,7 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.probes import kernel_rethooks
 from gdb_optprobe.probes.return_block import ReturnBlock
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.shared_rethook import SharedRethook
@@ -40,6 +41,21 @@ def test_every_return_is_counted() -> None:
         for number in range(THREADS):
             guest.step(number)
     assert session.missed(1) == 0
+
+
+def test_missed_calls_are_those_of_all_functions_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row says nothing that is not known; without misses each function's number is."""
+    monkeypatch.setattr(kernel_rethooks, "slots_for", lambda functions, timed: 1)
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    assert [view.missed for view in session.views()] == [0] * COUNT
+    guest.run_to(0, AT[3] + 5)  # its call is in the only slot
+    for number in range(1, THREADS):
+        guest.run_to(number, AT[5] + 5)  # of its six calls none finds room
+    assert {(view.missed, view.missed_together) for view in session.views()} == {(None, 6 * (THREADS - 1))}
+    with pytest.raises(OptprobeError, match="of which ones is not known"):
+        session.missed(1)
 
 
 @pytest.mark.parametrize("ran", [False, True])
