@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property, partial
@@ -303,6 +303,10 @@ class FakeTracer:
     def give_back(self) -> None:
         """No site stays disabled."""
 
+    @property
+    def kept_off(self) -> Collection[int]:
+        return ()
+
     def forget(self, site: FtraceSite) -> None:
         """No text is unloaded."""
 
@@ -483,7 +487,7 @@ class FakeGuest(Guest):
 
     stacks_missing = ""
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         sites = (site for at in sorted(addresses) for site in self.text.ftrace_sites(at, at + 1) if site.address == at)
         found = [site for site in sites if self.machine.read(site.address, site.size) == site.idle]
         return IdleSites([site.address for site in found], found[0].idle) if found else IdleSites()

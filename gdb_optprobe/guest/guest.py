@@ -109,9 +109,10 @@ class Guest(ABC):
         """Return why calls of the function with its entry at `address` may not pass there, in words; else ""."""
         return ""
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
-        """Return the sites at `addresses` that no tracer has used and that nothing else rewrites.
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
+        """Return the sites at `addresses` that no tracer uses and that nothing else rewrites.
 
+        kept_off: sites that we still keep a tracer off, though no branch is there.
         All is asked at once that the planner asks of one: the kind of text, the guest's tables, its kprobes, the bytes.
         Where functions are entered at an instruction before the tracer's site, that is returned, as what is `idle`.
         """

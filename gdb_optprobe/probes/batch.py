@@ -85,7 +85,7 @@ class Batches:
         """
         if not self._may_be_together(spec, addresses):
             return []
-        sites = self._free(self.target.guest.idle_sites(addresses))
+        sites = self._free(self.target.guest.idle_sites(addresses, self.target.tracer.kept_off))
         others: Sequence[Plan] = ()
         if spec.is_return:  # what they share begins at a tracer's site
             sites = self.returns.seen(sites)
@@ -513,7 +513,7 @@ class Batches:
     def _ready(self, blocks: Sequence[CountBlock]) -> frozenset[int]:
         """Return the sites of disabled blocks that can be written as they are."""
         sites = [block.sites[index] for block in blocks if block.is_uniform for index in block.members]
-        idle = self._free(self.target.guest.idle_sites(sites)).addresses
+        idle = self._free(self.target.guest.idle_sites(sites, self.target.tracer.kept_off)).addresses
         others = [block.sites[index] for block in blocks if not block.is_uniform for index in block.members]
         plans = self._plans_of(blocks[0].spec, others)
         return frozenset([*idle, *(plan.head for plan in plans)]) - self._busy(plans)

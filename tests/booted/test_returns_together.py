@@ -35,7 +35,11 @@ def test_a_glob_of_returns(linux: Guest, action: str) -> None:
         "optprobe check",
         "optprobe delete",
         Workload(DD),
-        Workload(OFF),  # while it is on, the tracer is kept off the sites
+        # While the guest's kretprobe is on, its tracer is kept off the sites: they are free for us all the same.
+        f"optprobe add -glob *s*_* -return{action}",
+        keep("again", "optprobe list"),
+        "optprobe delete",
+        Workload(OFF),
         "optprobe commit",
         "optprobe check",
     ]
@@ -44,6 +48,7 @@ def test_a_glob_of_returns(linux: Guest, action: str) -> None:
     finally:
         linux.check(OFF)
     assert finished.status == 0, finished.output
+    assert len(finished.json("again")) == len(finished.json("list")) - 1
     assert finished.output.count("The guest's memory holds what we wrote.") == 2
     assert "the guest's own traces of its stacks" in finished.output
     hits = {row["symbol"]: row["hits"] for row in finished.json("list")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_a_batch_is_what_single_probes_are(monkeypatch: pytest.MonkeyPatch) -> N
 class EntryGuest(FakeGuest):
     """A guest of functions that are entered at the instruction before the tracer's site; no thread runs."""
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         entered = [at for at in sorted(addresses) if self.text.ftrace_sites(at + 4, at + 8)]
         return IdleSites([at for at in entered if self.machine.read(at, 4) == ENTERED], ENTERED)
 

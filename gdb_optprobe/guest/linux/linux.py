@@ -267,8 +267,8 @@ class LinuxGuest(Guest):
         except OptprobeError as error:
             return Missing(error.message, error.hint)
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
-        return self.text.core.idle_sites(addresses)
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
+        return self.text.core.idle_sites(addresses, kept_off)
 
     def own_kprobes(self) -> Collection[int]:
         return self.core.own_kprobes()
