@@ -150,11 +150,12 @@ def _called_by_stub(
     isa = kernel.isa
     pc = state.registers[isa.pc]
     sp = state.registers[isa.sp] + session.pushed_at(entry, pc) & MASK
+    assert isa.returning is not None and isa.returning.stubs is not None, "its functions share an entry"
     try:
-        back = int.from_bytes(kernel.read(sp, WORD), "little")
+        back, before = isa.returning.stubs.continues_at(state.registers, sp, kernel.read)
     except OptprobeError:
         return None
-    return FrameId(sp - WORD, pc), State({**state.registers, isa.pc: back, isa.sp: sp + WORD}, exact=True)
+    return FrameId(sp - WORD, pc), State({**state.registers, isa.pc: back, isa.sp: before}, exact=True)
 
 
 def _before_call(registers: Mapping[str, int], detour: Detour, isa: Isa) -> Mapping[str, int]:

@@ -36,13 +36,18 @@ def saved_words(timed: bool) -> int:
 
 
 def lower_shared_entry(
-    table: PlacedCallTable, function: ProbedFunction, dead: Dead, timed: bool, stubs: EntryStubs
+    table: PlacedCallTable,
+    function: ProbedFunction,
+    dead: Dead,
+    timed: bool,
+    stubs: EntryStubs,
+    displaced: bytes = b"",
 ) -> Code:
-    """Lower what stubs go to. Raises NotLowered."""
-    number = Register(stubs.number)
+    """Lower what stubs go to. displaced: of each function, what runs before it continues. Raises NotLowered."""
+    number, dead = Register(stubs.number), replace(dead, registers=dead.registers - stubs.kept)
     part = EntryPart(EntryProgram(words=(number, Clock()) if timed else (number,)))
     code = lower_entry(table, function, EntryState(dead), stubs.entry, [part])
-    return joined((code, lambda at: stubs.end))
+    return joined((lambda at: stubs.begin, code, lambda at: stubs.end(displaced, function.pc)))
 
 
 def lower_tally(tallies: PlacedTallies, made: Trampoline, isa: ReturnBackend) -> Code:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.base import Dead, Insn, ReadMemory
 from gdb_optprobe.isa.codegen import Emitter, EntryState
 
 
@@ -68,18 +68,32 @@ class ReturnBackend(Protocol):
 class EntryStubs(Protocol):
     """Detours by which functions share the code of their entries.
 
-    A stub numbers the function in the register `number` and jumps to the shared code, which finds at its stack pointer
-    where the function continues: an address in its text, so that none of the arena stays on the stack.
+    A stub numbers the function in the register `number` and jumps to the shared code. Where the function continues it
+    leaves on the stack or in a register: an address in its text, so that none of the arena stays on a stack.
 
-    size:  bytes of a stub. end: the last of the shared code. entry: makes emitters for it.
+    size:  bytes of a stub. begin: the first of the shared code. kept: registers that it must leave as they are.
+    entry: makes emitters for it.
     """
 
     size: int
     number: str
-    end: bytes
+    begin: bytes
+    kept: frozenset[str]
 
     @property
     def entry(self) -> ReturnBackend: ...
+
+    def end(self, displaced: bytes, text: int) -> bytes:
+        """Return the last of the shared code: `displaced`, which runs anywhere, and the jump back to a function.
+
+        text: an address in their text.
+        """
+
+    def continues_at(self, registers: Mapping[str, int], sp: int, read: ReadMemory) -> tuple[int, int]:
+        """Return where the function continues, and its stack pointer there, of a thread in the shared code.
+
+        sp: without what the shared code has pushed.
+        """
 
     def encode(self, at: int, step: int, shared: int, ends: Sequence[int], first: int = 0) -> bytes:
         """Return stubs that follow one another from `at` on, `step` bytes each, the rest of it breakpoints.

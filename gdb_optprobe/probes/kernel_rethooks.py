@@ -92,7 +92,7 @@ class KernelRethooks:
         layout = CallTableLayout(slots_for(len(block.sites), is_timed), saved_words(is_timed), WINDOW)
         rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
         assert isinstance(rethook, SharedRethook)
-        rethook.share_with(block.data.address, times, timed)
+        rethook.share_with(block, times, timed)
         self._register(rethook, arena)
         try:
             rethook.install(guest, arena)
@@ -122,7 +122,7 @@ class KernelRethooks:
             old.address, layout, old.memory, old.retired_trampolines, arena, old.earlier_counts, old.ended
         )
         assert isinstance(new, SharedRethook)
-        new.share_with(block.data.address, times, timed)
+        new.share_with(block, times, timed)
         new.take_over(entry, guest, arena)
         new.reopen(self._find_return(guest))
         new.ended = False

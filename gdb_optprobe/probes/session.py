@@ -270,7 +270,7 @@ class Session:
 
         together: whether others are in blocks.
         """
-        if spec.is_return and together:
+        if spec.is_return and (together or spec.is_whole_kernel):
             fit = 2 * len(addresses) * A_RETURN <= self.optimizer.take_arena().data.largest
             return [] if fit else [LeftOut(address, OWN_TABLE) for address in sorted(addresses)]
         if not spec.is_whole_kernel:

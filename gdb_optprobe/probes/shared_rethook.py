@@ -27,6 +27,7 @@ from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import EntryStubs
 from gdb_optprobe.maps.call_table import MISSED, WORD
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.installed_detour import InstalledDetour, LayOut
 from gdb_optprobe.probes.kretprobe import return_backend
 from gdb_optprobe.probes.rethook import Costs, Rethook, code_range, return_address_slot
@@ -61,6 +62,7 @@ class SharedRethook(Rethook):
     calls are not timed; else times is the memory of these. entry: of the shared code; 0 before
     it is written.
 
+    displaced: the instruction of each function that runs behind the shared entry.
     out: the slots of stubs that are detours of single probes by now.
     """
 
@@ -68,6 +70,7 @@ class SharedRethook(Rethook):
     timed: TimedReturns | None = None
     times: Slot | None = None
     entry: int = 0
+    displaced: bytes = b""
     out: set[int] = field(default_factory=set)
 
     @staticmethod
@@ -75,10 +78,11 @@ class SharedRethook(Rethook):
         """Return the address of the hook of functions with these sites: in the first, where no probe can be."""
         return sites[0] + 1
 
-    def share_with(self, counts: int, times: Slot | None, timed: TimedReturns | None) -> None:
-        """Count in the words at `counts`, and in `times`."""
-        self.tallies = PlacedTallies(counts, times.address if times is not None else None)
+    def share_with(self, block: CountBlock, times: Slot | None, timed: TimedReturns | None) -> None:
+        """Have the functions of `block` enter here, and count in its words and in `times`."""
+        self.tallies = PlacedTallies(block.data.address, times.address if times is not None else None)
         self.times, self.timed = times, timed
+        self.displaced = b"" if block.traced else block.originals[0]  # a tracer's nop is left out
 
     def close(self, guest: Guest, arena: Arena) -> None:
         super().close(guest, arena)
@@ -115,7 +119,8 @@ class SharedRethook(Rethook):
             for part, start in ((data[: self.entry - at], at), (data[self.entry - at :], self.entry))
         )
         # Of the ways through the entry the shortest is the usual one.
-        self.costs = Costs(shortest(entering[:-1]) + 1, len(returning), shortest(returning[:-1]) + 1)
+        rare = shortest(entering[:-1]) + 1 - bool(self.displaced)
+        self.costs = Costs(rare, len(returning), shortest(returning[:-1]) + 1)
 
     def _returns(self, guest: Guest) -> Code:
         """Return the trampoline."""
@@ -135,7 +140,8 @@ class SharedRethook(Rethook):
         def lay_out(at: int) -> Detour:
             code = returns(at)
             function = ProbedFunction(at, code_range(arena), self.address, guest.hidden_returns)
-            entry = lower_shared_entry(self.table, function, guest.isa.dead_at_entry(), self.timed is not None, stubs)
+            dead, is_timed = guest.isa.dead_at_entry(), self.timed is not None
+            entry = lower_shared_entry(self.table, function, dead, is_timed, stubs, self.displaced)
             return Detour(at, code + entry(at + len(code)), self.address, ())
 
         return lay_out

@@ -55,3 +55,27 @@ def test_a_glob_of_returns(linux: Guest, action: str) -> None:
     own = re.search(r"own +(\d+)", finished.workloads[1])
     assert own is not None and hits["ksys_read"] - int(own[1]) in range(8), "what reads the profile reads too"
     assert CALLS <= hits["vfs_write"] < CALLS + 100 and hits["read_zero"] == CALLS
+
+
+@pytest.mark.parametrize("action", ["", " do latency"])
+def test_a_glob_of_returns_on_ppc64le(ppc_guest: Guest, action: str) -> None:
+    script: list[str | Workload] = [
+        "set optprobe max-probes 60000",
+        f"optprobe add -glob [r-v]* -return{action}",
+        Workload(DD),
+        keep("list", "optprobe list"),
+        keep("report", "optprobe report -top 5"),
+        Workload(LOAD),
+        "optprobe check",
+        "optprobe delete",
+        Workload(DD),
+        "optprobe commit",
+        "optprobe check",
+    ]
+    finished = batch(ppc_guest, script, timeout=200)
+    assert finished.status == 0, finished.output
+    assert finished.output.count("The guest's memory holds what we wrote.") == 2
+    rows = finished.json("list")
+    hits = {row["symbol"].partition("+")[0]: row["hits"] for row in rows}  # of what is behind a global entry
+    assert len(rows) > 1000 and not any(row["missed"] for row in rows)
+    assert CALLS <= hits["vfs_write"] < CALLS + 100 and hits["read_zero"] == CALLS

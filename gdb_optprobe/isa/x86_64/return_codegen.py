@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from struct import Struct, unpack_from
 from struct import error as StructError
 
-from gdb_optprobe.isa.base import Dead, Flow, Insn, OutOfReach
+from gdb_optprobe.isa.base import Dead, Flow, Insn, OutOfReach, ReadMemory
 from gdb_optprobe.isa.codegen import Address, EntryState, MemoryValue
 from gdb_optprobe.isa.return_codegen import EntryStubs, ReturnBackend, ReturnEmitter
 from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, SP
@@ -93,11 +93,18 @@ class _Stubs:
 
     size = 16
     number = "r10"
-    end = b"\xc3"
+    begin = b""
+    kept: frozenset[str] = frozenset()
 
     @property
     def entry(self) -> ReturnBackend:
         return _X86ReturnBackend(_SharedEmitter, None)
+
+    def end(self, displaced: bytes, text: int) -> bytes:
+        return displaced + b"\xc3"
+
+    def continues_at(self, registers: Mapping[str, int], sp: int, read: ReadMemory) -> tuple[int, int]:
+        return int.from_bytes(read(sp, 8), "little"), sp + 8
 
     def encode(self, at: int, step: int, shared: int, ends: Sequence[int], first: int = 0) -> bytes:
         pack, rest = Struct(f"<BiHIBi{step - self.size}s").pack, b"\xcc" * (step - self.size)
