@@ -75,9 +75,10 @@ def check_function(address: int, guest: FunctionFacts) -> None:
 
 
 def seen_returning(sites: Sequence[int], guest: Guest) -> list[int]:
-    """Return those of the tracer's `sites` at which a probe sees its function return, by the rules of `check_function`.
+    """Return those of the tracer's `sites` at which a probe sees its function return.
 
-    A function is decoded only where its bytes leave a doubt.
+    A function is decoded only where its bytes leave a doubt, and its parts elsewhere never: what returns there alone is
+    left out, as the search for them reads all of the kernel's text.
     """
     stubs = guest.isa.returning.stubs if guest.isa.returning is not None else None
     if stubs is None:
@@ -86,12 +87,8 @@ def seen_returning(sites: Sequence[int], guest: Guest) -> list[int]:
     for function in guest.functions_entered(sites):
         if function.name in UNBALANCED or _PART.search(function.name):
             continue
-        if not stubs.may_return(function.code, function.start):
-            try:
-                check_function(function.site, guest)
-            except Refused:
-                continue
-        found.append(function.site)
+        if stubs.may_return(function.code, function.start) or _leaves(guest.text.function(function.site), guest):
+            found.append(function.site)
     return sorted(found)
 
 
@@ -108,6 +105,21 @@ def dead_at_return(address: int, guest: FunctionFacts) -> Dead:
 
 def _is_traced(function: Function, entry: int, guest: FunctionFacts) -> bool:
     return bool(guest.text.ftrace_sites(function.start, entry + NEAR))
+
+
+def _leaves(function: Function | None, guest: Guest) -> bool:
+    """Return whether some instruction of the function's first part leaves it for another function, or returns."""
+    if function is None:
+        return False
+    for insn in function.own.values():
+        if insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP):
+            return True
+        if insn.flow not in (Flow.JUMP, Flow.BRANCH) or insn.target is None:
+            continue
+        is_own = function.start <= insn.target < function.end
+        if not (is_own or _PART.search(guest.symbol(insn.target).partition("+")[0])):
+            return True
+    return False
 
 
 def _can_return(function: Function) -> bool:

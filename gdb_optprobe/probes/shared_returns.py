@@ -189,8 +189,9 @@ class SharedReturns:
             view = replace(view, missed=None, missed_together=missed)
         if view.detour is None:
             return view
-        added = 1 + view.detour.instructions + block.rethook.costs.rare + block.rethook.costs.trampoline
-        return replace(view, detour=replace(view.detour, added=added, least=added, own=added, own_least=added))
+        costs, entered = block.rethook.costs, 1 + view.detour.instructions + block.rethook.costs.rare
+        most, least = entered + costs.trampoline, entered + costs.least
+        return replace(view, detour=replace(view.detour, added=most, least=least, own=most, own_least=least))
 
     def missed(self, block: CountBlock) -> int:
         """Return how many calls of the functions of `block` found no room, of return probes."""

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
+from qemu.debugger import Debugger
 from qemu.guest import Guest
+from qemu.rsp_proxy import RspProxy
 from tests.booted.batch import Workload, batch, keep
 
 CALLS = 5000
@@ -79,3 +81,35 @@ def test_a_glob_of_returns_on_ppc64le(ppc_guest: Guest, action: str) -> None:
     hits = {row["symbol"].partition("+")[0]: row["hits"] for row in rows}  # of what is behind a global entry
     assert len(rows) > 1000 and not any(row["missed"] for row in rows)
     assert CALLS <= hits["vfs_write"] < CALLS + 100 and hits["read_zero"] == CALLS
+
+
+USED = "python arena = current_session().optimizer.arena; print('used', arena.code.used, arena.data.used)"
+
+
+def test_every_function_of_a_kernel(linux: Guest) -> None:
+    """What that takes, in packets and in bytes of the guest's memory."""
+    with RspProxy(linux.gdb_socket) as proxy, Debugger(proxy.path) as gdb:
+        gdb("python from gdb_optprobe.debugger.attach import current_session")
+        gdb("optprobe add vfs_read")  # what the first probe of a boot takes
+        gdb("optprobe delete")
+
+        def packets(line: str) -> tuple[int, str]:
+            before = proxy.count().packets
+            said = gdb(line, 120)
+            return proxy.count().packets - before, said
+
+        first, added = packets("optprobe add -glob * -return do latency")
+        found = re.search(r"(\d+) addresses, (\d+) optimized", added)
+        assert found is not None and found[1] == found[2], added
+        functions = int(found[1])
+        code, data = map(int, gdb(USED).rpartition("used")[2].split())
+        print(f"{functions} returns: {first} packets, {code} bytes of code, {data} of data")
+        assert functions > 30_000 and "the guest's own traces of its stacks" in " ".join(added.split())
+        assert first < 0.6 * functions  # the functions are looked at, once
+        assert code < 17 * functions and data < 24 * functions
+        gdb("optprobe run -for 1", 60)
+        slowest = gdb("optprobe report -sort time -top 5", 60)
+        assert slowest.count("sum($elapsed)") == 5
+        for line in ("optprobe delete", "optprobe add -glob * -return do latency", "optprobe delete"):
+            assert packets(line)[0] < functions / 2, line
+        assert "holds what we wrote" in gdb("optprobe check", 60)
