@@ -10,6 +10,7 @@ from qemu.debugger import Debugger
 from qemu.guest import Guest
 from qemu.rsp_proxy import RspProxy
 from tests.booted.batch import Workload, batch, keep
+from tests.booted.conftest import Boot
 
 CALLS = 5000
 TRACING = "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; cd /sys/kernel/tracing"
@@ -113,3 +114,16 @@ def test_every_function_of_a_kernel(linux: Guest) -> None:
         for line in ("optprobe delete", "optprobe add -glob * -return do latency", "optprobe delete"):
             assert packets(line)[0] < functions / 2, line
         assert "holds what we wrote" in gdb("optprobe check", 60)
+
+
+def test_a_panic_shows_its_callers_in_gdb(boot: Boot) -> None:
+    """The guest's own dump ends at a trampoline: every function on the stack has its return probed."""
+    guest = boot()
+    guest.check("(sleep 3; echo c > /proc/sysrq-trigger) </dev/null >/dev/null 2>&1 &")
+    trace = "python print('@@bt'); gdb.execute('bt')"
+    script = ["optprobe add -glob * -return", "break panic", "continue", trace, "kill"]
+    finished = batch(guest, script, timeout=100)
+    lines = finished.output.split("@@bt\n")[1].splitlines()
+    frames = [found[1] for line in lines if (found := re.match(r"#\d+ .* in (\S+) \(\)", line))]
+    assert frames[:2] == ["panic", "sysrq_handle_crash"], finished.output
+    assert frames[-3:-1] == ["ksys_write", "do_syscall_64"] and "vfs_write" in frames
