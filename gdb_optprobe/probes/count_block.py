@@ -2,7 +2,7 @@
 
     number     first, first + 1, …        member n:  probe  first + n
 
-A member that is asked for by itself leaves the block as a Probe at a Site with a Branch (probes/batch.py, `unpack`), on
+A member that is asked for by itself leaves the block as a Probe at a Site with a Branch (probes/block_members.py, `unpack`), on
 the same code and with the same counter. All members of a block cost a hit the same.
 """
 

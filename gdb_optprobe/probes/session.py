@@ -23,6 +23,9 @@ from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save, site_views
 from gdb_optprobe.probes.batch import Batches
+from gdb_optprobe.probes.block_adoption import BlockAdoption
+from gdb_optprobe.probes.block_members import BlockMembers
+from gdb_optprobe.probes.block_planner import BlockPlanner
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
@@ -95,8 +98,12 @@ class Session:
         self.target = target
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
-        returns = SharedReturns(target, self.registry, self.optimizer, settings, self.kprobes.compile)
-        self.batches = Batches(target, self.registry, self.optimizer, settings, returns)
+        common = target, self.registry, self.optimizer
+        self.returns = SharedReturns(*common, settings, self.kprobes.compile)
+        self.block_planner = BlockPlanner(*common, self.returns)
+        self.block_members = BlockMembers(self.registry, self.optimizer, self.returns)
+        self.batches = Batches(*common, settings, self.returns, self.block_planner, self.block_members)
+        self.block_adoption = BlockAdoption(*common, self.block_planner, self.block_members, self.returns)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
@@ -277,7 +284,7 @@ class Session:
             return []
         if self.batches.is_full:
             return [LeftOut(address, NO_ROOM) for address in sorted(addresses)]
-        return [LeftOut(address, WOULD_STOP) for address in sorted(self.batches.stopping(spec, addresses))]
+        return [LeftOut(address, WOULD_STOP) for address in sorted(self.block_planner.stopping(spec, addresses))]
 
     def _note(self, probe: Probe, is_first: bool) -> str:
         """Return what is worth knowing of a new probe. is_first: of its spec; the others have the same handler."""
@@ -369,7 +376,7 @@ class Session:
             if probe.is_return:
                 self.registry.remove(probe)  # the last one of a function gives its table of calls back
         self.registry.remove_all([probe for probe in probes if self.registry.has(probe)])
-        self.batches.returns.end_hooks()
+        self.returns.end_hooks()
         self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
@@ -489,11 +496,11 @@ class Session:
             hits = aggregate.decode(guest.machine.read(block.data.address, block.data.size))
             branches = block.isa.branches(block.sites, range(block.code.address, block.code.end, block.step))
             for start, end in block.runs():
-                probe, site = self.batches.member(block, start)
+                probe, site = self.block_members.member(block, start)
                 view = site_views.site_view(probe, site, self.target, lambda _: ())
                 first = probe_views.probe_view(probe, view, Results((hits[start],)), guest)
                 part = CountsView(
-                    first=self.batches.returns.in_block(block, first),
+                    first=self.returns.in_block(block, first),
                     addresses=block.sites[start:end],
                     symbols=symbols[start:end],
                     hits=hits[start:end],
@@ -501,7 +508,7 @@ class Session:
                     branches=branches[start:end] if block.enabled else (),
                     step=block.step,
                 )
-                yield from self.batches.returns.with_times(block, part, start) if whole else [part]
+                yield from self.returns.with_times(block, part, start) if whole else [part]
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found = read_results(probes, self.target.guest, whole)
@@ -523,7 +530,7 @@ class Session:
         try:
             return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
         finally:
-            self.batches.returns.settle_unpacked()
+            self.returns.settle_unpacked()
 
     def hits(self, number: int) -> int:
         self.check_alive()
@@ -535,7 +542,7 @@ class Session:
 
     def missed(self, number: int) -> int:
         if (found := self.registry.block_of(number)) is not None:
-            if missed := self.batches.returns.missed(found[0]):
+            if missed := self.returns.missed(found[0]):
                 raise OptprobeError(
                     f"{missed} calls of functions that share a table were missed; of which ones is not known",
                     "add those that matter by name: each has a table of its own then",
@@ -559,20 +566,20 @@ class Session:
         for block in blocks:
             for _, data in block.pieces():
                 self.target.guest.machine.write(data.address, bytes(data.size))
-            self.batches.returns.clear(block)
+            self.returns.clear(block)
         self.optimizer.write_records(probes)
 
     def saved(self) -> SavedProbes:
         """Return the probes as commands that make them again in another boot."""
         self.check_alive()
-        members = (probe for block in self.registry.blocks for probe in self.batches.probes(block))
+        members = (probe for block in self.registry.blocks for probe in self.block_members.probes(block))
         probes = sorted((*self.registry.single_probes(), *members), key=lambda probe: probe.number)
         return save.commands(probes, self.settings(), self.target, self._takes)
 
     def _takes(self, spec: Spec, address: int) -> bool:
         """Return whether `add` of a glob has a probe at `address`."""
         if spec.is_whole_kernel:
-            return not self.batches.stops(spec, address)
+            return not self.block_planner.stops(spec, address)
         return self.kprobes.takes(spec, address)
 
     def check(self) -> tuple[str, ...]:
