@@ -56,6 +56,13 @@ class BlockPlanner:
             return self.returns.seen(sites), ()
         return sites, self.plans_of(spec, set(addresses).difference(sites.addresses))
 
+    def may_share_returns(self, address: int) -> bool:
+        """Return whether the function at `address` can be one of many with a return probe."""
+        if (known := self.returns.returning.get(address)) is not None:
+            return known
+        sites = self.target.guest.idle_sites([address], self.target.tracer.kept_off)
+        return bool(self.returns.seen(sites).addresses)
+
     def stopping(self, spec: Spec, addresses: Collection[int]) -> set[int]:
         """Return those of `addresses` that can be probed only where each hit stops the guest, or not at all."""
         self.entry_plans.of(sorted(addresses), self.target.guest, self.optimizer.limits([spec]), self._planner(spec))

@@ -578,6 +578,8 @@ class Session:
 
     def _takes(self, spec: Spec, address: int) -> bool:
         """Return whether `add` of a glob has a probe at `address`."""
+        if spec.is_return and self.returns.can_share(spec):
+            return self.block_planner.may_share_returns(address)
         if spec.is_whole_kernel:
             return not self.block_planner.stops(spec, address)
         return self.kprobes.takes(spec, address)

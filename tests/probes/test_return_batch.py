@@ -58,6 +58,18 @@ def test_missed_calls_are_those_of_all_functions_together(monkeypatch: pytest.Mo
         session.missed(1)
 
 
+def test_what_is_saved_is_the_glob_as_long_as_all_are_there() -> None:
+    guest = functions()
+    bodies = list(guest.bodies)
+    bodies[7] = replace(bodies[7], data=BODY[:-1] + bytes.fromhex("ebfe"))  # never returns, so `add` leaves it out
+    session = type(guest)(bodies).session()
+    session.add(GLOB)
+    (line,) = [line for line in session.saved().lines if line.startswith("optprobe add")]
+    assert line == "optprobe add f* -glob -return"
+    session.delete([5])
+    assert len([line for line in session.saved().lines if line.startswith("optprobe add")]) == COUNT - 2
+
+
 @pytest.mark.parametrize("ran", [False, True])
 def test_nothing_is_left_of_a_deleted_batch(ran: bool) -> None:
     guest = functions()
