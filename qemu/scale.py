@@ -28,10 +28,13 @@ LONGEST = 1800.0
 TRACING = "/sys/kernel/tracing"
 ADD, AGAIN, DELETE, ON, OFF = "add", "add again", "delete", "tracer on", "tracer off"
 COMMANDS = ("list", "report", DELETE, AGAIN, DELETE)
+RETURNS = "-return do latency"
+USED = "python arena = current_session().optimizer.arena; print(arena.code.used + arena.data.used)"
 BESIDE = {ADD: ON, AGAIN: ON, DELETE: OFF}
 NOTES = """\
 seconds        of the host, from a command to the end of what it prints
 packets        between GDB and QEMU, both ways, for each probe
+bytes          of the guest's memory, code and data, for each probe
 × the tracer's seconds, as a multiple of those in which the guest switches its tracer on or off
 tracer on      its filter is written, and its site at each function becomes a call; those without a site it leaves out;
                the fastest of 3 rounds, less that of a command that does nothing
@@ -41,13 +44,17 @@ _ADDED = re.compile(r"(\d+) addresses, (\d+) optimized")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A command on `probes` probes on the functions of `glob`. packets: in all; None where GDB has no part in it."""
+    """A command on `probes` probes on the functions of `glob`. packets: in all; None where GDB has no part in it.
+
+    bytes: of the guest's memory that they take; None where that does not change.
+    """
 
     glob: str
     probes: int
     what: str
     seconds: float
     packets: int | None = None
+    bytes: int | None = None
 
 
 class Scale:
@@ -68,19 +75,27 @@ class Scale:
         listed = self._in_guest(f"cat {TRACING}/available_filter_functions")[1].splitlines()
         names = sorted(name for name in listed if " " not in name)
         for glob in [*(glob_of(names, size) for size in sizes), *([WHOLE] if whole else [])]:
-            yield from self._of(glob)
+            lines = list(self._of(glob))
+            yield from lines
+            yield from self._tracer(glob, lines[0].probes)
+        if whole:
+            yield from self._of(f"{WHOLE} {RETURNS}")
 
     def _of(self, glob: str) -> Iterator[Line]:
-        self._say(f"{glob}: probes, then the tracer")
+        """glob: with what `add` has behind it."""
+        self._say(f"{glob}: probes")
         took, packets, printed = self._timed(f"optprobe add -glob {glob}")
         found = _ADDED.search(printed)
         if found is None:
             raise GuestError(f"nothing was added for {glob}:\n{printed[:2000]}")
         probes = int(found[2])
-        yield Line(glob, probes, ADD, took, packets)
+        yield Line(glob, probes, ADD, took, packets, self._bytes())
         for what in COMMANDS:
             took, packets, _ = self._timed(f"optprobe add -glob {glob}" if what == AGAIN else f"optprobe {what}")
             yield Line(glob, probes, what, took, packets)
+
+    def _tracer(self, glob: str, probes: int) -> Iterator[Line]:
+        self._say(f"{glob}: the tracer")
         on = f"cd {TRACING}; echo '{glob}' > set_ftrace_filter && echo function > current_tracer"
         off = f"cd {TRACING}; echo nop > current_tracer && echo > set_ftrace_filter"
         rounds = [[self._in_guest(command)[0] for command in ("true", on, off)] for _ in range(ROUNDS)]
@@ -93,6 +108,11 @@ class Scale:
         before, start = self._packets(), time.monotonic()
         printed = self._debugger(line, LONGEST)
         return time.monotonic() - start, self._packets() - before, printed
+
+    def _bytes(self) -> int:
+        """Return how much of the guest's memory the probes take."""
+        self._debugger("python from gdb_optprobe.debugger.attach import current_session")
+        return int(self._debugger(USED).split()[-1])
 
     def _packets(self) -> int:
         return self._proxy.count().packets if self._proxy is not None else 0
@@ -122,13 +142,14 @@ def glob_of(names: Sequence[str], size: int) -> str:
 
 def report(lines: Sequence[Line]) -> list[str]:
     """Return the table."""
-    rows = [("probes", "glob", "", "seconds", "µs a probe", "packets", "× the tracer's")]
+    rows = [("probes", "glob", "", "seconds", "µs a probe", "packets", "bytes", "× the tracer's")]
     for line, beside in zip(lines, _beside(lines), strict=True):
         packets = "-" if line.packets is None else f"{line.packets / line.probes:.2f}"
         each = f"{line.seconds / line.probes * 1e6:,.0f}"
         ratio = "" if beside is None else f"{beside:.1f}"
-        rows.append((f"{line.probes:,}", line.glob, line.what, f"{line.seconds:.2f}", each, packets, ratio))
-    sides = (">", "<", "<", ">", ">", ">", ">")
+        memory = "" if line.bytes is None else f"{line.bytes / line.probes:.0f}"
+        rows.append((f"{line.probes:,}", line.glob, line.what, f"{line.seconds:.2f}", each, packets, memory, ratio))
+    sides = (">", "<", "<", ">", ">", ">", ">", ">")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     forms = [f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)]
     return [*("  ".join(forms).format(*row).rstrip() for row in rows), "", NOTES]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property, partial
@@ -38,7 +38,7 @@ from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
-from gdb_optprobe.guest.text import Area, FtraceSite, Function, IdleSites, Jump, Mark, Whole
+from gdb_optprobe.guest.text import Area, EnteredFunction, FtraceSite, Function, IdleSites, Jump, Mark, Whole
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType
 from gdb_optprobe.handlers.ir import Expr, Frame, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Rvalue
@@ -303,6 +303,10 @@ class FakeTracer:
     def give_back(self) -> None:
         """No site stays disabled."""
 
+    @property
+    def kept_off(self) -> Collection[int]:
+        return ()
+
     def forget(self, site: FtraceSite) -> None:
         """No text is unloaded."""
 
@@ -483,10 +487,15 @@ class FakeGuest(Guest):
 
     stacks_missing = ""
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         sites = (site for at in sorted(addresses) for site in self.text.ftrace_sites(at, at + 1) if site.address == at)
         found = [site for site in sites if self.machine.read(site.address, site.size) == site.idle]
         return IdleSites([site.address for site in found], found[0].idle) if found else IdleSites()
+
+    def functions_entered(self, sites: Sequence[int]) -> Sequence[EnteredFunction]:
+        wanted = frozenset(sites)
+        at = [body for body in self.bodies if body.tracer is not None and body.address + body.tracer in wanted]
+        return [EnteredFunction(body.address + (body.tracer or 0), body.name, body.address, body.data) for body in at]
 
     def moment(self) -> int:
         return self.steps

@@ -55,13 +55,19 @@ _COUNTED: Mapping[str, Schema] = {
 }
 _COUNTS: Mapping[str, Schema] = {
     "hits": _a("integer", "Hits for which the condition was true"),
-    "missed": _a("integer", "Hits or calls that found no room and were not counted"),
+    "missed": _or_null(
+        _a("integer", "Hits or calls that found no room and were not counted"),
+        "Hits or calls that found no room and were not counted; null where only `missed_together` is known",
+    ),
     "active": _a("integer", "Calls under way, of a return probe"),
     "dropped": _a("integer", "Records that found no room"),
     "faults": _a("integer", "Hits where something could not be evaluated: memory that is not there, a division by 0"),
     "stops": _a("integer", "How often this probe stopped the guest"),
 }
-_ACCOUNT: Mapping[str, Schema] = {"calls": _ref("calls")}
+_ACCOUNT: Mapping[str, Schema] = {
+    "missed_together": _a("integer", "Calls missed of all functions that share a table, where `missed` is null"),
+    "calls": _ref("calls"),
+}
 _CODE_LINE: Mapping[str, Schema] = {
     "address": _a("string", "Where the instruction is", pattern=_ADDRESS),
     "bytes": _a("string", "Its bytes, as pairs of hexadecimal digits", pattern=_BYTES),

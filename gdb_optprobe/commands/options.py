@@ -21,7 +21,7 @@ REPORT_OPTIONS: Mapping[str, str] = {
     "-timeline": "",
     "-folded": "",
 }
-SORT_FIELDS = ("hits", "missed", "dropped", "faults", "stops", "number", "symbol")
+SORT_FIELDS = ("hits", "missed", "dropped", "faults", "stops", "time", "number", "symbol")
 RUN_OPTIONS: Mapping[str, str] = {
     "-for": "SECONDS",
     "-until-hits": "N:COUNT",

@@ -36,7 +36,7 @@ from gdb_optprobe.probes.views import (
     parts_of,
 )
 
-_COUNTS = ("hits", "missed", "active", "dropped", "faults", "stops", "calls")
+_COUNTS = ("hits", "missed", "active", "dropped", "faults", "stops", "missed_together", "calls")
 _REPORTED = ("number", "location", "address", "symbol", "tier", *_COUNTS)
 
 
@@ -168,6 +168,7 @@ def _probe(probe: ProbeView) -> dict[str, object]:
         "dropped": probe.dropped,
         "faults": probe.faults,
         "stops": probe.stops,
+        **({"missed_together": probe.missed_together} if probe.missed_together else {}),
         **({"calls": _calls_value(probe.calls)} if probe.calls is not None else {}),
         **({"entry": probe.entry} if probe.kind in ("kretprobe", "uretprobe") else {}),
         **({"note": probe.note} if probe.note else {}),

@@ -108,6 +108,7 @@ class Text:
             return
         rows = [row for part in parts_of(probes) for row in self._rows(part)]
         self.lines(table(("Num", "Tier", "Hits", "Address", "What"), rows, self._width, right=("Num", "Hits")))
+        self._sentences(_missed_together(probes))
 
     def _rows(self, part: ProbeView | CountsView) -> Iterable[_Row]:
         """Return the row of a probe, with the remarks below it, or those of many counts."""
@@ -147,6 +148,7 @@ class Text:
         if not probes:
             self.lines(["No probes."])
             return
+        missed = _missed_together(probes)
         probes, never = (probes, {}) if whole else _hit_ones(probes)
         columns: Sequence[str] = ("Num", "Hits", "Missed", "Dropped", "Faults", "Stops", "Cost of a hit", "Where")
         cells = [_report_row(probe) for probe in probes]
@@ -156,6 +158,7 @@ class Text:
         if cells:
             self.lines(table(columns, [(row, ()) for row in cells], self._width, right))
         self.lines([f"and {number} of {location} never hit: -all" for location, number in never.items()])
+        self._sentences(missed)
         for probe in probes:
             if probe.objects or probe.records or probe.calls is not None:
                 self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
@@ -365,7 +368,8 @@ def _remarks(probe: ProbeView, width: int) -> tuple[str, ...]:
 
 
 def _report_row(probe: ProbeView) -> tuple[str, ...]:
-    counts = (probe.hits, probe.missed, probe.dropped, probe.faults, probe.stops)
+    missed = "?" if probe.missed is None else probe.missed
+    counts = (probe.hits, missed, probe.dropped, probe.faults, probe.stops)
     cost = STOPS.get(probe.tier)
     if cost:
         cost = f"{'two stops' if cost == 'twice' else 'a stop'} ({probe.tier})"
@@ -391,6 +395,15 @@ def _hit_ones(probes: Sequence[ProbeView]) -> tuple[list[ProbeView], Mapping[str
         elif never[part.location] < 2 or not _is_unhit(part):
             shown.append(part)
     return shown, {location: number for location, number in never.items() if number > 1}
+
+
+def _missed_together(probes: Sequence[ProbeView]) -> list[str]:
+    """Return a line for each table that functions share and that had no room for some of their calls."""
+    tables = {(one.location, one.missed_together): one for one in map(_first, parts_of(probes)) if one.missed is None}
+    return [
+        f"{counted(number, 'call')} of the functions of {location} found no room in the table that they share: missed"
+        for location, number in tables
+    ]
 
 
 def _is_unhit(probe: ProbeView) -> bool:

@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import count, islice, repeat
-from operator import itemgetter
+from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
 from gdb_optprobe.commands.options import REPORT_OPTIONS, SORT_FIELDS, Selection, parse_selection
 from gdb_optprobe.commands.output import Output, probes_with_records
 from gdb_optprobe.commands.render_text import counted
+from gdb_optprobe.commands.report_order import chosen
 from gdb_optprobe.debugger import attach
-from gdb_optprobe.probes.views import CountsView, FrameView, ProbeView, parts_of
+from gdb_optprobe.probes.views import FrameView, ProbeView
 
 
 class ReportCommand(Subcommand[Selection]):
@@ -26,9 +25,10 @@ class ReportCommand(Subcommand[Selection]):
     of all probes, or of N.... Those that -top leaves out are cleared too, so that
     the next -top compares the same time; a line says how many they were.
     -json prints a line of JSON for each probe.
-    -sort sorts by hits, missed, dropped, faults or stops, most first, or by
-    number or symbol. -top prints the first N probes only: without -sort those
-    with the most hits.
+    -sort sorts by hits, missed, dropped, faults or stops, or by the time of all
+    calls, as far as latency, sum($elapsed) or avg($elapsed) of all of them tells
+    it, most first, or by number or symbol. -top prints the first N probes only:
+    without -sort those with the most hits.
     -all prints a line for each probe of a glob; without it those that were
     never hit are one line, unless their numbers are given.
     -timeline prints the records of all probes in the order of time.
@@ -91,27 +91,3 @@ def _function(frame: FrameView) -> str:
         return "[unknown]"
     name = re.sub(r"\+0x[0-9a-f]+$", "", frame.symbol)
     return re.sub(r"[;\s]", "_", name) or f"{frame.address:#x}"
-
-
-def chosen(probes: Sequence[ProbeView], args: Selection) -> Sequence[ProbeView]:
-    """Return the probes of a report in its order, at most as many as it is to have."""
-    if not args.sort:
-        return probes if args.top is None else list(islice(probes, args.top))
-    keyed = list(_keyed(probes, args.sort))
-    keyed.sort(key=itemgetter(0), reverse=args.sort not in ("number", "symbol"))
-    return [part if isinstance(part, ProbeView) else part[place] for _, part, place in keyed[: args.top]]
-
-
-def _keyed(probes: Sequence[ProbeView], by: str) -> Iterator[tuple[str | int, ProbeView | CountsView, int]]:
-    """Yield what to sort each row by, and where it is: in a part, at a place of it."""
-    for part in parts_of(probes):
-        if isinstance(part, ProbeView):
-            yield getattr(part, by), part, 0
-            continue
-        columns: dict[str, Iterable[str | int]] = {
-            "hits": part.hits,
-            "symbol": part.symbols,
-            "number": count(part.first.number),
-        }
-        keys = columns.get(by, repeat(getattr(part.first, by)))
-        yield from zip(keys, repeat(part), range(len(part)), strict=False)

@@ -109,6 +109,8 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
             sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
             registers = _before_call(state.registers, detour, isa)
             return FrameId(sp - WORD, pc), State({**registers, isa.pc: original, isa.sp: sp}, exact=True)
+        if (entry := session.optimizer.rethooks.shared_entry_at(pc)) is not None:
+            return _called_by_stub(entry, state, session, kernel)
         if (trampoline := session.optimizer.rethooks.trampoline_at(pc)) is not None:
             return _returning(trampoline, state, session, kernel)
         try:
@@ -139,6 +141,21 @@ def _returning(trampoline: Detour, state: State, session: Session, kernel: Kerne
     sp = state.registers[isa.sp] + session.pushed_at(trampoline, pc) & MASK
     caller = _through(State({**state.registers, isa.pc: trampoline.address, isa.sp: sp}, False), session, kernel)
     return FrameId(sp - WORD, pc), caller
+
+
+def _called_by_stub(
+    entry: Detour, state: State, session: Session, kernel: Kernel
+) -> tuple[FrameId, State] | None:
+    """Unwind from the shared entry of functions to the stub that has called it."""
+    isa = kernel.isa
+    pc = state.registers[isa.pc]
+    sp = state.registers[isa.sp] + session.pushed_at(entry, pc) & MASK
+    assert isa.returning is not None and isa.returning.stubs is not None, "its functions share an entry"
+    try:
+        back, before = isa.returning.stubs.continues_at(state.registers, sp, kernel.read)
+    except OptprobeError:
+        return None
+    return FrameId(sp - WORD, pc), State({**state.registers, isa.pc: back, isa.sp: before}, exact=True)
 
 
 def _before_call(registers: Mapping[str, int], detour: Detour, isa: Isa) -> Mapping[str, int]:

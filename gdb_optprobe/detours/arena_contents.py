@@ -40,6 +40,8 @@ MOST_USED = 1 << 12
 """Pieces of memory that one piece of code uses, at most."""
 LARGEST_STEP, MOST_SITES, LARGEST_NUMBER = 1 << 10, 1 << 17, 1 << 32
 """Bytes of a block's detour, its sites, and what no probe's number reaches."""
+MOST_BITS = 17
+"""What no table of histograms has."""
 _KINDS = frozenset(Item)
 _TABLES = frozenset(TableKind)
 _ADDRESS = re.compile(r"[0-9a-f]{1,16}")
@@ -93,18 +95,23 @@ class BlockRecord(Block):
 
     first: the number of the first member's probe. is_live: whether they are probes; else only the code is left.
     probe: the journal record of the first probe; the others' differ in numbers and addresses.
+    times: of returns with their times, where these are gathered, and the bits of the table there.
     """
 
     first: int
     is_live: bool
     probe: Mapping[str, Any]
+    times: tuple[int, int] | None = None
 
 
-def block_value(block: Block, first: int, probe: Mapping[str, Any] | None) -> list[Any]:
-    """Return what the journal keeps of a block. probe: see BlockRecord; None where they are no probes any more."""
+def block_value(
+    block: Block, first: int, probe: Mapping[str, Any] | None, times: tuple[int, int] | None = None
+) -> list[Any]:
+    """Return what the journal keeps of a block. See BlockRecord; probe: None where they are no probes any more."""
     steps = [one - before for before, one in pairwise(block.sites)]
     originals = block.originals[0].hex() if block.is_uniform else [each.hex() for each in block.originals]
-    return [block.step, block.data.address, originals, block.traced, first, probe, block.sites[0], steps]
+    value = [block.step, block.data.address, originals, block.traced, first, probe, block.sites[0], steps]
+    return value if times is None else [*value, [*times]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +307,8 @@ def _code(slot: Slot, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> D
 
 
 def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRecord:
-    step, data, originals, traced, first, probe, start, steps = validate.row(value, 8)
+    timed = isinstance(value, list) and len(value) == 9
+    step, data, originals, traced, first, probe, start, steps, *times = validate.row(value, 8 + timed)
     step = validate.number(step, LARGEST_STEP, 1)
     places = [*accumulate(validate.numbers(steps, MOST_SITES, least=1), initial=validate.number(start))]
     sites = array("Q", places[: bisect_left(places, validate.WORD)])
@@ -329,7 +337,15 @@ def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRec
         first=validate.number(first, LARGEST_NUMBER, 1),
         is_live=probe is not None and len(gone) < len(sites),
         probe=probe or {},
+        times=_times(times),
     )
+
+
+def _times(value: Sequence[Any]) -> tuple[int, int] | None:
+    if not value:
+        return None
+    at, bits = validate.numbers(validate.row(value[0], 2), 2)
+    return validate.number(at), validate.number(bits, MOST_BITS)
 
 
 def _exit(at: int, used: int, value: Any, isa: Isa) -> Insn:

@@ -12,7 +12,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
-from gdb_optprobe.guest.text import Function, IdleSites, Text
+from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites, Text
 from gdb_optprobe.isa.record import Isa
 
 
@@ -109,9 +109,10 @@ class Guest(ABC):
         """Return why calls of the function with its entry at `address` may not pass there, in words; else ""."""
         return ""
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
-        """Return the sites at `addresses` that no tracer has used and that nothing else rewrites.
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
+        """Return the sites at `addresses` that no tracer uses and that nothing else rewrites.
 
+        kept_off: sites that we still keep a tracer off, though no branch is there.
         All is asked at once that the planner asks of one: the kind of text, the guest's tables, its kprobes, the bytes.
         Where functions are entered at an instruction before the tracer's site, that is returned, as what is `idle`.
         """
@@ -129,6 +130,10 @@ class Guest(ABC):
     def read_ahead(self, functions: int) -> None:
         """Read the text at once that plans of so many functions are about to be made from."""
         return
+
+    def functions_entered(self, sites: Sequence[int]) -> Sequence[EnteredFunction]:
+        """Return the functions of which the entry is one of `sites`, ascending; the code of all is read together."""
+        return ()
 
     def trap_calls(self) -> TrapCalls:
         """Return the calls of the guest's handler of traps. Raises OptprobeError where they are not known."""

@@ -166,15 +166,8 @@ class SymbolTable:
             return None
         return symbol.address, symbol.address + symbol.size
 
-    def matching(self, glob: str, functions_only: bool = False) -> list[Symbol]:
-        """Return symbols with names that match `glob` (as fnmatch(3)), ascending by address."""
-        matches = re.compile(translate(glob)).match
-        names = self.symbols.names
-        found = (self._symbol(index) for index, name in enumerate(names) if matches(name))
-        return [symbol for symbol in found if not functions_only or self._is_function(symbol)]
-
     def functions_matching(self, glob: str) -> set[int]:
-        """Return the addresses of the functions that `matching` finds."""
+        """Return the addresses of the functions with names that match `glob` (as fnmatch(3))."""
         matches = re.compile(translate(glob)).match
         names, types, addresses = self.symbols.names, self.symbols.types, self.symbols.addresses
         found = {addresses[at] for at, kind in enumerate(types) if kind in FUNCTION_TYPES and matches(names[at])}
@@ -212,9 +205,6 @@ class SymbolTable:
         following = bisect_right(addresses, start, index)
         size = addresses[following] - start if following < len(addresses) else 0
         return Symbol(self.symbols.names[index], start, size, self.symbols.types[index])
-
-    def _is_function(self, symbol: Symbol) -> bool:
-        return symbol.is_function and self._in_text(symbol.address)
 
     def _in_text(self, address: int) -> bool:
         return not self.text or any(start <= address < end for start, end in self.text)

@@ -114,6 +114,16 @@ class IdleSites:
 
 
 @dataclass(frozen=True, slots=True)
+class EnteredFunction:
+    """A function and the address of a probe on its entry. code: from `start` on, as memory has it."""
+
+    site: int
+    name: str
+    start: int
+    code: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Foreign:
     """A patch at `address` that is not ours; which instructions it covers is not known. why: in words, where that
     helps.

@@ -70,7 +70,7 @@ class _Search:
 
     def begin(self, at: str, slot: str) -> None:
         self.emit.copy(at, slot)
-        self.emit.constant(self.count, self.table.layout.slots)
+        self.emit.constant(self.count, self.table.layout.looked_at)
 
     def next(self, at: str, again: Label) -> None:
         lower_next_slot(self.emit, self.table.slots, at)
@@ -271,27 +271,33 @@ class Trampoline:
 
 
 def lower_trampoline(
-    table: PlacedCallTable, before: EntryState, isa: ReturnBackend, leaving: PadExit | None = None
+    table: PlacedCallTable,
+    before: EntryState,
+    isa: ReturnBackend,
+    leaving: PadExit | None = None,
+    counted: bool = True,
 ) -> Trampoline:
     """Lower both ends of a trampoline. Raises TooManyRegisters.
+
+    counted: whether the table counts returns; else the programs do.
 
     before: what is dead where the function has returned. Where that is not enough, all that is used is saved around the
     programs.
     """
     before = replace(before, reads=before.reads - {isa.slot})
-    made, used = _trampoline(table, before, isa, leaving)
+    made, used = _trampoline(table, before, isa, leaving, counted)
     if not isa.kept(used, before):
         return made
     before = replace(before, dead=Dead())
     while (names := isa.kept(used, before)) != before.kept.names:
         before = replace(before, kept=OuterSaves(names))
-        made, more = _trampoline(table, before, isa, leaving)
+        made, more = _trampoline(table, before, isa, leaving, counted)
         used |= more
     return made
 
 
 def _trampoline(
-    table: PlacedCallTable, before: EntryState, isa: ReturnBackend, leaving: PadExit | None
+    table: PlacedCallTable, before: EntryState, isa: ReturnBackend, leaving: PadExit | None, counted: bool
 ) -> tuple[Trampoline, frozenset[str]]:
     """Return the trampoline, and the registers that it uses."""
     slot, kept = isa.slot, before.kept.names
@@ -304,7 +310,8 @@ def _trampoline(
     if leaving is not None:
         _flags_into(end, wishes := end.pool.allocate(), slot, leaving.flags)
     end.publish(Address(slot, KEY), 0)
-    end.atomic_add(table.counter(RETURNS), 1)
+    if counted:
+        end.atomic_add(table.counter(RETURNS), 1)
     if leaving is not None:
         on = Label()
         end.branch(Comparison.EQ, wishes, 0, False, on)

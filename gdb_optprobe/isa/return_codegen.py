@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.base import Dead, Insn, ReadMemory
 from gdb_optprobe.isa.codegen import Emitter, EntryState
 
 
@@ -29,6 +29,7 @@ class ReturnBackend(Protocol):
     slot:     the register that has the address of a call's slot while the programs of a trampoline run.
     pc:       the name of the PC.
     link:     the register that has the return address at the entry; None if it is on the stack, see `shown_at`.
+    stubs:    how thousands of functions share the code of their entries; None where they cannot.
     """
 
     begin: bytes
@@ -36,6 +37,9 @@ class ReturnBackend(Protocol):
     link: str | None
     slot: str
     pc: str
+
+    @property
+    def stubs(self) -> EntryStubs | None: ...
 
     def emitter(self, before: EntryState) -> ReturnEmitter: ...
 
@@ -59,3 +63,44 @@ class ReturnBackend(Protocol):
 
     def shown_at(self, key: int) -> int:
         """Return the address on the stack where a call's function stores the return address."""
+
+
+class EntryStubs(Protocol):
+    """Detours by which functions share the code of their entries.
+
+    A stub numbers the function in the register `number` and jumps to the shared code. Where the function continues it
+    leaves on the stack or in a register: an address in its text, so that none of the arena stays on a stack.
+
+    size:  bytes of a stub. begin: the first of the shared code. kept: registers that it must leave as they are.
+    entry: makes emitters for it.
+    """
+
+    size: int
+    number: str
+    begin: bytes
+    kept: frozenset[str]
+
+    @property
+    def entry(self) -> ReturnBackend: ...
+
+    def end(self, displaced: bytes, text: int) -> bytes:
+        """Return the last of the shared code: `displaced`, which runs anywhere, and the jump back to a function.
+
+        text: an address in their text.
+        """
+
+    def continues_at(self, registers: Mapping[str, int], sp: int, read: ReadMemory) -> tuple[int, int]:
+        """Return where the function continues, and its stack pointer there, of a thread in the shared code.
+
+        sp: without what the shared code has pushed.
+        """
+
+    def encode(self, at: int, step: int, shared: int, ends: Sequence[int], first: int = 0) -> bytes:
+        """Return stubs that follow one another from `at` on, `step` bytes each, the rest of it breakpoints.
+
+        They go to the code at `shared`; the functions continue at `ends`, and have numbers from `first` on.
+        Raises OutOfReach.
+        """
+
+    def may_return(self, code: bytes, start: int) -> bool:
+        """Return False if the function, `code` at `start`, seems to have no way to return; cheap, and not sure."""

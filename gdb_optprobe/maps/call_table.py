@@ -10,9 +10,10 @@
     │ 1 │  marks the end, for a session that adopts the table
     └───┘
 A call's key is its stack address + 1: bit 0 claims a slot. The search begins at `home(key)`, turns round at the end,
-and looks at every slot: a call is missed only if all are taken. Calls with one key, by tail calls, are in the order
-of the search, the newest first; only the context that owns this stack touches them. So a return takes the first that it
-finds. Calls that never returned can only be behind it: they are recognised to free their slots, for no other reason.
+and looks at every slot, or at the `window` of a large table: a call is missed only if all those are taken. Calls with
+one key, by tail calls, are in the order of the search, the newest first; only the context that owns this stack touches
+them. So a return takes the first that it finds. Calls that never returned can only be behind it: they are recognised
+to free their slots, for no other reason.
 """
 
 from __future__ import annotations
@@ -104,10 +105,19 @@ class CallSlots(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CallTableLayout(CallSlots):
-    """slots: how many calls there is room for, at least 1. saved: words saved of each."""
+    """slots: how many calls there is room for, at least 1. saved: words saved of each.
+
+    window: how many slots an entry looks at; 0 for all.
+    """
 
     slots: int = 512
     saved: int = 0
+    window: int = 0
+
+    @property
+    def looked_at(self) -> int:
+        """Return how many slots an entry looks at before its call is missed."""
+        return min(self.window or self.slots, self.slots)
 
     @property
     def first(self) -> int:
@@ -126,9 +136,9 @@ class CallTableLayout(CallSlots):
         return SLOTS + self.slots * self.slot_size
 
     def search(self, key: int) -> Iterator[int]:
-        """Yield the offsets of all slots, in the order of the search for a key."""
+        """Yield the offsets of the slots that a call with the key may have, in the order of the search."""
         first = self.home(key)
-        return (SLOTS + (first + step) % self.slots * self.slot_size for step in range(self.slots))
+        return (SLOTS + (first + step) % self.slots * self.slot_size for step in range(self.looked_at))
 
     def decode(self, data: bytes) -> CallTable:
         """Decode a table's memory."""

@@ -15,7 +15,7 @@ return to a trampoline without a slot. So a call in doubt is active.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
@@ -87,6 +87,28 @@ class CallStacks:
             return found.stack.pid is not None
         return found.address <= at and self._is_overwritten(at)
 
+    def at_rest(self, calls: Iterable[int], trampoline: int) -> list[int]:
+        """Return those of `calls`, by their stack addresses, that are of threads, none of which has just come to its
+        trampoline: then the word at the stack address is still the trampoline's, and is not read any more.
+        """
+        interrupted = set[int]()
+        for one in self.saved:
+            if (one.stack is None or one.stack.pid is None) and trampoline in one.words:
+                if not one.address:
+                    return []  # a CPU may be there
+                interrupted.update(one.words)
+        by_stack: dict[int, tuple[SavedWords, list[int]]] = {}
+        for at in calls:
+            found = self._around(at)
+            if found is not None and found.stack is not None and found.stack.pid is not None and at >= found.address:
+                by_stack.setdefault(found.stack.start, (found, []))[1].append(at)
+        return [
+            at
+            for one, some in by_stack.values()
+            if not any(_has_returned(each, trampoline, one) or each + WORD in interrupted for each in some)
+            for at in some
+        ]
+
     def _is_overwritten(self, at: int) -> bool:
         """Return whether the word at `at` cannot be a return address any more."""
         if self.code is None:
@@ -107,6 +129,15 @@ class CallStacks:
             return int.from_bytes(self.read(at, WORD), "little")
         except OptprobeError:
             return None
+
+
+def _has_returned(at: int, trampoline: int, stack: SavedWords) -> bool:
+    """Return whether an interrupted thread may be at the first instruction of its trampoline: just below the call's
+    stack address its PC is saved, and the stack pointer behind that address.
+    """
+    place = (at - stack.address) // WORD
+    below = stack.words[max(0, place - INTERRUPTED) : place]
+    return trampoline in below and at + WORD in below
 
 
 def call_stacks(saved: Sequence[SavedWords], read: ReadMemory, hides: bool, code: ArenaCode) -> CallStacks:

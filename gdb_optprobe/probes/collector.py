@@ -67,6 +67,7 @@ class Collector:
         if self.guest.stacks_missing:
             return 0
         self.rethooks.active_calls(self.guest, arena)
+        self.rethooks.unhook_ended(self.guest, arena)
         if not arena.dirty():
             arena.reclaim(lambda slots: ())
             # A table's memory is used again by whatever comes next.

@@ -2,8 +2,8 @@
 
     number     first, first + 1, …        member n:  probe  first + n
 
-A member that is asked for by itself leaves the block as a Probe at a Site with a Branch (probes/batch.py, `unpack`), on
-the same code and with the same counter. All members of a block cost a hit the same.
+A member that is asked for by itself leaves the block as a Probe at a Site with a Branch (block_members.py, `unpack`),
+on the same code and with the same counter. All members of a block cost a hit the same.
 """
 
 from __future__ import annotations

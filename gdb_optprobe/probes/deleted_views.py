@@ -9,9 +9,12 @@ from gdb_optprobe.maps.call_table import CallCounts, CallTable
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe_views import calls_view, deleted_view
+from gdb_optprobe.probes.shared_rethook import SharedRethook
 from gdb_optprobe.probes.spec import Kind
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import ProbeView
+
+GLOB = "functions of a glob"
 
 
 def deleted_views(optimizer: Optimizer, users: Uprobes) -> Iterator[ProbeView]:
@@ -42,17 +45,19 @@ def _deleted_kretprobes(optimizer: Optimizer) -> Iterator[ProbeView]:
         if site.rethook is not None
         for point in site.rethook.tables
     }
-    points = [point for point in optimizer.rethooks.known if id(point) not in kept]
+    points = [point for point in optimizer.rethooks.known if point.closed and id(point) not in kept]
     out = optimizer.rethooks.active_calls(target.guest, arena, points) if arena is not None else []
     for address in sorted({one.rethook.address for one in out}):
         here = [one for one in out if one.rethook.address == address]
         tables = [point.read_calls(target.guest) for point in points if any(point is one.rethook for one in here)]
-        yield _deleted_kretprobe(address, tables, here, target.guest)
+        is_shared = any(isinstance(one.rethook, SharedRethook) for one in here)
+        yield _deleted_kretprobe(address, GLOB if is_shared else "", tables, here, target.guest)
 
 
 def _deleted_kretprobe(
-    address: int, tables: Sequence[CallTable], out: Sequence[ActiveCall], guest: Guest
+    address: int, name: str, tables: Sequence[CallTable], out: Sequence[ActiveCall], guest: Guest
 ) -> ProbeView:
-    symbol = guest.symbol(address)
+    """name: "" for that of the function."""
+    symbol = name or guest.symbol(address)
     calls = calls_view(sum(tables, CallCounts()), len(out), (one.caller for one in out))
     return deleted_view(Kind.KRETPROBE, address, symbol or f"*{address:#x}", symbol, calls, guest)

@@ -142,7 +142,8 @@ def read_probe(number: int, value: Any, left: ArenaContents) -> ProbeRecord:
 def read_block(block: BlockRecord, left: ArenaContents) -> ProbeRecord:
     """Return the record of the first probe of a block. Raises Damaged."""
     one = read_probe(block.first, {**block.probe, "at": block.sites[0]}, left)
-    if one.waits or one.program or one.home or not one.spec.is_plain_count:
+    timed = one.spec.is_plain_latency and block.times is not None and left.data_at(block.times[0]) is not None
+    if one.waits or one.program or one.home or not (timed or one.spec.is_plain_count):
         raise Damaged(f"the block at {block.code.address:#x} is not of counts")
     return one
 

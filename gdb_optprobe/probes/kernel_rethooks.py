@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from gdb_optprobe.detours import quiescence
@@ -20,16 +20,20 @@ from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.saved_pcs import SavedWords
+from gdb_optprobe.handlers.lower_shared_returns import saved_words
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
 from gdb_optprobe.probes import rethook_records
 from gdb_optprobe.probes.active_calls import ArenaCode, Caller, CallStacks, call_stacks
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout
 from gdb_optprobe.probes.return_stops import FindReturn
+from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, TimedReturns, slots_for
 from gdb_optprobe.probes.site import Site
 
 GROWTH = 4
@@ -65,6 +69,97 @@ class KernelRethooks:
         for rethook in self.known:
             rethook.stop_handlers.remove_breakpoint()
         self.known = []
+
+    def shared_entry_at(self, pc: int) -> Detour | None:
+        """Return the shared entry of functions that `pc` is in."""
+        shared = (rethook for rethook in self.known if isinstance(rethook, SharedRethook))
+        return next((found for rethook in shared if (found := rethook.entered_at(pc)) is not None), None)
+
+    def share(
+        self,
+        block: CountBlock,
+        guest: Guest,
+        arena: Arena,
+        times: Slot | None = None,
+        timed: TimedReturns | None = None,
+    ) -> SharedRethook:
+        """Create the hook of functions that stubs in the code of `block` are to lead to. Raises Refused.
+
+        times: where the functions' times are summed up.
+        """
+        address = SharedRethook.place(block.sites)
+        is_timed = timed is not None
+        layout = CallTableLayout(slots_for(len(block.sites), is_timed), saved_words(is_timed), WINDOW)
+        rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
+        assert isinstance(rethook, SharedRethook)
+        rethook.share_with(block, times, timed)
+        self._register(rethook, arena)
+        try:
+            rethook.install(guest, arena)
+        except BaseException:
+            self.end(rethook, guest, arena)
+            raise
+        return rethook
+
+    def adopt_shared(
+        self,
+        entry: int,
+        block: CountBlock,
+        guest: Guest,
+        arena: Arena,
+        times: Slot | None = None,
+        timed: TimedReturns | None = None,
+    ) -> SharedRethook:
+        """Enter calls again by the hook of an earlier session, with its shared entry there, for those of `block`.
+
+        Raises OptprobeError where its code is not what this version would write.
+        """
+        old = next((one for one in self.known if one.closed and one.trampoline_at(entry) is not None), None)
+        if old is None:
+            raise OptprobeError("the table of their calls is not there")
+        layout = replace(old.layout, window=WINDOW)
+        new = SharedRethook.adopted(
+            old.address, layout, old.memory, old.retired_trampolines, arena, old.earlier_counts, old.ended
+        )
+        assert isinstance(new, SharedRethook)
+        new.share_with(block, times, timed)
+        new.take_over(entry, guest, arena)
+        new.reopen(self._find_return(guest))
+        new.ended = False
+        self.known[self.known.index(old)] = new
+        return new
+
+    def unhook(self, rethook: SharedRethook, guest: Guest, arena: Arena) -> None:
+        """Have active calls return to their callers by themselves, those of threads at rest above all: they may last
+        for ever. Calls stay that are just entered or left, and those that a tracer of the guest hides.
+        """
+        starts = {one.address for one in rethook.trampolines}
+        if not (starts and returns_on_stack(guest)):
+            return
+        calls = self.active_calls(guest, arena, [rethook])
+        if not calls or (stacks := self._call_stacks(guest, arena)) is None:
+            return
+        for start in starts:
+            places = stacks.at_rest({one.call.at for one in calls if one.call.at is not None}, start)
+            rethook.unhook([at + 1 for at in places], start, guest)
+
+    def drop_dead(self, guest: Guest, arena: Arena) -> None:
+        """Drop calls that never return where a shared table is half full: it does not grow."""
+        for rethook in self.known:
+            if isinstance(rethook, SharedRethook) and not rethook.closed and rethook.is_half_full(guest):
+                self.active_calls(guest, arena, [rethook])
+
+    def unhook_ended(self, guest: Guest, arena: Arena) -> None:
+        """Do so with all hooks that have ended."""
+        for rethook in self.known:
+            if isinstance(rethook, SharedRethook) and rethook.ended:
+                self.unhook(rethook, guest, arena)
+
+    def end(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
+        """Enter no more calls there: its probes are gone."""
+        rethook.close(guest, arena)
+        rethook.ended = True
+        rethook_records.write_counts(rethook, arena)
 
     def trampoline_at(self, pc: int) -> Detour | None:
         """Return the trampoline that `pc` is in."""
@@ -137,9 +232,13 @@ class KernelRethooks:
             rethook = Rethook.create(address, layout, guest, arena, self._find_return(guest))
         except Refused as refused:
             raise _with_size(layout, refused, arena) from None
-        self.known.append(rethook)
-        arena.journal.put(Item.POINT, rethook.memory.address, [address, layout.slots, layout.saved])
+        self._register(rethook, arena)
         return rethook
+
+    def _register(self, rethook: Rethook, arena: Arena) -> None:
+        self.known.append(rethook)
+        layout = rethook.layout
+        arena.journal.put(Item.POINT, rethook.memory.address, [rethook.address, layout.slots, layout.saved])
 
     def _find_return(self, guest: Guest) -> FindReturn:
         return lambda pc, key: self.return_address(pc, key, guest.machine.read)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -73,6 +74,24 @@ def check_function(address: int, guest: FunctionFacts) -> None:
         raise Refused(Refusal.RETURN_NEVER.because(function=function.name))
 
 
+def seen_returning(sites: Sequence[int], guest: Guest) -> list[int]:
+    """Return those of the tracer's `sites` at which a probe sees its function return.
+
+    A function is decoded only where its bytes leave a doubt, and its parts elsewhere never: what returns there alone is
+    left out, as the search for them reads all of the kernel's text.
+    """
+    stubs = guest.isa.returning.stubs if guest.isa.returning is not None else None
+    if stubs is None:
+        return []
+    found = []
+    for function in guest.functions_entered(sites):
+        if function.name in UNBALANCED or _PART.search(function.name):
+            continue
+        if stubs.may_return(function.code, function.start) or _leaves(guest.text.function(function.site), guest):
+            found.append(function.site)
+    return sorted(found)
+
+
 def dead_at_return(address: int, guest: FunctionFacts) -> Dead:
     """Return what callers of the function that is entered at `address` cannot rely on when it has returned.
 
@@ -86,6 +105,21 @@ def dead_at_return(address: int, guest: FunctionFacts) -> Dead:
 
 def _is_traced(function: Function, entry: int, guest: FunctionFacts) -> bool:
     return bool(guest.text.ftrace_sites(function.start, entry + NEAR))
+
+
+def _leaves(function: Function | None, guest: Guest) -> bool:
+    """Return whether some instruction of the function's first part leaves it for another function, or returns."""
+    if function is None:
+        return False
+    for insn in function.own.values():
+        if insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP):
+            return True
+        if insn.flow not in (Flow.JUMP, Flow.BRANCH) or insn.target is None:
+            continue
+        is_own = function.start <= insn.target < function.end
+        if not (is_own or _PART.search(guest.symbol(insn.target).partition("+")[0])):
+            return True
+    return False
 
 
 def _can_return(function: Function) -> bool:

@@ -12,6 +12,8 @@ from gdb_optprobe.probes.site import SiteState
 from gdb_optprobe.probes.target import Target
 
 AGAIN = "it will once it is switched on anew with no probe at its site"
+MOST_NAMES = 8
+"""Of functions that are listed."""
 
 
 def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
@@ -38,7 +40,9 @@ def untraced_sites(target: Target) -> tuple[str, ...]:
     """Return one line while a tracer of the guest runs that misses calls at a site of a branch, even a former one."""
     if not (sites := target.tracer.passed_over()):
         return ()
-    names = ", ".join(target.guest.symbol(site) for site in sites)
+    names = ", ".join(target.guest.symbol(site) for site in sites[:MOST_NAMES])
+    if len(sites) > MOST_NAMES:
+        names += f" and {len(sites) - MOST_NAMES} more"
     return (f"a tracer of the guest's own is running and does not see {names}: {AGAIN}",)
 
 

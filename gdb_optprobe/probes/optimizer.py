@@ -185,6 +185,10 @@ class Optimizer:
         for branch in self._lost_branches.branches:
             yield from range(branch.plan.head, branch.plan.patch_end)
 
+    def detours_in_use(self) -> frozenset[int]:
+        """Return where the detours are that the text may lead to, those of blocks aside."""
+        return frozenset(one.detour.address for one in (*self.registry.branches(), *self._lost_branches.branches))
+
     def limits(self, specs: Sequence[Spec]) -> TierLimits:
         """Return what `specs` and the settings rule out."""
         settings = self.settings()
@@ -432,7 +436,11 @@ class Optimizer:
 
     def on_stop(self) -> None:
         """At a stop that occurred anyway; tables are read as often as that takes little of the time."""
-        self.retry(grow=self.throttle.is_due and self._is_some_half_full())
+        is_due = self.throttle.is_due
+        self.retry(grow=is_due and self._is_some_half_full())
+        if is_due and self.arena is not None:
+            with self.throttle.measure():
+                self.rethooks.drop_dead(self.target.guest, self.arena)
 
     def _is_some_half_full(self) -> bool:
         points = [site.rethook for site in self.registry.sites() if site.rethook is not None]

@@ -24,12 +24,14 @@ class Registry:
 
     hooks: our other patches of the kernel's text, while they are there: no probe can be there.
     blocks: counts that were added together, by their numbers. unpack: makes a member of one a probe of its own.
+    unpacked: called once members have left for a command that names them.
     """
 
     def __init__(self) -> None:
         self.hooks: tuple[Patch, ...] = ()
         self.blocks: list[CountBlock] = []
         self.unpack: Callable[[CountBlock, int], object] = _cannot_unpack
+        self.unpacked: Callable[[], object] = bool
         self._probes: dict[int, Probe] = {}
         self._sites: dict[int, Site] = {}
         self._uprobe_sites: dict[int, UprobeSite] = {}  # by the numbers of their probes
@@ -141,6 +143,7 @@ class Registry:
         for number in numbers:
             if number not in self._probes and not self._unpack_number(number):
                 raise OptprobeError(f"no probe number {number}", "optprobe list shows those that exist")
+        self.unpacked()
         return [self._probes[number] for number in sorted(set(numbers))]
 
     def single_probes(self) -> list[Probe]:

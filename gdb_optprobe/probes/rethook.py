@@ -146,7 +146,6 @@ class Rethook:
         ended: bool = False,
     ) -> Rethook:
         """Return that of an earlier session, closed. retired: trampolines that its calls may return to."""
-        ours = next((_code_range(at, arena) for at in retired), (0, 0))
         stopping = ReturnStops(address, layout, lambda pc, key: None)  # the session that looked at its flags is gone
         return cls(
             address,
@@ -157,7 +156,7 @@ class Rethook:
             closed=True,
             earlier_counts=before,
             ended=ended,
-            _arena_code=ours,
+            _arena_code=code_range(arena),
         )
 
     def reopen(self, behind: FindReturn) -> None:
@@ -166,7 +165,7 @@ class Rethook:
         self.closed = False
 
     def is_arena_code(self, address: int) -> bool:
-        """Return whether it is in the arena's code: such a return address is a trampoline, of this function or of
+        """Return whether it may be in the arena's code: such a return address is a trampoline, of this function or of
         another.
         """
         return self._arena_code[0] <= address < self._arena_code[1]
@@ -295,7 +294,7 @@ class Rethook:
         self._probes = tuple(probes)
         self._readers = tuple(probe.readers for probe in probes)
         self._base = plan.base
-        self._arena_code = _code_range(new.detour.address, arena)
+        self._arena_code = code_range(arena)
         self.costs = self._costs(made, new.detour, plan, guest)
 
     def _reuse_trampoline(self, code: Code, parts: Sequence[EntryPart], arena: Arena) -> InstalledDetour | None:
@@ -537,6 +536,6 @@ def return_address_slot(key: int, guest: Guest) -> int | None:
     return return_backend(guest).shown_at(key) if key > 1 else None
 
 
-def _code_range(at: int, arena: Arena) -> tuple[int, int]:
-    """Return the range of code memory that `at` is in."""
-    return next((start, end) for start, end in arena.ranges.code if start <= at < end)
+def code_range(arena: Arena) -> tuple[int, int]:
+    """Return the range that all of the arena's code is in: a return address there may be any trampoline's."""
+    return min(start for start, _ in arena.ranges.code), max(end for _, end in arena.ranges.code)

@@ -12,6 +12,7 @@ from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.call_table import CallCounts, CallTableLayout
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.rethook import Rethook
+from gdb_optprobe.probes.shared_rethook import SharedRethook
 
 _NOTHING = [0, 0, 0, 0]
 
@@ -19,6 +20,7 @@ _NOTHING = [0, 0, 0, 0]
 def read_rethooks(left: ArenaContents, arena: Arena | None) -> list[Rethook]:
     """Return the rethooks that `left` had. Without an arena the records are only validated. Raises Damaged."""
     found: list[Rethook] = []
+    shared = {SharedRethook.place(block.sites) for block in left.blocks}
     for at, value in sorted((left.points or {}).items()):
         memory = left.data_at(at)
         try:
@@ -35,7 +37,8 @@ def read_rethooks(left: ArenaContents, arena: Arena | None) -> list[Rethook]:
         if arena is not None:
             ended = ended or address not in _probed_addresses(left)
             trampolines = _trampolines(left, address, at)
-            found.append(Rethook.adopted(address, layout, memory, trampolines, arena, before, ended))
+            kind = SharedRethook if address in shared else Rethook
+            found.append(kind.adopted(address, layout, memory, trampolines, arena, before, ended))
     return found
 
 

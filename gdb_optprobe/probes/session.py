@@ -23,6 +23,9 @@ from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save, site_views
 from gdb_optprobe.probes.batch import Batches
+from gdb_optprobe.probes.block_adoption import BlockAdoption
+from gdb_optprobe.probes.block_members import BlockMembers
+from gdb_optprobe.probes.block_planner import BlockPlanner
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
@@ -34,7 +37,9 @@ from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_wa
 from gdb_optprobe.probes.read_results import clear_results, empty_ring, read_new_records, read_results
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.results import Results
+from gdb_optprobe.probes.return_block import ReturnBlock
 from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, Settings, sizes_of
+from gdb_optprobe.probes.shared_returns import SharedReturns
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command, Target
 from gdb_optprobe.probes.user.uprobes import Uprobes
@@ -54,6 +59,14 @@ AT_ONCE = 256
 
 LOANS = 4
 """How often the kernel is asked for more memory by one `add`, at most."""
+MANY_RETURNS = 100
+A_RETURN = 20_000
+"""Bytes of data that a return probe with a table of its own takes, at most, where it counts or gathers times."""
+OWN_UNWINDER = (
+    "with so many returns probed, the guest's own traces of its stacks (an oops, /proc/PID/stack, lockdep, livepatch) "
+    "end where a probed function returns; GDB's do not"
+)
+OWN_TABLE = OptprobeError("a return probe with a table of calls of its own is for few functions: name them")
 SLICE = 0.1
 LONGEST_SLICE = 1.0
 NO_ROOM = OptprobeError("there is no room for more detours and counters")
@@ -85,7 +98,12 @@ class Session:
         self.target = target
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
-        self.batches = Batches(target, self.registry, self.optimizer, settings)
+        common = target, self.registry, self.optimizer
+        self.returns = SharedReturns(*common, settings, self.kprobes.compile)
+        self.block_planner = BlockPlanner(*common, self.returns)
+        self.block_members = BlockMembers(self.registry, self.optimizer, self.returns)
+        self.batches = Batches(*common, settings, self.returns, self.block_planner, self.block_members)
+        self.block_adoption = BlockAdoption(*common, self.block_planner, self.block_members, self.returns)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
@@ -158,7 +176,7 @@ class Session:
         added: list[Probe] = []
         blocks: list[CountBlock] = []
         left_out_views: dict[int, tuple[LeftOutView, ...]] = {}
-        before = self.optimizer.watch_data()
+        before, returns = self.optimizer.watch_data(), self._functions_with_returns()
         try:
             for spec, addresses in places:
                 self.target.debugger.guard()
@@ -167,13 +185,10 @@ class Session:
                     continue
                 kind, left_out = self._kind(spec), list[LeftOut]()
                 with held():  # until they are in `blocks`
-                    blocks += (together := self.batches.add(spec, addresses) if spec.glob else [])
-                if may_lend and not together and (lack := self.optimizer.lacking()) is not None:
-                    raise _Lacks(lack, 0)  # one by one they take long, and the last ones have no room
+                    blocks += (together := self._add_together(spec, addresses, may_lend))
                 taken = {address for block in together for address in block.sites}
-                if spec.is_whole_kernel:
-                    left_out += self._unwanted(spec, set(addresses) - taken)
-                    taken.update(one.address for one in left_out)
+                left_out += self._unwanted(spec, set(addresses) - taken, bool(together))
+                taken.update(one.address for one in left_out)
                 addresses = tuple(address for address in addresses if address not in taken)
                 for first in range(0, len(addresses) or not together, AT_ONCE):
                     checkpoint()
@@ -208,19 +223,36 @@ class Session:
                 raise _Lacks(lack, more) from error
             raise
         self.last_number = max([probe.number for probe in added] + [block.numbers[-1] for block in blocks])
-        singles = [
-            replace(
-                view,
-                note=self._note(probe, is_first=probe.number in left_out_views),
-                left_out=left_out_views.get(probe.number, ()),
-            )
-            for view, probe in zip(self._views(added), added, strict=True)
-        ]
-        in_blocks = (
-            replace(view, first=replace(view.first, left_out=left_out_views.get(view.first.number, ())))
-            for view in self._block_views(blocks)
-        )
-        return rows([*singles, *in_blocks])
+        notes = {probe.number: self._note(probe, is_first=probe.number in left_out_views) for probe in added}
+        found = rows([*self._views(added), *self._block_views(blocks)])
+        if returns <= MANY_RETURNS < self._functions_with_returns():
+            number = found[0].number
+            notes[number] = "; ".join(filter(None, (notes.get(number, ""), OWN_UNWINDER)))
+
+        def told(view: ProbeView) -> ProbeView:
+            number = view.number
+            return replace(view, note=notes.get(number, ""), left_out=left_out_views.get(number, ()))
+
+        # What is told of the first of a block is not said of each.
+        parts = (part.first_apart() if isinstance(part, CountsView) else [part] for part in found.parts)
+        return rows(told(one) if isinstance(one, ProbeView) else one for part in parts for one in part)
+
+    def _add_together(self, spec: Spec, addresses: Sequence[int], may_lend: bool) -> list[CountBlock]:
+        """Put in what blocks can have of a glob. may_lend: see _add."""
+        try:
+            blocks = self.batches.add(spec, addresses) if spec.glob else []
+        except Refused as refused:
+            if may_lend and (lack := self.optimizer.lacking()) is not None:
+                raise _Lacks(lack, 0) from refused
+            raise
+        if may_lend and not blocks and (lack := self.optimizer.lacking()) is not None:
+            raise _Lacks(lack, 0)  # one by one they take long, and the last ones have no room
+        return blocks
+
+    def _functions_with_returns(self) -> int:
+        """Return how many functions have return probes that are enabled."""
+        blocks = (len(block) for block in self.registry.blocks if block.enabled and isinstance(block, ReturnBlock))
+        return sum(blocks) + sum(bool(site.return_probes) for site in self.registry.sites())
 
     def _lend(self, lacks: _Lacks) -> bool:
         """Have the guest's kernel lend what is lacking; return whether it did. Raises Refused where it must.
@@ -240,11 +272,19 @@ class Session:
             raise Refused(Reason(reason.code, text, hint)) from None
         return True
 
-    def _unwanted(self, spec: Spec, addresses: Collection[int]) -> list[LeftOut]:
-        """Return which of the addresses that are in no block a probe on every function leaves out."""
+    def _unwanted(self, spec: Spec, addresses: Collection[int], together: bool) -> list[LeftOut]:
+        """Return which of the addresses that are in no block the probes of a glob leave out.
+
+        together: whether others are in blocks.
+        """
+        if spec.is_return and (together or spec.is_whole_kernel):
+            fit = 2 * len(addresses) * A_RETURN <= self.optimizer.take_arena().data.largest
+            return [] if fit else [LeftOut(address, OWN_TABLE) for address in sorted(addresses)]
+        if not spec.is_whole_kernel:
+            return []
         if self.batches.is_full:
             return [LeftOut(address, NO_ROOM) for address in sorted(addresses)]
-        return [LeftOut(address, WOULD_STOP) for address in sorted(self.batches.stopping(spec, addresses))]
+        return [LeftOut(address, WOULD_STOP) for address in sorted(self.block_planner.stopping(spec, addresses))]
 
     def _note(self, probe: Probe, is_first: bool) -> str:
         """Return what is worth knowing of a new probe. is_first: of its spec; the others have the same handler."""
@@ -336,6 +376,7 @@ class Session:
             if probe.is_return:
                 self.registry.remove(probe)  # the last one of a function gives its table of calls back
         self.registry.remove_all([probe for probe in probes if self.registry.has(probe)])
+        self.returns.end_hooks()
         self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
@@ -419,7 +460,7 @@ class Session:
         """Return the views of probes; without numbers of all, and of deleted return probes with active calls."""
         self.check_alive()
         if numbers is not None:
-            return rows(self._views(self.registry.probes(numbers)))
+            return self._views_of(numbers)
         deleted = deleted_views.deleted_views(self.optimizer, self.uprobes)
         return rows(self._views_of_all(), deleted)
 
@@ -427,17 +468,27 @@ class Session:
         """Return the views with all results by key."""
         self.check_alive()
         if numbers is not None:
-            return rows(self._views(self.registry.probes(numbers), whole=True))
+            return self._views_of(numbers, whole=True)
         return rows(self._views_of_all(whole=True))
+
+    def _views_of(self, numbers: Sequence[int], whole: bool = False) -> Sequence[ProbeView]:
+        """Return the views of these; returns that share a hook stay in their block."""
+        found = {number: self.registry.block_of(number) for number in dict.fromkeys(numbers)}
+        shared = {number: at for number, at in found.items() if at is not None and isinstance(at[0], ReturnBlock)}
+        probes = self.registry.probes([number for number in numbers if number not in shared])
+        parts = {id(at[0]): rows(self._block_views([at[0]], whole=whole)) for at in shared.values()}
+        members = {one.number: one for part in parts.values() for one in part if one.number in shared}
+        return rows([*self._views(probes, whole), *members.values()])
 
     def views_of(self, probes: Sequence[Probe], blocks: Sequence[CountBlock]) -> Sequence[ProbeView]:
         return rows([*self._views(probes), *self._block_views(blocks)])
 
     def _views_of_all(self, whole: bool = False) -> list[ProbeView | CountsView]:
-        return [*self._views(self.registry.single_probes(), whole), *self._block_views(self.registry.blocks)]
+        blocks = self._block_views(self.registry.blocks, whole=whole)
+        return [*self._views(self.registry.single_probes(), whole), *blocks]
 
-    def _block_views(self, blocks: Iterable[CountBlock]) -> Iterator[CountsView]:
-        """Yield the views of blocks, one for each run of numbers."""
+    def _block_views(self, blocks: Iterable[CountBlock], whole: bool = False) -> Iterator[ProbeView | CountsView]:
+        """Yield the views of blocks, one for each run of numbers. whole: with what else than hits was gathered."""
         guest = self.target.guest
         for block in blocks:
             symbols = block.symbols or guest.symbols(block.sites)
@@ -445,10 +496,11 @@ class Session:
             hits = aggregate.decode(guest.machine.read(block.data.address, block.data.size))
             branches = block.isa.branches(block.sites, range(block.code.address, block.code.end, block.step))
             for start, end in block.runs():
-                probe, site = self.batches.member(block, start)
+                probe, site = self.block_members.member(block, start)
                 view = site_views.site_view(probe, site, self.target, lambda _: ())
-                yield CountsView(
-                    first=probe_views.probe_view(probe, view, Results((hits[start],)), guest),
+                first = probe_views.probe_view(probe, view, Results((hits[start],)), guest)
+                part = CountsView(
+                    first=self.returns.in_block(block, first),
                     addresses=block.sites[start:end],
                     symbols=symbols[start:end],
                     hits=hits[start:end],
@@ -456,6 +508,7 @@ class Session:
                     branches=branches[start:end] if block.enabled else (),
                     step=block.step,
                 )
+                yield from self.returns.with_times(block, part, start) if whole else [part]
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found = read_results(probes, self.target.guest, whole)
@@ -474,7 +527,10 @@ class Session:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
         self.check_alive()
         places = self._resolve(specs)
-        return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
+        try:
+            return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
+        finally:
+            self.returns.settle_unpacked()
 
     def hits(self, number: int) -> int:
         self.check_alive()
@@ -485,6 +541,13 @@ class Session:
         return read_results([probe], self.target.guest)[number].hits
 
     def missed(self, number: int) -> int:
+        if (found := self.registry.block_of(number)) is not None:
+            if missed := self.returns.missed(found[0]):
+                raise OptprobeError(
+                    f"{missed} calls of functions that share a table were missed; of which ones is not known",
+                    "add those that matter by name: each has a table of its own then",
+                )
+            return 0
         (probe,) = self.registry.probes([number])
         return self._kind(probe.spec).missed(probe)
 
@@ -503,19 +566,22 @@ class Session:
         for block in blocks:
             for _, data in block.pieces():
                 self.target.guest.machine.write(data.address, bytes(data.size))
+            self.returns.clear(block)
         self.optimizer.write_records(probes)
 
     def saved(self) -> SavedProbes:
         """Return the probes as commands that make them again in another boot."""
         self.check_alive()
-        members = (probe for block in self.registry.blocks for probe in self.batches.probes(block))
+        members = (probe for block in self.registry.blocks for probe in self.block_members.probes(block))
         probes = sorted((*self.registry.single_probes(), *members), key=lambda probe: probe.number)
         return save.commands(probes, self.settings(), self.target, self._takes)
 
     def _takes(self, spec: Spec, address: int) -> bool:
         """Return whether `add` of a glob has a probe at `address`."""
+        if spec.is_return and self.returns.can_share(spec):
+            return self.block_planner.may_share_returns(address)
         if spec.is_whole_kernel:
-            return not self.batches.stops(spec, address)
+            return not self.block_planner.stops(spec, address)
         return self.kprobes.takes(spec, address)
 
     def check(self) -> tuple[str, ...]:

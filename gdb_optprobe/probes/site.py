@@ -15,6 +15,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour, build_detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.guest import Guest
@@ -178,7 +179,8 @@ class Site:
         if arena is None or not (probes := self.return_probes):
             return
         point = self.latest_rethook
-        assert point is not None, "it was reserved with the probe"
+        if point is None:  # it was one of a block, and when it left there was no room
+            raise Refused(Refusal.ARENA_FULL.because(used=arena.data.used, size=arena.data.size))
         for probe in probes:
             assert probe.counter is not None, "it was reserved with the point"
         point.install_trampoline(probes, self.plan, target, arena)

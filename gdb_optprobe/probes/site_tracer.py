@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gdb_optprobe.detours import patch
-from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import ftrace_sites
-from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FLAGS, State, is_in_use
+from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FLAGS, FtraceSites, State, is_in_use
 from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.text import FtraceSite
 
-MANY = 64
-"""Sites of which the records are read and written in runs."""
+WORD = 8
 
 
 class NoSuchRecord(OptprobeError):
@@ -34,46 +31,29 @@ class SiteTracer:
         self._still_disabled: set[int] = set()
 
     def hold(self, site: FtraceSite) -> None:
-        """Mark the site as disabled. Raises Refused when a tracer has come since it was planned."""
-        record = self._record(site.address)
-        self._still_disabled.discard(site.address)
-        if not record.disabled:
-            if record.in_use:
-                raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(site.address)))
-            self._change(ftrace_sites.disable(record))
-        self._held.add(site.address)
+        self.hold_all([site.address])
 
     def release(self, site: FtraceSite) -> None:
-        """Give the site back; while a tracer runs it stays disabled, as the tracer has not counted it."""
         self.release_all([site.address])
 
     def hold_all(self, addresses: Sequence[int]) -> None:
-        """Do as `hold` with the site at each, of the kernel's own text, in few writes: all or none."""
-        states = self._text.ftrace.states(addresses)
-        if len(states) < len(addresses):
-            at = next(address for address in addresses if address not in states)
-            raise NoSuchRecord(f"the tracer's record of {self._text.spell(at)} is gone")
+        """Mark the sites as disabled, all or none. Raises Refused when a tracer has come since they were planned."""
+        states = self._states(addresses)
+        for address in addresses:
+            if address not in states:
+                raise NoSuchRecord(f"the tracer's record of {self._text.spell(address)} is gone")
         for address, (_, flags) in states.items():
-            if is_in_use(flags):
+            if not flags & DISABLED and is_in_use(flags):
                 raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(address)))
         self._set_disabled(states, True)
         self._still_disabled.difference_update(addresses)
         self._held.update(addresses)
 
     def release_all(self, addresses: Sequence[int]) -> None:
-        """Do as `release` with the site at each, in few writes."""
+        """Give the sites back; while a tracer runs they stay disabled, as the tracer has not counted them."""
         self._held.difference_update(addresses)
         self._still_disabled.update(addresses)
         self.give_back()
-
-    def _set_disabled(self, states: Mapping[int, State], disabled: bool) -> None:
-        """Set or clear the flag in these records, where it is not so."""
-        changed = sorted(state for state in states.values() if bool(state[1] & DISABLED) != disabled)
-        flags = [state[1] for state in changed]
-        new = [each | DISABLED if disabled else each & ~DISABLED for each in flags]
-        places = [(at + FLAGS, at + FLAGS + 8) for at, _ in changed]
-        olds, news = ([each.to_bytes(8, "little") for each in words] for words in (flags, new))
-        patch.exchange_in_runs(places, olds, news, self._memory)
 
     def forget(self, site: FtraceSite) -> None:
         self._held.discard(site.address)
@@ -89,24 +69,25 @@ class SiteTracer:
         if not self._still_disabled or self._text.ftrace.tracing():
             return
         disabled, self._still_disabled = self._still_disabled, set()
-        if len(disabled) > MANY:
-            states = self._text.ftrace.states(at for at in disabled if self._text.at(at) is None)
-            self._set_disabled(states, False)
-            disabled.difference_update(states)
-        for address in sorted(disabled):
-            try:
-                record = self._record(address)
-            except NoSuchRecord:
-                # The module is about to be unloaded: the guest has dropped its records first.
-                continue
-            if record.disabled:
-                self._change(ftrace_sites.enable(record))
+        # Of a module that is about to be unloaded the guest has dropped the records first.
+        self._set_disabled(self._states(disabled), False)
 
-    def _record(self, address: int) -> ftrace_sites.Record:
-        record = self._text.ftrace_of(address).record(address)
-        if record is None:
-            raise NoSuchRecord(f"the tracer's record of {self._text.spell(address)} is gone")
-        return record
+    @property
+    def kept_off(self) -> frozenset[int]:
+        return frozenset(self._still_disabled)
 
-    def _change(self, change: ftrace_sites.FlagsChange) -> None:
-        patch.apply([Patch(change.at, change.old, change.new)], self._memory)
+    def _states(self, addresses: Iterable[int]) -> dict[int, State]:
+        """Return the records of the sites at `addresses`; what is no site is left out."""
+        by_text: dict[int, tuple[FtraceSites, list[int]]] = {}
+        for address in addresses:
+            sites = self._text.ftrace_of(address)
+            by_text.setdefault(id(sites), (sites, []))[1].append(address)
+        return {ip: state for sites, some in by_text.values() for ip, state in sites.states(some).items()}
+
+    def _set_disabled(self, states: Mapping[int, State], disabled: bool) -> None:
+        """Set or clear the flag in these records, where it is not so."""
+        changed = sorted(state for state in states.values() if bool(state[1] & DISABLED) != disabled)
+        places = [(at + FLAGS, at + FLAGS + WORD) for at, _ in changed]
+        olds = [flags.to_bytes(WORD, "little") for _, flags in changed]
+        news = [(flags ^ DISABLED).to_bytes(WORD, "little") for _, flags in changed]
+        patch.exchange_in_runs(places, olds, news, self._memory)

@@ -94,6 +94,13 @@ class Spec:
         return not self.condition.strip() and all(action.strip() == "count" for action in self.actions)
 
     @property
+    def is_plain_latency(self) -> bool:
+        """Whether the time of every call is gathered, and that is all."""
+        if not self.is_return or self.entry_condition is not None or self.entry_actions:
+            return False
+        return not self.condition.strip() and [action.strip() for action in self.actions] == ["latency"]
+
+    @property
     def is_whole_kernel(self) -> bool:
         """Whether it is on every function: those at which a hit would stop the guest are left out."""
         return self.glob and not self.in_program and self.location.strip() in WHOLE and not self.tier

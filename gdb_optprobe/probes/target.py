@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,6 +79,10 @@ class Tracer(Protocol):
     def give_back(self) -> None:
         """Enable the sites that were released while a tracer ran, once none runs."""
 
+    @property
+    def kept_off(self) -> Collection[int]:
+        """Return the sites that were released while a tracer ran and that it is still kept off."""
+
     def passed_over(self) -> Sequence[int]:
         """Return sites that a tracer which runs now does not see, though their branch may be gone."""
 
@@ -139,6 +143,10 @@ class NoTracer:
 
     def give_back(self) -> None:
         """Nothing is held."""
+
+    @property
+    def kept_off(self) -> Collection[int]:
+        return ()
 
     def passed_over(self) -> Sequence[int]:
         return ()

@@ -156,6 +156,8 @@ class ProbeView:
     state:   "armed", "optimizing", "disabled", "pending" or "gone"; "deleted", with the number 0, while calls are under
              way that return probes saw entered which were deleted since.
     tags:    the kernel's: "OPTIMIZED", "DISABLED", "GONE", "FTRACE", and "OPTIMIZING", "DELETED".
+    missed:  None where it is not known of which functions that share a table of calls some were missed.
+    missed_together: how many were then, of all of them.
     stops:   how often this probe stopped the guest.
     entry:   of a return probe, what it does where the function is entered, as it is typed.
     note:    of one that was just added, as ExplainView has it.
@@ -181,7 +183,7 @@ class ProbeView:
     condition: str
     actions: tuple[str, ...]
     hits: int
-    missed: int
+    missed: int | None
     active: int
     dropped: int
     faults: int
@@ -192,6 +194,7 @@ class ProbeView:
     entry: str = ""
     note: str = ""
     left_out: tuple[LeftOutView, ...] = ()
+    missed_together: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +239,23 @@ class CountsView(Sequence[ProbeView]):
             patched_bytes=self.branches[place] if self.branches else b"",
             detour=replace(detour, address=detour.address + place * self.step, head=address) if detour else None,
         )
+
+    def between(self, start: int, end: int) -> CountsView:
+        """Return the rows from the place `start` to before `end`."""
+        some = slice(start, end)
+        return replace(
+            self,
+            first=self[start],
+            addresses=self.addresses[some],
+            symbols=self.symbols[some],
+            hits=self.hits[some],
+            originals=self.originals[some],
+            branches=self.branches[some],
+        )
+
+    def first_apart(self) -> list[ProbeView | CountsView]:
+        """Return the first row by itself, and the others."""
+        return [self[0], self.between(1, len(self))] if len(self) > 1 else [self[0]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs)
     memory |= {data for block in left.live_blocks for _, data in block.pieces()}
+    memory |= session.returns.memory(left)
     arena.release_data(
         memory.union(filter(None, kept), session.optimizer.traps.dispatcher.memory, session.uprobes.rethooks.memory)
     )
@@ -114,11 +115,11 @@ def _adopt_blocks(session: Session, left: ArenaContents, lost: list[str]) -> tup
     for one in left.live_blocks:
         record = read_block(one, left)
         try:
-            block, others = session.batches.adopt(one, record)
+            block, others = session.block_adoption.adopt(one, record)
         except OptprobeError as error:
             numbers = f"probes {one.first}-{one.first + len(one.sites) - 1}"
             lost.append(f"{numbers}, {record.spec.location}, are not recovered: {error.message}")
-            session.batches.leave(one)
+            session.block_adoption.leave(one)
             continue
         alone += others
         blocks.append(block)
@@ -141,7 +142,7 @@ def remove(session: Session, timeout: float) -> int:
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
     for block in left.live_blocks:
-        session.batches.leave(block, release=False)
+        session.block_adoption.leave(block, release=False)
     session.optimizer.rethooks.end_adopted(arena)
     session.optimizer.write_records()
     session.uprobes.tidy()

@@ -38,9 +38,17 @@ class Kills:
     """One guest, and the GDBs that are killed."""
 
     def __init__(
-        self, guest: Guest, folder: Path, seed: int, tell: Callable[[str], object], glob: str, commands: Sequence[str]
+        self,
+        guest: Guest,
+        folder: Path,
+        seed: int,
+        tell: Callable[[str], object],
+        glob: str,
+        commands: Sequence[str],
+        handler: str = "",
     ) -> None:
         self.guest, self.tell, self.seed, self.glob, self.commands = guest, tell, seed, glob, commands
+        self.handler = handler
         self.kept = folder / "kept"
         self.chance = Random(seed)
         self.told: Counter[str] = Counter()
@@ -89,7 +97,7 @@ class Kills:
         """Bring the probes to where the next command can be killed, and return it."""
         what = self.chance.choice(self.commands)
         self.told[what] += 1
-        add = f"optprobe add -glob {self.glob}"
+        add = f"optprobe add -glob {self.glob} {self.handler}".strip()
         if what == "add":
             if self.chance.random() < 0.5:
                 self("optprobe add vfs_write -name other")
@@ -105,7 +113,7 @@ class Kills:
         if what == "enable":
             self("optprobe disable")
         if what == "beside":
-            return "optprobe add -glob 'do_*'"
+            return f"optprobe add -glob 'do_*' {self.handler}".strip()
         if what == "clear":
             return "optprobe report -clear -top 1"
         return f"optprobe {what}"
@@ -181,8 +189,12 @@ class Kills:
             assert {*now["disabled"]} <= {*before["disabled"]}
 
     def _leave(self) -> None:
+        """Leave nothing in the guest. A thread that is in a call, and not at rest, returns to a trampoline first."""
         self("optprobe delete")
-        self("optprobe commit -timeout 60")
+        late = time.monotonic() + SOON
+        while "under way" in (said := self("optprobe commit -timeout 60")):
+            assert time.monotonic() < late, said
+            self("optprobe run -for 0.1")
 
 
 def kills(
@@ -193,8 +205,12 @@ def kills(
     tell: Callable[[str], object],
     glob: str,
     commands: Sequence[str] = COMMANDS,
+    handler: str = "",
 ) -> Counter[str]:
-    """Kill GDB `count` times, with probes on the functions of `glob`; return what was done."""
-    all_of_it = Kills(guest, folder, seed, tell, glob, commands)
+    """Kill GDB `count` times, with probes on the functions of `glob`; return what was done.
+
+    handler: what `add` has behind the glob.
+    """
+    all_of_it = Kills(guest, folder, seed, tell, glob, commands, handler)
     all_of_it.run(count)
     return all_of_it.told

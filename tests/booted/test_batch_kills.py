@@ -18,8 +18,9 @@ SEED = int(os.environ.get("OPTPROBE_SEED", "1"))
 
 
 @pytest.mark.timeout(0)
-def test_killed_in_a_batch(boot: Boot, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("handler", ["", "-return do latency"])
+def test_killed_in_a_batch(boot: Boot, tmp_path: Path, capsys: pytest.CaptureFixture[str], handler: str) -> None:
     """OPTPROBE_KILLS, OPTPROBE_SEED, OPTPROBE_GLOB: of functions. OPTPROBE_ONLY: where it is killed, see COMMANDS."""
     guest = boot(extra=ACCELERATOR)
-    done = kills(guest, tmp_path, SEED, KILLS, lambda text: tell(capsys, text), GLOB, ONLY or COMMANDS)
+    done = kills(guest, tmp_path, SEED, KILLS, lambda text: tell(capsys, text), GLOB, ONLY or COMMANDS, handler)
     assert done["kills"] == KILLS

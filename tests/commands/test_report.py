@@ -12,8 +12,10 @@ import pytest
 from gdb_optprobe.commands.options import REPORT_OPTIONS, parse_run, parse_selection
 from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.commands.render_text import Text
+from gdb_optprobe.commands.report_order import chosen
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.views import ProbeView, RecordView
+from gdb_optprobe.maps.aggregate import Average, Powers, Sum
+from gdb_optprobe.probes.views import NANOSECONDS, ObjectView, ProbeView, RecordView, RowView
 from tests.commands.fake_session import probe
 from tests.commands.in_gdb import shared_gdb
 
@@ -46,6 +48,29 @@ def test_probes_of_a_glob_that_were_never_hit_are_one_line() -> None:
 def test_what_has_something_to_tell_keeps_its_row(change: dict[str, Any]) -> None:
     lines = text("report", [replace(GLOB[0], **change), *GLOB[1:]], False)
     assert lines[1].split()[0] == "1" and lines[-1].startswith("and 3 of vfs_*")
+
+
+def test_calls_that_functions_missed_together_are_told_once() -> None:
+    probes = [replace(one, missed=None, missed_together=7) for one in GLOB]
+    told = "7 calls of the functions of vfs_* found no room in the table that they share: missed"
+    for lines in (text("report", probes), text("probes", probes), text("report", probes, False)):
+        assert lines.count(told) == 1
+    assert [line.split()[2] for line in text("report", probes)[1:-1]] == ["?"] * len(probes)
+    rows = [line for line in values("report", probes) if line["type"] == "probe"]
+    assert {(row["missed"], row["missed_together"]) for row in rows} == {(None, 7)}
+    assert all("missed_together" not in line for line in values("report", GLOB))
+
+
+def test_the_order_of_time() -> None:
+    """An exact sum goes before what a histogram tells."""
+    hist = (ObjectView("latency", Powers(False), (RowView((), (0,) * 11 + (3,) + (0,) * 54),), unit=NANOSECONDS),)
+    total = (ObjectView("sum($elapsed)", Sum(False), (RowView((), (2000,)),), unit=NANOSECONDS), *hist)
+    mean = (ObjectView("avg($elapsed)", Average(False), (RowView((), (2, 9000)),), unit=NANOSECONDS),)
+    bytes_read = (ObjectView("sum(count)", Sum(False), (RowView((), (10**9,)),)),)
+    gathered = enumerate(((), hist, total, mean, bytes_read), 1)
+    probes = [replace(probe(), number=number, objects=one) for number, one in gathered]
+    found = chosen(probes, parse_selection("-sort time", REPORT_OPTIONS))
+    assert [one.number for one in found[:3]] == [4, 2, 3]
 
 
 def test_a_row_costs_no_more_when_there_are_many() -> None:

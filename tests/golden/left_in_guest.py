@@ -164,6 +164,12 @@ def leave_blocks(guest: Guest) -> Journal:
     originals = [PROLOGUE, NOP5]
     left = Block(sites=sites[2:], originals=originals, traced=False, is_uniform=False, code=code, data=data, step=16)
     journal.put(Item.BLOCK, left.code.address, block_value(left, 40, None))
+    returns = replace(block, code=Slot(CODE[0] + 0x300, 64), data=Slot(DATA[0] + 0x300, 32))
+    spec = Spec("vfs_*", Kind.KRETPROBE, glob=True, actions=("latency",))
+    value = journal_records.probe_value(Probe(50, spec, READ, sizes=SIZES))
+    value = {name: kept for name, kept in value.items() if name != "at"}
+    journal.put(Item.BLOCK, returns.code.address, block_value(returns, 50, value, (DATA[0] + 0x400, 4)))
+    journal.put(Item.DATA, DATA[0] + 0x400, 0x3000)
     return journal
 
 

@@ -94,11 +94,12 @@ def test_blocks_are_read() -> None:
     state = {key: value for item in items for key, value in item.items()}
     guest = as_it_was()
     left = decode(state, Bounds(TEXT, (CODE,), DATA, FILL), guest, X86_64)
-    live, dead = left.blocks
+    live, dead, returns = left.blocks
     assert (live.is_live, live.first, list(live.members), dead.is_live, len(dead)) == (True, 12, [0, 2, 3], False, 2)
     record = read_block(live, left)
     assert (record.spec, record.enabled) == (Spec("vfs_*", glob=True, name="all"), False)
-    assert {slot.address - DATA[0] for slot in left.data} == {0x100, 0x108, 0x110, 0x200}
+    assert {slot.address - DATA[0] for slot in left.data} == {0x100, 0x108, 0x110, 0x200, 0x300, 0x400}
+    assert (read_block(returns, left).spec.actions, returns.times) == (("latency",), (DATA[0] + 0x400, 4))
 
 
 def test_a_record_of_each_kind_and_the_numbers_of_tables() -> None:

@@ -66,7 +66,8 @@ URETPROBE = probe(5, kind="uretprobe", calls=replace(CALLS, out=()), state="disa
 NOWHERE = probe(6, tier="", state="gone", tags=("GONE",), reason=GONE, detour=None, original_bytes=b"")
 LEFT_OUT = LeftOutView(VFS_READ + 256, "vfs_poll", "$retval of type 'void' is not supported")
 OF_GLOB = probe(7, location="vfs_*", left_out=(LEFT_OUT,))
-ALL = (KPROBE, boosted(), KRETPROBE, UPROBE, URETPROBE, NOWHERE, OF_GLOB)
+SHARING = probe(8, kind="kretprobe", location="vfs_*", missed=None, missed_together=3)
+ALL = (KPROBE, boosted(), KRETPROBE, UPROBE, URETPROBE, NOWHERE, OF_GLOB, SHARING)
 GATHERED = replace(
     KPROBE,
     objects=(*(ObjectView("a", of, (RowView((), words),)) for of, words in AGGREGATES), KEYED, TIMED),
@@ -103,7 +104,7 @@ def test_list() -> None:
 
 def test_report() -> None:
     costly: ProbeView = replace(UPROBE, detour=DetourView(0x1000, 64, 20, 17, 5, 0x401136, 9, 4))
-    probes = (GATHERED, boosted(stops=7), KRETPROBE, costly)
+    probes = (GATHERED, boosted(stops=7), KRETPROBE, costly, SHARING)
     found = written(lambda json: json.report(probes)) + written(lambda json: json.collector(COLLECTOR))
     assert found == golden("report.json")
 

@@ -189,16 +189,20 @@ class World:
         self.machine.hook_add(unicorn.UC_HOOK_CODE, self._count)
         if side is not INTEL:
             self.machine.reg_write(ppc_const.UC_PPC_REG_MSR, _LITTLE_ENDIAN)
-        way = ProbedFunction(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks)
-        before = EntryState(self.dead, base=side.base)
-        code = lower_entry(self._table, way, before, side.returning, self.parts)(side.entry)
-        self.end = side.entry + len(code)
+        code = self._entry(ProbedFunction(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks))
         assert self.end < side.pad
         self.write(side.pad, side.returning.end)
         self.write(side.entry, code)
         self.write(side.left, side.returning.end)
         self.write(side.trampoline, self._whole())
         self.write(self.table, self.layout.initial())
+
+    def _entry(self, way: ProbedFunction) -> bytes:
+        """Set where the code of an entry starts and ends; return what is at `side.entry`."""
+        before = EntryState(self.dead, base=self.side.base)
+        code = lower_entry(self._table, way, before, self.side.returning, self.parts)(self.side.entry)
+        self.start, self.end = self.side.entry, self.side.entry + len(code)
+        return code
 
     @property
     def _table(self) -> PlacedCallTable:
@@ -280,7 +284,7 @@ class World:
         self.write(sp + side.place, back.to_bytes(8, "little"))
         if side.link is not None:
             self.machine.reg_write(side.link, back)
-        self._run(side.entry, self.end, sp, interrupted)
+        self._run(self.start, self.end, sp, interrupted)
         self._check(before, self.dead)
         if side.link is not None:
             self.write(sp + side.place, self.machine.reg_read(side.link).to_bytes(8, "little"))

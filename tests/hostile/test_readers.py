@@ -755,7 +755,8 @@ def of_symbols(random: Random) -> Callable[[], Any]:
     def read() -> None:
         for at in (*EDGES, SITES + 8):
             asking(lambda at=at: table.at(at), lambda at=at: table.function_bounds(at))
-        asking(lambda: table.require("f"), lambda: table.matching("*a*a*a*b"), lambda: list(table.functions()))
+        asking(lambda: table.require("f"), lambda: list(table.functions()))
+        asking(lambda: table.functions_matching("*a*a*a*b"))
 
     return read
 

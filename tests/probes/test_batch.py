@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -12,7 +12,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED
 from gdb_optprobe.guest.text import IdleSites
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.probes import batch
+from gdb_optprobe.probes import block_planner
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
@@ -62,7 +62,7 @@ def test_a_batch_is_what_single_probes_are(monkeypatch: pytest.MonkeyPatch) -> N
     together, alone = functions(), functions()
     session, other = together.session(), alone.session()
     views = session.add(GLOB)
-    monkeypatch.setattr(batch, "LEAST", COUNT + 1)
+    monkeypatch.setattr(block_planner, "LEAST", COUNT + 1)
     other.add(GLOB)
     assert [view.number for view in views] == [*range(1, COUNT + 1)] and session.check() == ()
     assert together.read_text() == alone.read_text()
@@ -77,7 +77,7 @@ def test_a_batch_is_what_single_probes_are(monkeypatch: pytest.MonkeyPatch) -> N
 class EntryGuest(FakeGuest):
     """A guest of functions that are entered at the instruction before the tracer's site; no thread runs."""
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         entered = [at for at in sorted(addresses) if self.text.ftrace_sites(at + 4, at + 8)]
         return IdleSites([at for at in entered if self.machine.read(at, 4) == ENTERED], ENTERED)
 
@@ -94,7 +94,7 @@ def test_what_is_before_a_tracer_s_site_is_displaced_and_the_site_is_left_to_the
     session, other = together.session(), alone.session()
     session.add(GLOB)
     added = len(together.machine.writes)
-    monkeypatch.setattr(batch, "LEAST", COUNT + 1)
+    monkeypatch.setattr(block_planner, "LEAST", COUNT + 1)
     other.add(GLOB)
     monkeypatch.undo()
     assert together.read_text() == alone.read_text() and session.check() == ()

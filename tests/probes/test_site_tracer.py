@@ -87,6 +87,27 @@ def test_a_site_that_is_owed_is_held_again_as_it_is() -> None:
     assert world.flags(SITE) == 0
 
 
+def test_a_site_that_a_tracer_is_still_kept_off_can_be_held_with_others() -> None:
+    world = World(0, 1 << 20)
+    world.tracer.hold(SITE)
+    world.trace(True)
+    world.tracer.release(SITE)
+    assert world.tracer.kept_off == {SITE.address}
+    world.tracer.hold_all([SITE.address, OTHER.address])
+    assert world.tracer.kept_off == frozenset()
+    assert (world.flags(SITE), world.flags(OTHER)) == (DISABLED, 1 << 20 | DISABLED)
+    world.trace(False)
+    world.tracer.release_all([SITE.address, OTHER.address])
+    assert (world.flags(SITE), world.flags(OTHER)) == (0, 1 << 20)
+
+
+def test_of_sites_that_are_held_together_none_is_where_a_tracer_uses_one() -> None:
+    world = World(0, 1)
+    with pytest.raises(Refused):
+        world.tracer.hold_all([SITE.address, OTHER.address])
+    assert (world.flags(SITE), world.flags(OTHER)) == (0, 1) and world.tracer.kept_off == frozenset()
+
+
 @pytest.mark.parametrize("forgets", [True, False])
 def test_nothing_is_written_for_a_site_that_was_unloaded(forgets: bool) -> None:
     """Its record is another site's by then, whether the probe's end or the module's is seen first."""

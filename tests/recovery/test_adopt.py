@@ -30,6 +30,7 @@ def test_what_was_noted_as_lost_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -
     )
     session, arena = MagicMock(), MagicMock()
     session.optimizer.rethooks.known = ()
+    session.returns.memory.return_value = set()
     session.optimizer.traps.dispatcher.memory = session.uprobes.rethooks.memory = frozenset()
     session.uprobes.add_recovered.return_value.number = 3
     monkeypatch.setattr(adopt, "read_leftovers", lambda *_: (left, all_found, ()))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
-from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
+from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, is_idle
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
@@ -135,13 +135,15 @@ class CoreText(ABC):
         """See guest.Guest."""
         return
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         """See guest.Guest.idle_sites."""
         if self.originals.missing:
             return IdleSites()
         start, end = self._text
         states = self.ftrace.states(at for at in addresses if start <= at < end)
-        return self._untouched(sorted(ip for ip, (_, flags) in states.items() if not flags), self.ftrace.idle)
+        ours = frozenset(kept_off)
+        idle = (ip for ip, (_, flags) in states.items() if is_idle(flags & ~DISABLED if ip in ours else flags))
+        return self._untouched(sorted(idle), self.ftrace.idle)
 
     def _untouched(self, addresses: Sequence[int], data: bytes) -> IdleSites:
         """Return those of the ascending `addresses`, at which functions begin, where the text holds `data`.

@@ -79,6 +79,11 @@ def is_in_use(flags: int) -> bool:
     return bool(flags & ~(DISABLED | HISTORY))
 
 
+def is_idle(flags: int) -> bool:
+    """Return whether no tracer uses the site, and none is kept off it."""
+    return not flags & ~HISTORY
+
+
 class FtraceSites:
     """The sites. Their addresses never change (modules aside); `flags` are read anew at each call."""
 
@@ -227,26 +232,3 @@ def _joined(spans: Iterable[tuple[int, int]], step: int) -> list[tuple[int, int]
         else:
             found.append((start, end))
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class FlagsChange:
-    """A change of a record's flags, 8 bytes `at`, from `old` to `new`, to be made by a patch."""
-
-    at: int
-    old: bytes
-    new: bytes
-
-
-def disable(record: Record) -> FlagsChange:
-    """Make the kernel's tracers pass over the site; only of a record that is not in use."""
-    return _change(record, record.flags | DISABLED)
-
-
-def enable(record: Record) -> FlagsChange:
-    """Give the site back to the kernel; only while it holds its nop, and no tracer is registered (see above)."""
-    return _change(record, record.flags & ~DISABLED)
-
-
-def _change(record: Record, flags: int) -> FlagsChange:
-    return FlagsChange(record.at + FLAGS, record.flags.to_bytes(8, "little"), flags.to_bytes(8, "little"))

@@ -29,7 +29,7 @@ from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.scope import Debug, DebuggerSymbols, NoDebuggerSymbols
 from gdb_optprobe.guest.scope import Site as Probed
-from gdb_optprobe.guest.text import Function, IdleSites
+from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.ir import Expr
@@ -267,8 +267,8 @@ class LinuxGuest(Guest):
         except OptprobeError as error:
             return Missing(error.message, error.hint)
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
-        return self.text.core.idle_sites(addresses)
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
+        return self.text.core.idle_sites(addresses, kept_off)
 
     def own_kprobes(self) -> Collection[int]:
         return self.core.own_kprobes()
@@ -281,6 +281,17 @@ class LinuxGuest(Guest):
         if functions >= MANY:
             self.say(f"planning {functions:,} functions without a tracer's site, once for each boot")
         self.core.read_ahead()
+    def functions_entered(self, sites: Sequence[int]) -> Sequence[EnteredFunction]:
+        symbols, wanted = self.kernel.symbols, frozenset(sites)
+        bounds = sorted({found for site in sites if (found := symbols.function_bounds(site)) is not None})
+        entries = self.entries([start for start, _ in bounds])
+        at = [(entry, *one) for one, entry in zip(bounds, entries, strict=True) if entry in wanted]
+        codes = runs.read_spans([(start, end) for _, start, end in at], self.kernel.memory)
+        named = [(symbol.name if (symbol := symbols.at(start)) is not None else "") for _, start, _ in at]
+        return [
+            EnteredFunction(entry, name, start, code)
+            for (entry, start, _), name, code in zip(at, named, codes, strict=True)
+        ]
 
     def trap_calls(self) -> TrapCalls:
         return self._trap_calls

@@ -7,7 +7,7 @@ for as long as it stays loaded.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from gdb_optprobe.budget import Budget
@@ -42,7 +42,7 @@ class KernelCode(Text, Protocol):
 
     def forget(self) -> None: ...
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         """See guest.Guest."""
 
 

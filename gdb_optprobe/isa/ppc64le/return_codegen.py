@@ -2,23 +2,29 @@
 
 A call is identified by r1, which is the same at its entry and its return. Functions that call others store LR in their
 caller's frame.
+
+    stub    r12 := low half of where the function continues, r11 := its number ──► shared entry ──► CTR := that address
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from struct import Struct, unpack
 
-from gdb_optprobe.isa.base import Dead, Flow, Insn
+from gdb_optprobe.isa.base import Dead, Flow, Insn, OutOfReach, ReadMemory
 from gdb_optprobe.isa.codegen import Address, EntryState
 from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, FLAGS, LR, LR_SAVE, SP
 from gdb_optprobe.isa.ppc64le.codegen import BACKEND, PowerEmitter
-from gdb_optprobe.isa.ppc64le.encodings import plain
-from gdb_optprobe.isa.ppc64le.fields import to_bytes
+from gdb_optprobe.isa.ppc64le.encodings import logical, number, plain, rotate
+from gdb_optprobe.isa.ppc64le.fields import B, fits, signed, to_bytes
 from gdb_optprobe.isa.ppc64le.liveness import dead_at
 from gdb_optprobe.isa.ppc64le.register_effects import LR_BIT, effects_of
-from gdb_optprobe.isa.return_codegen import ReturnBackend, ReturnEmitter
+from gdb_optprobe.isa.return_codegen import EntryStubs, ReturnBackend, ReturnEmitter
 
 _BLR = 0x4E80_0020
+_TRAP = 0x7FE0_0008
+_NEXT = "r12"  # where a function continues, until CTR has it
+_LOW = (1 << 32) - 1
 _BY_LR = (Flow.RETURN, Flow.BRANCH)
 
 
@@ -53,8 +59,12 @@ class _PowerReturnBackend:
     link: str | None = LR
     slot = "r8"
     pc = BACKEND.pc
+    stubs: EntryStubs | None
     order = staticmethod(BACKEND.order)
     kept = staticmethod(BACKEND.kept)
+
+    def __init__(self, stubs: EntryStubs | None) -> None:
+        self.stubs = stubs
 
     def emitter(self, before: EntryState) -> ReturnEmitter:
         return _ReturnEmitter(before)
@@ -77,5 +87,60 @@ class _PowerReturnBackend:
         return key - 1 + LR_SAVE
 
 
-RETURN_BACKEND = _PowerReturnBackend()
+class _Stubs:
+    """Implements return_codegen.EntryStubs: `lis r12; ori r12; li r11, number; b shared`."""
+
+    size = 16
+    number = "r11"
+    begin = to_bytes(rotate("rldicl", "r11", "r11", 0, 48))  # li has extended the sign
+    kept = frozenset((_NEXT,))
+
+    @property
+    def entry(self) -> ReturnBackend:
+        return _PowerReturnBackend(None)
+
+    def end(self, displaced: bytes, text: int) -> bytes:
+        high = text >> 32
+        back = (
+            rotate("rldicl", _NEXT, _NEXT, 0, 32),
+            number("addis", "r0", "r0", high >> 16),
+            logical("ori", "r0", "r0", high & 0xFFFF),
+            rotate("rldicr", "r0", "r0", 32, 31),
+            logical("or", _NEXT, _NEXT, "r0"),
+            plain("mtctr", _NEXT),
+        )
+        return to_bytes(*back) + displaced + to_bytes(plain("bctr"))
+
+    def continues_at(self, registers: Mapping[str, int], sp: int, read: ReadMemory) -> tuple[int, int]:
+        return registers["pc"] >> 32 << 32 | registers[_NEXT] & _LOW, sp
+
+    def encode(self, at: int, step: int, shared: int, ends: Sequence[int], first: int = 0) -> bytes:
+        branch, behind = at + self.size - 4, first + len(ends)
+        if behind > 1 << 16 or not all(fits(shared - one, 26) for one in (branch, branch + step * len(ends))):
+            raise OutOfReach(at, shared)
+        high, low = number("addis", _NEXT, "r0", 0), logical("ori", _NEXT, _NEXT, 0)
+        load = number("addi", self.number, "r0", 0)
+        rest = to_bytes(*[_TRAP] * ((step - self.size) // 4))
+        pack = Struct(f"<4I{len(rest)}s").pack
+        return b"".join(
+            [
+                pack(
+                    high | end >> 16 & 0xFFFF, low | end & 0xFFFF, load | each,
+                    B << 26 | (shared - branch - step * (each - first)) & 0x03FF_FFFC, rest,
+                )
+                for each, end in enumerate(ends, first)
+            ]
+        )  # fmt: skip
+
+    def may_return(self, code: bytes, start: int) -> bool:
+        size = len(code) & ~3
+        for at, word in zip(range(0, size, 4), unpack(f"<{size // 4}I", code[:size]), strict=True):
+            if word == _BLR:
+                return True
+            if word >> 26 == B and not word & 3 and not 0 <= at + signed(word & 0x03FF_FFFC, 26) < size:
+                return True
+        return False
+
+
+RETURN_BACKEND = _PowerReturnBackend(_Stubs())
 _: ReturnBackend = RETURN_BACKEND

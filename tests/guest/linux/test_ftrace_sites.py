@@ -7,7 +7,7 @@ from struct import pack
 import pytest
 
 from gdb_optprobe.guest.linux.arch.x86_64 import nops
-from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, Record, disable, enable
+from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from tests.guest.linux.fake_kernel import Pages, kernel
 
 TEXT = 0xFFFFFFFF81000000
@@ -87,15 +87,6 @@ def test_what_is_at_an_idle_site_is_what_is_at_most_that_were_never_used() -> No
     assert sites.idle == K8
     memory, sites = ftrace(1 << 25, 1)
     assert sites.idle == P6, "nothing tells otherwise"
-
-
-def test_disable_and_enable_leave_the_rest() -> None:
-    record = Record(TABLE, TEXT, 1 << 20)
-    change = disable(record)
-    assert change.at == TABLE + 8 and change.old == (1 << 20).to_bytes(8, "little")
-    assert int.from_bytes(change.new, "little") == 1 << 20 | DISABLED
-    back = enable(Record(TABLE, TEXT, 1 << 20 | DISABLED))
-    assert back.new == change.old
 
 
 def test_tracing_is_told_by_the_list_of_tracers() -> None:

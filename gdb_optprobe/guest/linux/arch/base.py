@@ -84,7 +84,7 @@ class LinuxText(Text, Protocol):
     def read_ahead(self) -> None:
         """See guest.Guest."""
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         """See guest.Guest."""
 
 

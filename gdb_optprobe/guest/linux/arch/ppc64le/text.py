@@ -9,7 +9,7 @@ kernel rewrites it or knows it by its address, and where neither a stop nor a de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -99,14 +99,14 @@ class PowerText(CoreText):
         found += [Mark(Fact.BUG, at, 4) for at in range(start, end, 4) if self.bugs.has(at)]
         return found
 
-    def idle_sites(self, addresses: Sequence[int]) -> IdleSites:
+    def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         """See guest.Guest.idle_sites. Functions are entered at the instruction before the tracer's site, if any is."""
         if self.originals.missing or self.bugs.addresses is None:
             return IdleSites()
         start, end = self._text
         sites = frozenset(self.ftrace.addresses)
         before = [at for at in sorted(addresses) if start <= at < end and at + len(ENTERED) in sites]
-        found = super().idle_sites(addresses), self._untouched(before, ENTERED)
+        found = super().idle_sites(addresses, kept_off), self._untouched(before, ENTERED)
         return max(found, key=lambda sites: len(sites.addresses))
 
     def _rewritten(self) -> Iterator[int]:

@@ -1,0 +1,127 @@
+"""Blocks of an earlier GDB: taken over with their code and their counters, or left as code that may be run yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.arena_contents import BlockRecord
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.text import FtraceSite
+from gdb_optprobe.interrupts import held
+from gdb_optprobe.probes.block_members import BlockMembers
+from gdb_optprobe.probes.block_planner import BlockPlanner
+from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.journal_records import ProbeRecord
+from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.shared_returns import SharedReturns
+from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Target
+
+SAMPLES = 16
+"""Members of which one must be planned as it was, for a block of which all are alike."""
+
+
+@dataclass(frozen=True)
+class BlockAdoption:
+    """What another session does to the blocks that a killed one has left."""
+
+    target: Target
+    registry: Registry
+    optimizer: Optimizer
+    planner: BlockPlanner
+    members: BlockMembers
+    returns: SharedReturns
+
+    def adopt(self, left: BlockRecord, record: ProbeRecord) -> tuple[CountBlock, list[Probe]]:
+        """Take over a block of an earlier GDB, of which the branches were removed, with its code and its counters.
+
+        record: of its first probe. The block is disabled: only when all are taken over, other code may be collected.
+        Return it, and members that are probes of their own now: something came to their functions meanwhile.
+        Raises OptprobeError where it would not be what it was; its code is left then as retired.
+        """
+        arena, machine = self.optimizer.take_arena(), self.target.guest.machine
+        plans = self._plans_again(left, record.spec)
+        alone = [index for index in left.members if left.sites[index] not in plans]
+        some_plan = next(iter(plans.values()), None)
+        if some_plan is None:
+            raise OptprobeError("its functions cannot be probed together any more")
+        block = CountBlock(
+            sites=left.sites,
+            originals=left.originals,
+            code=left.code,
+            data=left.data,
+            step=left.step,
+            traced=left.traced,
+            is_uniform=left.is_uniform,
+            out=sorted([*left.out, *alone]),
+            isa=self.target.guest.isa,
+            spec=record.spec,
+            sizes=record.sizes,
+            first=left.first,
+            plans=[plans.get(site, some_plan) for site in left.sites],
+            enabled=False,
+        )
+        if any(left.has(number - left.first) for number in self.registry.numbers()):
+            raise OptprobeError("its numbers are those of other probes")
+        if record.spec.is_return:
+            block = self.returns.adopt(block, left, arena)
+        try:
+            for start, end in block.runs():
+                piece, _ = block.piece(start, end)
+                if machine.read(piece.address, piece.size) != block.detours(start, end):
+                    raise OptprobeError("its code is not what this version would write")
+            own = {index: self.optimizer.plan(left.sites[index], [record.spec]) for index in alone}
+        except BaseException:
+            self.returns.forget(block, arena)
+            raise
+        with held():
+            for piece, _ in left.pieces():
+                arena.readopt(piece)
+            block.out = list(left.out)
+            probes = [self._adopt_alone(block, index, plan, record.enabled, arena) for index, plan in own.items()]
+            self.registry.add_block(block)
+            if not len(block):
+                self.members.drop(block, arena)
+        return block, probes
+
+    def _adopt_alone(self, block: CountBlock, index: int, plan: Plan, enabled: bool, arena: Arena) -> Probe:
+        """Make a member of which the plan is another now a probe of its own, not yet settled. Its code is left."""
+        probe, slot = replace(self.members.probe(block, index), enabled=enabled), block.slot(index)
+        left = block.left_code(index, index + 1, self.target.guest.machine.read(slot.address, slot.size), block.isa)
+        self.members.carve(block, index, arena)
+        arena.journal.code(slot, left)
+        arena.retire(slot, left)
+        self.registry.add(probe, Site(probe.address, plan))
+        return probe
+
+    def _plans_again(self, left: BlockRecord, spec: Spec) -> dict[int, Plan]:
+        """Return the plans of an earlier GDB's block, made anew, by address; none where one is another now."""
+        if not left.is_uniform:
+            sites = [left.sites[index] for index in left.members]
+            return {plan.head: plan for plan in self.planner.plans_of(spec, sites)}
+        # All have the same: whether each can be written is asked when it is.
+        for index in left.members[:: max(1, len(left) // SAMPLES)]:
+            address, original = left.sites[index], left.originals[index]
+            if (sample := self.planner.sample(FtraceSite(address, len(original), False, original), spec)) is not None:
+                return dict.fromkeys(left.sites, sample)
+        return {}
+
+    def leave(self, left: BlockRecord, release: bool = True) -> None:
+        """Have the journal know that a block of an earlier GDB has no probes any more, but code that may be run yet.
+
+        release: its data too, as far as nothing else has done so.
+        """
+        arena = self.optimizer.take_arena()
+        arena.journal.drop(Item.BLOCK, left.code.address)
+        for index in left.out:
+            arena.journal.drop(Item.OUT, left.slot(index).address)
+        for start, end in left.runs():
+            self.members.note_left(left, left.first, start, end, arena)
+            if release:
+                arena.data.release(left.piece(start, end)[1])

@@ -1,0 +1,145 @@
+"""Which of thousands of functions can be probed together, and by which plans.
+
+    addresses ──► tracer's sites that are idle ──► one plan for all
+           └───► other entries, each planned  ──► kept as long as they hold (entry_plans.py)
+                 nothing of the user's or of another probe may be in their functions
+A site is one instruction that nothing else rewrites: the tracer's nop, or what is at the function's entry before it. So
+its plan is known without decoding, and no thread can be inside it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gdb_optprobe.detours.planner import Plan, may_share_detour
+from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.text import FtraceSite, IdleSites
+from gdb_optprobe.isa.base import LONGEST
+from gdb_optprobe.probes import quiescence_wait
+from gdb_optprobe.probes.collector import Trigger
+from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.entry_plans import EntryPlans
+from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.shared_returns import SharedReturns
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Target
+
+LEAST = 64
+"""Probes that are worth a block."""
+
+
+@dataclass(frozen=True)
+class BlockPlanner:
+    """Plans for many probes of one `add`; nothing is changed in the guest."""
+
+    target: Target
+    registry: Registry
+    optimizer: Optimizer
+    returns: SharedReturns
+    entry_plans: EntryPlans = field(default_factory=EntryPlans)
+
+    def may_be_together(self, spec: Spec, addresses: Sequence[int]) -> bool:
+        if spec.in_program or spec.has_python_handler:
+            return False
+        if not (self.returns.can_share(spec) if spec.is_return else spec.is_plain_count):
+            return False
+        return len(addresses) >= LEAST and may_share_detour(self.optimizer.limits([spec]))
+
+    def places(self, spec: Spec, addresses: Sequence[int]) -> tuple[IdleSites, Sequence[Plan]]:
+        """Return the tracer's sites among `addresses` that have one plan, and plans of others."""
+        sites = self._free(self.target.guest.idle_sites(addresses, self.target.tracer.kept_off))
+        if spec.is_return:  # what they share begins at a tracer's site
+            return self.returns.seen(sites), ()
+        return sites, self.plans_of(spec, set(addresses).difference(sites.addresses))
+
+    def may_share_returns(self, address: int) -> bool:
+        """Return whether the function at `address` can be one of many with a return probe."""
+        if (known := self.returns.returning.get(address)) is not None:
+            return known
+        sites = self.target.guest.idle_sites([address], self.target.tracer.kept_off)
+        return bool(self.returns.seen(sites).addresses)
+
+    def stopping(self, spec: Spec, addresses: Collection[int]) -> set[int]:
+        """Return those of `addresses` that can be probed only where each hit stops the guest, or not at all."""
+        self.entry_plans.of(sorted(addresses), self.target.guest, self.optimizer.limits([spec]), self._planner(spec))
+        return {address for address in addresses if self.entry_plans.stops(address)}
+
+    def stops(self, spec: Spec, address: int) -> bool:
+        """Return whether `stopping` has an address; from what is known, where that is enough."""
+        if not self.entry_plans.has(address):
+            return bool(self.stopping(spec, [address]))
+        return self.entry_plans.stops(address)
+
+    def _planner(self, spec: Spec) -> Callable[[int], Plan]:
+        return lambda address: self.optimizer.plan(address, [spec])
+
+    def plans_of(self, spec: Spec, addresses: Collection[int]) -> list[Plan]:
+        """Return plans for those of `addresses` that have no tracer's site and nothing else in their functions."""
+        guest = self.target.guest
+        occupied = sorted({*self.target.debugger.breakpoints(), *self._occupied()})
+
+        def is_alone(address: int) -> bool:
+            start, end = guest.bounds(address) or (address, address + 1)
+            place = bisect_left(occupied, start)
+            inside = place < len(occupied) and occupied[place] < end
+            return not inside and not any(block.has_within(start, end) for block in self.registry.blocks)
+
+        alone = [address for address in sorted(addresses) if is_alone(address)]
+        limits = self.optimizer.limits([spec])
+        found = self.entry_plans.of(alone, guest, limits, self._planner(spec))
+        for plan in self.entry_plans.trapped(alone):  # they are installed one by one
+            self.optimizer.expect_plan(plan, limits)
+        return found
+
+    def sample(self, site: FtraceSite, spec: Spec) -> Plan | None:
+        """Return the plan of a site as the planner makes it; None where it is not what the others' is taken for."""
+        try:
+            plan = self.optimizer.plan(site.address, [spec])
+        except Refused:
+            return None
+        isa, insn = self.target.guest.isa, plan.insn
+        whole = len(plan.displaced) == 1 and insn.data == site.idle and insn.address == site.address
+        alike = plan.ftrace == site or (plan.ftrace is None and isa.moves_as_it_is(insn))
+        # What a register holds at one function's entry may not be there at another's; what a tracer may clobber is dead
+        # at each.
+        dead = isa.dead_at_entry()
+        clobbered = dead.registers <= plan.dead.registers and dead.flags <= plan.dead.flags
+        same = plan.tier is Tier.OPTIMIZED and whole and alike and clobbered
+        return replace(plan, dead=dead, base=None) if same else None
+
+    def busy(self, plans: Sequence[Plan]) -> frozenset[int]:
+        """Return the heads of those of `plans` that a thread may be inside of. One scan serves all."""
+        waits = [plan for plan in plans if self.optimizer.must_be_quiescent(plan)]
+        arena = self.optimizer.arena
+        if waits and arena is not None and arena.retired:
+            self.optimizer.collector.collect(arena, Trigger.BRANCH)
+        found = quiescence_wait.find_busy(waits, (), self.target.guest, arena)
+        return frozenset(head for head, why in found.items() if why)
+
+    def ready(self, blocks: Sequence[CountBlock]) -> frozenset[int]:
+        """Return the sites of disabled blocks that can be written as they are."""
+        sites = [block.sites[index] for block in blocks if block.is_uniform for index in block.members]
+        idle = self._free(self.target.guest.idle_sites(sites, self.target.tracer.kept_off)).addresses
+        others = [block.sites[index] for block in blocks if not block.is_uniform for index in block.members]
+        plans = self.plans_of(blocks[0].spec, others)
+        return frozenset([*idle, *(plan.head for plan in plans)]) - self.busy(plans)
+
+    def _free(self, sites: IdleSites) -> IdleSites:
+        """Return those of `sites` on and around which nothing of the user's or of other probes is."""
+        starts, taken = sites.addresses, set[int]()
+        around = [(at - LONGEST, at + LONGEST) for at in (*self.target.debugger.breakpoints(), *self._occupied())]
+        # A program there would have to leave alone what a probe of the function reads.
+        for first, behind in (*around, *self.optimizer.read_registers.functions()):
+            taken.update(starts[bisect_left(starts, first) : bisect_left(starts, behind)])
+        for block in self.registry.blocks:
+            taken.update(block.sites[index] for index in block.members)
+        return replace(sites, addresses=[start for start in starts if start not in taken]) if taken else sites
+
+    def _occupied(self) -> Iterator[int]:
+        """Yield where probes and patches are that are in no block."""
+        yield from self.registry.addresses()
+        yield from self.optimizer.lost_heads()

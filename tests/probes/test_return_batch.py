@@ -1,0 +1,329 @@
+"""Return probes that share a hook are as those with one each; a batch that fails leaves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.probes import kernel_rethooks
+from gdb_optprobe.probes.return_block import ReturnBlock
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.shared_rethook import SharedRethook
+from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.views import ProbeView
+from gdb_optprobe.recovery import adopt
+from tests.fake_guest import CODE, FILL, JOURNAL, THREADS, FakeGuest, Registers
+from tests.probes.test_batch import AT, BODY, COUNT, LOOP, functions, recovered, run, text
+
+GLOB = Spec("f*", Kind.KRETPROBE, glob=True)
+
+
+def hits(session: Session) -> list[int]:
+    return [session.hits(number) for number in range(1, COUNT + 1)]
+
+
+def code_is_free(guest: FakeGuest) -> bool:
+    return set(guest.machine.read(CODE, JOURNAL - CODE)) == {FILL}
+
+
+def test_every_return_is_counted() -> None:
+    guest = functions()
+    session = guest.session()
+    views = session.add(GLOB)
+    assert [view.number for view in views] == [*range(1, COUNT + 1)] and len(session.registry.blocks) == 1
+    assert session.check() == ()
+    for times in range(1, 4):
+        run(guest)
+        assert hits(session) == [times * THREADS] * COUNT
+        for number in range(THREADS):
+            guest.step(number)
+    assert session.missed(1) == 0
+
+
+def test_missed_calls_are_those_of_all_functions_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row says nothing that is not known; without misses each function's number is."""
+    monkeypatch.setattr(kernel_rethooks, "slots_for", lambda functions, timed: 1)
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    assert [view.missed for view in session.views()] == [0] * COUNT
+    guest.run_to(0, AT[3] + 5)  # its call is in the only slot
+    for number in range(1, THREADS):
+        guest.run_to(number, AT[5] + 5)  # of its six calls none finds room
+    assert {(view.missed, view.missed_together) for view in session.views()} == {(None, 6 * (THREADS - 1))}
+    with pytest.raises(OptprobeError, match="of which ones is not known"):
+        session.missed(1)
+
+
+def test_what_is_saved_is_the_glob_as_long_as_all_are_there() -> None:
+    guest = functions()
+    bodies = list(guest.bodies)
+    bodies[7] = replace(bodies[7], data=BODY[:-1] + bytes.fromhex("ebfe"))  # never returns, so `add` leaves it out
+    session = type(guest)(bodies).session()
+    session.add(GLOB)
+    (line,) = [line for line in session.saved().lines if line.startswith("optprobe add")]
+    assert line == "optprobe add f* -glob -return"
+    session.delete([5])
+    assert len([line for line in session.saved().lines if line.startswith("optprobe add")]) == COUNT - 2
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_nothing_is_left_of_a_deleted_batch(ran: bool) -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    if ran:
+        run(guest)
+    session.delete()
+    assert text(guest) == text(functions())
+    run(guest)
+    session.commit(0)
+    assert not session.optimizer.rethooks.known
+    assert session.optimizer.release_arena() and code_is_free(guest)
+
+
+def test_deleted_at_any_instruction_of_a_call() -> None:
+    """Whatever a thread does just then, it returns to its caller, and the code stays as long as it is in it."""
+    for steps in range(60):
+        guest = functions()
+        session = guest.session()
+        session.add(GLOB)
+        for _ in range(steps):
+            guest.step(0)
+        session.delete()
+        assert text(guest) == text(functions())
+        session.optimizer.reclaim()
+        run(guest)
+        session.commit(0)
+        assert session.optimizer.release_arena() and code_is_free(guest), steps
+
+
+def test_one_of_a_batch_is_a_probe_like_any() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    session.disable([3])
+    session.delete([5])
+    session.add(Spec(f"*{AT[6]:#x}", actions=("count", "hist($rax)")))
+    session.add(replace(GLOB, location=f"*{AT[7]:#x}", glob=False))
+    run(guest)
+    found = {number: session.hits(number) for number in (1, 3, 7, 8, COUNT + 1, COUNT + 2)}
+    assert found == {1: THREADS, 3: 0, 7: THREADS, 8: THREADS, COUNT + 1: THREADS, COUNT + 2: THREADS}
+    assert session.check() == ()
+    session.delete()
+    assert text(guest) == text(functions())
+    session.commit(0)
+    assert not session.optimizer.rethooks.known
+    assert session.optimizer.release_arena() and code_is_free(guest)
+
+
+def test_the_hook_stays_for_those_that_left_the_block() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    session.registry.probes([4])
+    assert session.registry.block_of(4) is None
+    session.delete([number for number in range(1, COUNT + 1) if number != 4])
+    (shared,) = (one for one in session.optimizer.rethooks.known if isinstance(one, SharedRethook))
+    run(guest)
+    assert session.hits(4) == THREADS
+    session.delete()
+    assert shared.closed and text(guest) == text(functions())
+
+
+def test_disabled_and_enabled_again() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    for number in range(THREADS):
+        guest.run_to(number, AT[3] + 5)
+    session.disable()
+    assert text(guest) == text(functions())
+    run(guest)
+    before = hits(session)
+    assert before == [THREADS] * 4 + [0] * (COUNT - 4)
+    session.enable()
+    for number in range(THREADS):
+        guest.step(number)
+        guest.run_to(number, LOOP + 5 * COUNT)
+    assert hits(session) == [one + THREADS for one in before]
+
+
+def test_a_killed_gdb_leaves_what_is_removed() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    added = len(guest.machine.writes)
+    run(guest)
+    session.delete()
+    writes = list(guest.machine.writes)
+    assert added < 110, "a batch takes few writes"
+    for number in range(len(writes) + 1):
+        assert text(recovered(functions().after(writes[:number]))) == text(functions())
+
+
+def test_a_batch_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = functions()
+    counted.session().add(GLOB)
+    for number in range(len(counted.machine.writes)):
+        guest = functions()
+        session, write, left = guest.session(), guest.machine.write, [number]
+
+        def written(address: int, data: bytes, write=write, left=left) -> None:  # type: ignore[no-untyped-def]
+            left[0] -= 1
+            if left[0] == -1:
+                raise OptprobeError("the connection does not answer")
+            write(address, data)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(guest.machine, "write", written)
+            try:
+                session.add(GLOB)
+            except OptprobeError:
+                assert text(guest) == text(functions()), number
+                assert not session.registry.blocks
+        run(guest)
+        session.delete()
+        assert text(guest) == text(functions()), number
+
+
+@pytest.mark.parametrize("steps", range(0, 60, 3))
+def test_another_gdb_takes_a_batch_over(steps: int) -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    run(guest)
+    for _ in range(steps):
+        guest.step(0)
+    other = guest.copy()
+    second = other.session()
+    found = adopt.recover(second)
+    assert found.lost == () and len(found.probes) == COUNT
+    assert len(second.registry.blocks) == 1 and second.check() == ()
+    before = hits(second)
+    assert sum(before) >= COUNT * THREADS
+    other.run_to(0, LOOP)
+    run(other)
+    assert sum(hits(second)) > sum(before)
+    second.delete()
+    assert text(other) == text(functions())
+    run(other)
+    second.commit(0)
+    assert second.optimizer.release_arena() and code_is_free(other)
+
+
+def test_functions_that_never_return_are_left_out() -> None:
+    guest = functions()
+    bodies = list(guest.bodies)
+    bodies[7] = replace(bodies[7], data=BODY[:-1] + bytes.fromhex("ebfe"))
+    guest = type(guest)(bodies)
+    session = guest.session()
+    session.add(GLOB)
+    assert AT[7] not in session.registry.blocks[0].sites and len(session.registry) == COUNT - 1
+
+
+# with their times --------------------------------------------------------------------------------------------------
+
+TIMED = replace(GLOB, actions=("latency",))
+
+
+def timed() -> FakeGuest:
+    """Return a guest that knows how fast its clock is."""
+    guest = functions()
+    guest.names = NamesAt(Registers(guest.isa), hertz=10**9)
+    return guest
+
+
+def histogram(view: ProbeView) -> int:
+    """Return how many calls are in the histogram of a row."""
+    return sum(sum(row.words) for one in view.objects for row in one.rows if one.action == "latency")
+
+
+def test_times_are_gathered_by_function() -> None:
+    guest = timed()
+    session = guest.session()
+    session.add(TIMED)
+    assert len(session.registry.blocks) == 1 and session.check() == ()
+    run(guest)
+    views = session.reports()
+    assert [view.number for view in views] == [*range(1, COUNT + 1)]
+    assert all((view.hits, histogram(view)) == (THREADS, THREADS) for view in views)
+    assert all(one.rows[0].words[0] for view in views for one in view.objects if one.action == "sum($elapsed)")
+    assert len(session.registry.blocks[0]) == COUNT, "looking at them moves none"
+    session.clear()
+    assert not any(view.hits or view.objects for view in session.reports())
+    session.delete()
+    assert text(guest) == text(functions())
+    session.commit(0)
+    assert session.optimizer.release_arena() and code_is_free(guest)
+
+
+def test_one_that_leaves_keeps_its_times() -> None:
+    guest = timed()
+    session = guest.session()
+    session.add(TIMED)
+    run(guest)
+    session.show(4)
+    assert session.registry.block_of(4) is None and session.check() == ()
+    for number in range(THREADS):
+        guest.step(number)
+    run(guest)
+    (view,) = session.reports([4])
+    assert (view.hits, histogram(view)) == (2 * THREADS, 2 * THREADS)
+    session.delete()
+    assert text(guest) == text(functions())
+
+
+@pytest.mark.parametrize("steps", range(0, 90, 6))
+def test_another_gdb_takes_times_over(steps: int) -> None:
+    guest = timed()
+    session = guest.session()
+    session.add(TIMED)
+    run(guest)
+    for _ in range(steps):
+        guest.step(0)
+    other = guest.copy()
+    second = other.session()
+    found = adopt.recover(second)
+    assert found.lost == () and len(second.registry.blocks) == 1 and second.check() == ()
+    before = sum(map(histogram, second.reports()))
+    assert before >= COUNT * THREADS
+    other.run_to(0, LOOP)
+    run(other)
+    assert sum(map(histogram, second.reports())) > before
+    second.delete()
+    run(other)
+    second.commit(0)
+    assert second.optimizer.release_arena() and code_is_free(other)
+
+
+def test_a_killed_gdb_that_timed_leaves_what_is_removed() -> None:
+    guest = timed()
+    session = guest.session()
+    session.add(TIMED)
+    run(guest)
+    session.delete()
+    writes = list(guest.machine.writes)
+    for number in range(0, len(writes) + 1, 3):
+        assert text(recovered(timed().after(writes[:number]))) == text(functions())
+
+
+def test_calls_of_threads_at_rest_are_given_back() -> None:
+    """A thread that stays in a function does not keep the hook of deleted probes, nor a call beneath it."""
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    for number in range(THREADS):
+        guest.run_to(number, AT[number] + 5)
+    (block,) = session.registry.blocks
+    assert isinstance(block, ReturnBlock)
+    assert len(block.rethook.read_calls(guest).active) == THREADS
+    session.delete()
+    (shared,) = session.optimizer.rethooks.known
+    assert not shared.read_calls(guest).active
+    session.commit(0)
+    assert not session.optimizer.rethooks.known and session.optimizer.release_arena() and code_is_free(guest)
+    run(guest)
