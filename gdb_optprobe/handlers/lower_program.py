@@ -55,6 +55,7 @@ from gdb_optprobe.isa.codegen import (
     noted,
     noted_code,
 )
+from gdb_optprobe.maps.hash_map import OVERFLOW
 from gdb_optprobe.maps.ring import RingLayout
 
 FAULT = "a fault: counted"
@@ -67,6 +68,7 @@ class LoweringContext:
 
     address: the probed address.
     objects: addresses of `program.objects`, in their order; of Records, that of their ring.
+    lost:    address of the 8 bytes that count values without room in a table, by object; empty: each table has its own.
     faults:  address of the 8 bytes that count the probe's faults.
     dead:    before the probed instruction.
     per_cpu, base, readers: see isa.codegen.EntryState.
@@ -80,6 +82,7 @@ class LoweringContext:
 
     address: int
     objects: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
     faults: int = 0
     dead: Dead = field(default_factory=Dead)
     per_cpu: int | None = None
@@ -226,7 +229,8 @@ def _lower_action(
 ) -> None:
     match action:
         case Update(HashMap() as table):
-            count_by(emit, words, action, layout(table, around.table_bits), address)
+            lost = around.lost[index] if around.lost else address + OVERFLOW
+            count_by(emit, words, action, layout(table, around.table_bits), address, lost)
         case Update(Cell(_, aggregate), value):
             with words.operand(value or Constant(0)) as operand:
                 update(emit, aggregate, Address(offset=address, near=True), operand)
