@@ -85,7 +85,7 @@ class Session:
         self.target = target
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
-        self.batches = Batches(target, self.registry, self.optimizer, settings)
+        self.batches = Batches(target, self.registry, self.optimizer, settings, self.kprobes.compile)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
@@ -337,6 +337,7 @@ class Session:
             if probe.is_return:
                 self.registry.remove(probe)  # the last one of a function gives its table of calls back
         self.registry.remove_all([probe for probe in probes if self.registry.has(probe)])
+        self.batches.tidy()
         self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
@@ -542,7 +543,7 @@ class Session:
     def is_inside(self, pc: int) -> bool:
         """Return whether `pc` is in our code that a hit runs."""
         found = self.registry.detour_at(pc) or self.optimizer.rethooks.trampoline_at(pc)
-        return found is not None or self.in_probe_read(pc)
+        return found is not None or self.in_probe_read(pc) or self.batches.routine_at(pc) is not None
 
     def pushed_at(self, detour: Detour, pc: int) -> int:
         """Return the bytes that `detour` has on the stack at `pc` beyond those of the original code."""
