@@ -8,7 +8,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import batch
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
-from tests.fake_guest import CODE, DATA, FILL, THREADS, FakeGuest
+from tests.fake_guest import CODE, DATA, FILL, STACK_SIZE, STACKS, THREADS, FakeGuest
 from tests.probes.test_batch import AT, COUNT, functions, run, text
 
 SOME = Spec("f*", glob=True, condition="$rbx == 7")
