@@ -32,10 +32,12 @@ from gdb_optprobe.handlers.ir import (
     Emit,
     Expr,
     HashMap,
+    Operand,
     Program,
     Put,
     Register,
     Stop,
+    StringLoad,
     Update,
     nodes,
 )
@@ -44,6 +46,7 @@ from gdb_optprobe.handlers.lower_maps import count_by, layout, record, update
 from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.isa.codegen import (
     Address,
+    Arithmetic,
     Backend,
     Emitter,
     EntryState,
@@ -55,6 +58,8 @@ from gdb_optprobe.isa.codegen import (
     noted,
     noted_code,
 )
+from gdb_optprobe.maps.aggregate import number as as_number
+from gdb_optprobe.maps.hash_map import OVERFLOW
 from gdb_optprobe.maps.ring import RingLayout
 
 FAULT = "a fault: counted"
@@ -67,6 +72,7 @@ class LoweringContext:
 
     address: the probed address.
     objects: addresses of `program.objects`, in their order; of Records, that of their ring.
+    lost:    address of the 8 bytes that count values without room in a table, by object; empty: each table has its own.
     faults:  address of the 8 bytes that count the probe's faults.
     dead:    before the probed instruction.
     per_cpu, base, readers: see isa.codegen.EntryState.
@@ -80,6 +86,7 @@ class LoweringContext:
 
     address: int
     objects: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
     faults: int = 0
     dead: Dead = field(default_factory=Dead)
     per_cpu: int | None = None
@@ -200,6 +207,21 @@ def refused(node: Expr | Action) -> Iterator[None]:
         raise NotLowered(node, "more registers are needed at once than there are") from error
 
 
+@contextmanager
+def cell_address(emit: Emitter, words: ExpressionLowering, by: tuple[Operand, ...], address: int) -> Iterator[Address]:
+    """Compute where a cell is: at `address`, or in an array of words there, by its index."""
+    if not by:
+        yield Address(offset=address, near=True)
+        return
+    (index,) = by
+    assert not isinstance(index, StringLoad)
+    with emit.pool.scratch() as at:
+        words.into(at, index)
+        emit.binary(Arithmetic.SHL, at, at, 3, 64, False)
+        emit.address(at, Address(at, as_number(address, True)))
+        yield Address(at)
+
+
 def lower_action(
     emit: Emitter, pc: tuple[str, int], around: LoweringContext, action: Update | Emit | Put, index: int, address: int
 ) -> None:
@@ -226,10 +248,11 @@ def _lower_action(
 ) -> None:
     match action:
         case Update(HashMap() as table):
-            count_by(emit, words, action, layout(table, around.table_bits), address)
-        case Update(Cell(_, aggregate), value):
-            with words.operand(value or Constant(0)) as operand:
-                update(emit, aggregate, Address(offset=address, near=True), operand)
+            lost = around.lost[index] if around.lost else address + OVERFLOW
+            count_by(emit, words, action, layout(table, around.table_bits), address, lost)
+        case Update(Cell(_, aggregate), value, by):
+            with words.operand(value or Constant(0)) as operand, cell_address(emit, words, by, address) as at:
+                update(emit, aggregate, at, operand)
         case Put(place, value):
             with words.operand(value) as operand, words.memory(place) as memory:
                 emit.store(memory, operand)

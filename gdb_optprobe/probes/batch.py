@@ -1,10 +1,11 @@
 """Probes at thousands of functions' entries, put in and taken out together (count_block.py).
 
     places and plans ──► blocks with memory ──► journal ──► code ──► branches        (block_planner.py)
-A detour counts and calls nothing, so it is safe wherever the kernel may call its own tracer. The journal has each block
-as one item before the first byte of it is written; code and counters are written and read back in large pieces, the
-text by runs (guest/runs.py). What concerns one member is in block_members.py; what an earlier GDB has left, in
-block_adoption.py.
+A detour counts and calls nothing of the kernel's, so it is safe wherever the kernel may call its own tracer. With a
+condition that is the same at every function, all detours of a block call one routine (block_routines.py). The journal
+has each block as one item before the first byte of it is written; code and counters are written and read back in large
+pieces, the text by runs (guest/runs.py). What concerns one member is in block_members.py; what an earlier GDB has left,
+in block_adoption.py.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import LONGEST, OutOfReach, Unrelocatable
 from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import LEAST, BlockPlanner
+from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.collector import Trigger
-from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.count_block import CountBlock, build_call, calls_of
 from gdb_optprobe.probes.entry_plans import Shape
+from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
@@ -54,6 +57,7 @@ class Batches:
     optimizer: Optimizer
     settings: Callable[[], Settings]
     returns: SharedReturns
+    routines: BlockRoutines
     planner: BlockPlanner
     members: BlockMembers
 
@@ -67,9 +71,12 @@ class Batches:
         if not self.planner.may_be_together(spec, addresses):
             return []
         sites, others = self.planner.places(spec, addresses)
+        handler = self.routines.common_handler(spec, lambda: self._sample(spec, sites))
+        if handler is None:
+            return []
         with held():
             self._make_room(len(addresses))
-            blocks = [*self._allocate_traced(spec, sites), *self._allocate_others(spec, others)]
+            blocks = [*self._allocate_traced(spec, handler, sites), *self._allocate_others(spec, handler, others)]
             if not blocks:
                 return []
             arena = self.optimizer.take_arena()
@@ -96,10 +103,12 @@ class Batches:
         arena = self.optimizer.arena
         return arena is not None and arena.counts_that_fit(SLOT, WORD) < LEAST
 
-    def _allocate_traced(self, spec: Spec, sites: IdleSites) -> Iterator[CountBlock]:
-        if len(sites.addresses) < LEAST:
-            return
-        if (sample := self.planner.sample(sites.site(sites.addresses[0]), spec)) is None:
+    def _sample(self, spec: Spec, sites: IdleSites) -> Plan | None:
+        """Return the plan that all tracer's sites have; None where there are none, or none that all can have."""
+        return self.planner.sample(sites.site(sites.addresses[0]), spec) if sites.addresses else None
+
+    def _allocate_traced(self, spec: Spec, handler: Handler, sites: IdleSites) -> Iterator[CountBlock]:
+        if len(sites.addresses) < LEAST or (sample := self._sample(spec, sites)) is None:
             return
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         try:
@@ -110,29 +119,34 @@ class Batches:
             if spec.is_return:
                 raise
             return
-        size = self.returns.stub_size if spec.is_return else build_count(sample, isa, at, second).size
+        lay_out = build_count if handler.is_plain else build_call
+        size = self.returns.stub_size if spec.is_return else lay_out(sample, isa, at, second).size
         addresses = array("Q", sites.addresses[: arena.counts_that_fit(arena.rounded(size), WORD)])
         if len(addresses) >= LEAST:
             originals = [sample.original] * len(addresses)
-            yield from self._allocate(spec, addresses, originals, size, [sample], is_uniform=True)
+            yield from self._allocate(spec, handler, addresses, originals, size, [sample], is_uniform=True)
 
-    def _allocate_others(self, spec: Spec, plans: Sequence[Plan]) -> Iterator[CountBlock]:
+    def _allocate_others(self, spec: Spec, handler: Handler, plans: Sequence[Plan]) -> Iterator[CountBlock]:
         """Yield blocks of those of `plans` that no thread is in the way of."""
         if len(plans) < LEAST:
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
         busy = self.planner.busy(plans)
         shapes: dict[Shape, list[Plan]] = {}
+        lay_out, known = build_count if handler.is_plain else build_call, self.planner.entry_plans
+        if not handler.is_plain:
+            plans = [plan for plan in plans if calls_of(guest.isa).clobbers <= plan.dead.registers]
         for plan in plans:
-            if plan.head not in busy and (shape := self.planner.entry_plans.shape(plan, guest.isa, arena)) is not None:
+            if plan.head not in busy and (shape := known.shape(plan, guest.isa, arena, lay_out)) is not None:
                 shapes.setdefault(shape, []).append(plan)
         for shape, some in shapes.items():
             sites = array("Q", [plan.head for plan in some])
-            yield from self._allocate(spec, sites, [plan.original for plan in some], shape.size, some)
+            yield from self._allocate(spec, handler, sites, [plan.original for plan in some], shape.size, some)
 
     def _allocate(
         self,
         spec: Spec,
+        handler: Handler,
         sites: array[int],
         originals: Sequence[bytes],
         size: int,
@@ -163,17 +177,20 @@ class Batches:
             first=0,
             plans=plans,
             installed_at=self.target.guest.moment(),
+            handler=handler,
         )
         try:
-            fits = arena.claim_block(code, self.target.guest.machine)
+            fits = arena.claim_block(code, self.target.guest.machine) and self.routines.install(block, arena)
             if fits and spec.is_return:
                 block = self.optimizer.with_memory(lambda: self.returns.with_hook(block, arena), arena)
         except BaseException:
             arena.free_counts(code, data)
+            self.routines.tidy()
             raise
         if not fits or not _can_be_laid_out(block):
             self.returns.forget(block, arena)
             arena.free_counts(code, data)
+            self.routines.tidy()
             return
         block.first = self.registry.take_numbers(len(sites))
         yield block
@@ -221,6 +238,7 @@ class Batches:
             arena.wipe([block.code], machine)
             arena.free_counts(block.code, block.data)
             self.returns.forget(block, arena)
+        self.routines.tidy()
         arena.journal.flush()
 
     def _stopped_at(self, blocks: Sequence[CountBlock]) -> Collection[int]:

@@ -13,6 +13,7 @@ from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import BlockPlanner
+from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.journal_records import ProbeRecord
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -34,9 +35,10 @@ class BlockAdoption:
     target: Target
     registry: Registry
     optimizer: Optimizer
+    returns: SharedReturns
+    routines: BlockRoutines
     planner: BlockPlanner
     members: BlockMembers
-    returns: SharedReturns
 
     def adopt(self, left: BlockRecord, record: ProbeRecord) -> tuple[CountBlock, list[Probe]]:
         """Take over a block of an earlier GDB, of which the branches were removed, with its code and its counters.
@@ -66,11 +68,14 @@ class BlockAdoption:
             first=left.first,
             plans=[plans.get(site, some_plan) for site in left.sites],
             enabled=False,
+            handler=self.routines.handler_again(record, some_plan),
         )
         if any(left.has(number - left.first) for number in self.registry.numbers()):
             raise OptprobeError("its numbers are those of other probes")
         if record.spec.is_return:
             block = self.returns.adopt(block, left, arena)
+        if record.routine is not None:
+            self.routines.adopt(block, record.routine, arena)
         try:
             for start, end in block.runs():
                 piece, _ = block.piece(start, end)
@@ -79,6 +84,7 @@ class BlockAdoption:
             own = {index: self.optimizer.plan(left.sites[index], [record.spec]) for index in alone}
         except BaseException:
             self.returns.forget(block, arena)
+            self.routines.tidy()
             raise
         with held():
             for piece, _ in left.pieces():

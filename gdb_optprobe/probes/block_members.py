@@ -13,7 +13,6 @@ from gdb_optprobe.detours.block import Block
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
 from gdb_optprobe.probes.count_block import CountBlock
-from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.journal_records import probe_value, write_probe
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -42,7 +41,7 @@ class BlockMembers:
             block.first + index,
             block.spec,
             block.sites[index],
-            Handler(),
+            block.handler,
             block.sizes,
             enabled=block.enabled,
             counter=block.counter(index),
@@ -59,7 +58,8 @@ class BlockMembers:
         if block.enabled:
             detour = block.detour(index)
             start, end, _ = detour.programs[0]
-            parts = (ProgramPart(probe.address, probe.number, start, end),)
+            called = block.routine.installed.detour if block.routine is not None else None
+            parts = (ProgramPart(probe.address, probe.number, start, end, called),)
             installed = InstalledDetour(block.slot(index), detour, block.installed_at)
             site.adopt_branch(
                 Branch(plan, (probe.address,), (probe.number,), block.patch(index), installed, _PRESERVED, parts)
@@ -112,6 +112,8 @@ class BlockMembers:
         value = probe_value(self.probe(block, 0))
         for name in ("at", "data"):
             value.pop(name, None)
+        if block.routine is not None:
+            value["routine"] = block.routine.address
         arena.journal.put(Item.BLOCK, block.code.address, block_value(block, block.first, value, times_of(block)))
 
     def note_left(self, block: Block, first: int, start: int, end: int, arena: Arena) -> None:

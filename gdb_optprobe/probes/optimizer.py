@@ -180,6 +180,10 @@ class Optimizer:
         """Return whether a branch that could not be removed covers `address`."""
         return self._lost_branches.covers(address)
 
+    def lost_branches(self) -> Sequence[Branch]:
+        """Return the branches that could not be removed."""
+        return self._lost_branches.branches
+
     def lost_heads(self) -> Iterator[int]:
         """Yield the bytes of text that branches cover which could not be removed."""
         for branch in self._lost_branches.branches:
@@ -484,6 +488,8 @@ class Optimizer:
         if probe.counter is not None:
             self.arena.data.release(probe.counter)
             probe.counter = None
+        if probe.handler.shared is not None:
+            probe.handler.shared.release(probe.number, self.arena)
         if probe.pad is not None:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None

@@ -26,6 +26,7 @@ from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.block_adoption import BlockAdoption
 from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import BlockPlanner
+from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
@@ -100,10 +101,12 @@ class Session:
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
         common = target, self.registry, self.optimizer
         self.returns = SharedReturns(*common, settings, self.kprobes.compile)
+        self.block_routines = BlockRoutines(*common, settings, self.kprobes.compile)
         self.block_planner = BlockPlanner(*common, self.returns)
         self.block_members = BlockMembers(self.registry, self.optimizer, self.returns)
-        self.batches = Batches(*common, settings, self.returns, self.block_planner, self.block_members)
-        self.block_adoption = BlockAdoption(*common, self.block_planner, self.block_members, self.returns)
+        shared = self.returns, self.block_routines
+        self.batches = Batches(*common, settings, *shared, self.block_planner, self.block_members)
+        self.block_adoption = BlockAdoption(*common, *shared, self.block_planner, self.block_members)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
@@ -190,9 +193,10 @@ class Session:
                 left_out += self._unwanted(spec, set(addresses) - taken, bool(together))
                 taken.update(one.address for one in left_out)
                 addresses = tuple(address for address in addresses if address not in taken)
+                maps = kind.share(spec, len(addresses))
                 for first in range(0, len(addresses) or not together, AT_ONCE):
                     checkpoint()
-                    new, without = kind.plan(spec, addresses[first : first + AT_ONCE])
+                    new, without = kind.plan(spec, addresses[first : first + AT_ONCE], maps)
                     added += new
                     left_out += without
                     self.module_tracker.track(new)
@@ -377,6 +381,7 @@ class Session:
                 self.registry.remove(probe)  # the last one of a function gives its table of calls back
         self.registry.remove_all([probe for probe in probes if self.registry.has(probe)])
         self.returns.end_hooks()
+        self.block_routines.tidy()
         self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
@@ -588,7 +593,7 @@ class Session:
         """Return where the guest's memory does not hold what we wrote, in words."""
         self.check_alive()
         own = memory_check.problems(self.optimizer, self.probe_read_code)
-        return (*own, *self.batches.problems(), *self.uprobes.problems())
+        return (*own, *self.block_routines.problems(), *self.batches.problems(), *self.uprobes.problems())
 
     def untraced(self) -> tuple[str, ...]:
         """Return what tracers of the guest's own do not see because of us, in words."""
@@ -607,7 +612,7 @@ class Session:
     def is_inside(self, pc: int) -> bool:
         """Return whether `pc` is in our code that a hit runs."""
         found = self.registry.detour_at(pc) or self.optimizer.rethooks.trampoline_at(pc)
-        return found is not None or self.in_probe_read(pc)
+        return found is not None or self.in_probe_read(pc) or self.block_routines.at(pc) is not None
 
     def pushed_at(self, detour: Detour, pc: int) -> int:
         """Return the bytes that `detour` has on the stack at `pc` beyond those of the original code."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -99,6 +99,11 @@ class Spec:
         if not self.is_return or self.entry_condition is not None or self.entry_actions:
             return False
         return not self.condition.strip() and [action.strip() for action in self.actions] == ["latency"]
+
+    @property
+    def counts_hits(self) -> bool:
+        """Whether the hits where its condition holds are counted, and that is all."""
+        return replace(self, condition="").is_plain_count
 
     @property
     def is_whole_kernel(self) -> bool:

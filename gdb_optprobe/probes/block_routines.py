@@ -1,0 +1,113 @@
+"""The routines that blocks with a condition call (routine.py): made, kept while a detour calls them, adopted.
+
+    block of detours ──call──► routine          a member that has left its block calls it too
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.lower_expressions import NotLowered
+from gdb_optprobe.handlers.lower_routine import Callers
+from gdb_optprobe.isa.base import Code
+from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.installed_detour import InstalledDetour
+from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint
+from gdb_optprobe.probes.optimizer import Optimizer
+from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.routine import Routine, install_routine, may_be_called, routine_code
+from gdb_optprobe.probes.settings import Settings, with_sizes
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Target
+
+
+@dataclass(frozen=True)
+class BlockRoutines:
+    """compile: see Kprobes.compile. placed: in the guest, those of blocks that are gone too, while a detour calls them.
+    """
+
+    target: Target
+    registry: Registry
+    optimizer: Optimizer
+    settings: Callable[[], Settings]
+    compile: Callable[[Spec, Plan, Settings], Handler]
+    placed: list[Routine] = field(default_factory=list)
+
+    def common_handler(self, spec: Spec, sample: Callable[[], Plan | None]) -> Handler | None:
+        """Return what a hit does at each function; None where that is not the same at all of them.
+
+        sample: returns the plan of one of them.
+        """
+        if spec.is_return or spec.is_plain_count:
+            return Handler()
+        if (plan := sample()) is None:
+            return None
+        found = self.compile(spec, plan, self.settings()).made_bare()
+        return found if found and may_be_called(spec, found, plan.dead, self.target.guest.isa) else None
+
+    def install(self, block: CountBlock, arena: Arena) -> bool:
+        """Write the routine that a block needs; return whether it has one now, or needs none. Raises OptprobeError."""
+        if block.handler.is_plain:
+            return True
+        try:
+            block.routine = install_routine(self._code(block), block.code, self.target.guest, arena)
+        except (Refused, NotLowered):
+            return False
+        self.placed.append(block.routine)
+        return True
+
+    def _code(self, block: CountBlock) -> Code:
+        """Return the code of a block's routine. Raises NotLowered."""
+        callers = Callers(block.code.address, block.step)
+        return routine_code(block.handler, callers, block.data.address, block.dead, block.isa)
+
+    def tidy(self) -> None:
+        """Release the routines that no detour calls any more which something leads to. Raises OptprobeError."""
+        arena = self.optimizer.arena
+        used = {id(block.routine) for block in self.registry.blocks}
+        for routine in list(self.placed):
+            callers = routine.callers
+            detours = (one.detour.address for one in (*self.registry.branches(), *self.optimizer.lost_branches()))
+            if arena is None or id(routine) in used or any(callers.address <= at < callers.end for at in detours):
+                continue
+            self.placed.remove(routine)
+            routine.release(self.target.guest, arena)
+
+    def at(self, pc: int) -> Routine | None:
+        """Return the routine that `pc` is in."""
+        return next((routine for routine in self.placed if routine.has(pc)), None)
+
+    def problems(self) -> list[str]:
+        """Return where memory does not hold what was written, in words."""
+        machine, found = self.target.guest.machine, []
+        for detour in (routine.installed.detour for routine in self.placed):
+            if machine.read(detour.address, detour.size) != detour.data:
+                found.append(f"the program at {detour.address:#x} that many detours call was changed")
+        return found
+
+    def handler_again(self, record: ProbeRecord, plan: Plan) -> Handler:
+        """Return what a hit of an earlier GDB's block does. Raises OptprobeError where it would be something else."""
+        if record.spec.is_return or record.spec.is_plain_count:
+            return Handler()
+        settings = with_sizes(self.settings(), record.sizes)
+        found = self.compile(record.spec, plan, settings).made_bare()
+        if found is None or record.routine is None or fingerprint(found) != record.program:
+            raise OptprobeError("it would not do here what it did there")
+        if not may_be_called(record.spec, found, plan.dead, self.target.guest.isa):
+            raise OptprobeError("its functions cannot be probed together any more")
+        return found
+
+    def adopt(self, block: CountBlock, address: int, arena: Arena) -> None:
+        """Take over the routine of an earlier GDB's block. Raises OptprobeError where it is not what it would be."""
+        wanted = self._code(block)(address)
+        found = arena.reuse(lambda one: (one.address, one.head, one.data) == (address, address, wanted))
+        if found is None:
+            raise OptprobeError("its code is not what this version would write")
+        block.routine = Routine(InstalledDetour(*found), block.code)
+        self.placed.append(block.routine)
