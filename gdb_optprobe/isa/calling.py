@@ -24,15 +24,12 @@ class Thunk:
 class Calling(Protocol):
     """Makes thunks.
 
-    pc, result: registers. size: bytes of a thunk, at most. arguments: how many it can pass.
-    begins: the first bytes of every thunk.
+    pc, result: registers. arguments: how many it can pass.
     """
 
     pc: str
     result: str
-    size: int
     arguments: int
-    begins: bytes
 
     def thunk(self, address: int, function: int, arguments: Sequence[int], back: int) -> Thunk:
         """Return code at `address` that calls function(arguments…) and jumps to `back`, all registers as before.

@@ -11,7 +11,7 @@ from gdb_optprobe.guest.machine import Machine
 
 
 def window(machine: Machine, kernel: Kernel) -> DataWindow:
-    return replace(DataWindow(machine, kernel), orders=(8, 7))
+    return replace(DataWindow(machine, kernel), orders=(8, 7), whole=8)
 
 
 arch.DataWindow = window  # type: ignore[attr-defined]

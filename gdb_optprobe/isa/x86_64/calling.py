@@ -28,6 +28,8 @@ _GIVE, _TAKE = bytes.fromhex("488905"), bytes.fromhex("31ff 48873d")  # behind e
 
 
 class _Calling:
+    """size: bytes of a thunk, at most. begins: the first bytes of every thunk."""
+
     pc = "rip"
     result = "rax"
     arguments = len(_LONG)
