@@ -188,9 +188,10 @@ class LentPages:
             if not journal.is_open:
                 break
             self.blocks.append(block)
-            self._call(
-                runner, partial(self._calling.giving, facts.allocate, (facts.flags, order), cell.address), cell.address
+            asks = partial(
+                self._calling.thunk, function=facts.allocate, arguments=(facts.flags, order), gives=cell.address
             )
+            self._call(runner, asks, cell.address)
             if self._address(block):
                 return block
             self.blocks.remove(block)
@@ -256,9 +257,10 @@ class LentPages:
             self._call(runner, partial(self._calling.thunk, function=facts.flush, arguments=()))
         for block in blocks:
             if self._address(block):
-                self._call(
-                    runner, partial(self._calling.taking, facts.free, (block.order,), block.cell), block.cell
+                frees = partial(
+                    self._calling.thunk, function=facts.free, arguments=(block.order,), takes=block.cell
                 )
+                self._call(runner, frees, block.cell)
             if not self.arena.may_use(_cell(block)):
                 self._forget((block,))
 

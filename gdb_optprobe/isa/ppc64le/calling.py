@@ -32,21 +32,6 @@ _FRAME = -(-(_PLACE + 8 * (len(_SAVED) + len(_SPECIAL))) // 16) * 16 + RED_ZONE
 _WORD = 4
 
 
-class _Calling:
-    pc = PC
-    result = RETURN_VALUES[0]
-    arguments = 3
-
-    def thunk(self, address: int, function: int, arguments: Sequence[int], back: int) -> Thunk:
-        return _thunk(address, function, arguments, back)
-
-    def giving(self, function: int, arguments: Sequence[int], cell: int, *, address: int, back: int) -> Thunk:
-        return _thunk(address, function, arguments, back, gives=cell)
-
-    def taking(self, function: int, arguments: Sequence[int], cell: int, *, address: int, back: int) -> Thunk:
-        return _thunk(address, function, arguments, back, takes=cell)
-
-
 def _thunk(
     address: int, function: int, arguments: Sequence[int], back: int, takes: int | None = None, gives: int | None = None
 ) -> Thunk:
@@ -90,6 +75,14 @@ def _restore() -> Iterator[Item]:
 
 def _load(register: str, value: int) -> Sequence[int]:
     return load(int(register[1:]), value)
+
+
+class _Calling:
+    pc = PC
+    result = RETURN_VALUES[0]
+    arguments = 3
+
+    thunk = staticmethod(_thunk)
 
 
 CALLING = _Calling()

@@ -63,21 +63,21 @@ def test_a_call_moves_nothing() -> None:
 
 @pytest.mark.parametrize("held", [0, BLOCK])
 def test_a_cell_has_the_result(held: int) -> None:
-    left, before, noted = run(CALLING.giving(FUNCTION, (0x2800, 5), CELL, address=HERE, back=BACK), held)
+    left, before, noted = run(CALLING.thunk(HERE, FUNCTION, (0x2800, 5), BACK, gives=CELL), held)
     moves_nothing(left, before, RESULT)
     assert noted[:2] == [0x2800, 5] and noted[3] == held
 
 
 @pytest.mark.parametrize("held", [0, BLOCK])
 def test_a_cell_is_0_before_the_function_is_called_with_what_it_had(held: int) -> None:
-    left, before, noted = run(CALLING.taking(FUNCTION, (5,), CELL, address=HERE, back=BACK), held)
+    left, before, noted = run(CALLING.thunk(HERE, FUNCTION, (5,), BACK, takes=CELL), held)
     moves_nothing(left, before, 0)
     assert noted[:2] == [held, 5] and noted[3] == 0
 
 
 def test_where_the_call_has_returned_and_where_it_is_done() -> None:
     """At the first the result is still there, and all is restored at the second."""
-    thunk = CALLING.giving(FUNCTION, (0x2800, 5), CELL, address=HERE, back=BACK)
+    thunk = CALLING.thunk(HERE, FUNCTION, (0x2800, 5), BACK, gives=CELL)
     insns = {insn.address: insn for insn in PPC64LE.decode(thunk.data, HERE)}
     assert insns[thunk.done].target == BACK and thunk.done + 4 == HERE + len(thunk.data)
     behind = [insn for at, insn in insns.items() if thunk.returned <= at < thunk.done]
