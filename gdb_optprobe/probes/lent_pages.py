@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Protocol
 
 from gdb_optprobe.detours import lent_block
@@ -75,6 +76,8 @@ def mapped(blocks: Sequence[LentBlock], window: Window, memory: Memory) -> tuple
             found.append((block.place, block.place + window.size(block.order)))
         elif not address and not window.is_free(block.place):
             raise Damaged("what is mapped as data was given back")
+    if _overlap(found):
+        raise Damaged("it tells of the same data twice")
     return tuple(lent_block.joined(found))
 
 
@@ -153,7 +156,9 @@ class LentPages:
             for number, block in enumerate(new):
                 new[number] = self._now_at(block, self._window.map(block.place, block.order, self._address(block)))
                 self.linux.forget()
-            self._note()
+            if _overlap([*self.arena.ranges.data, *map(self._span, new)]):
+                raise OptprobeError("its kernel lent memory that is lent already")
+            self.arena.journal.flush()
         except OptprobeError:
             # None of it was handed out. What cannot be given back now is idle, and is tried again.
             with suppress(OptprobeError):
@@ -231,7 +236,7 @@ class LentPages:
             self._now_at(block, self._window.unmap(block.place)) if self._is_mapped(block) else block
             for block in blocks
         ]
-        self._note()
+        self.arena.journal.flush()
         self.linux.forget()
         return there
 
@@ -243,12 +248,6 @@ class LentPages:
         self.blocks[self.blocks.index(block)] = there
         self.arena.journal.put(Item.MORE, block.cell, lent_block.encode(there))
         return there
-
-    def _note(self) -> None:
-        """Write the journal. Raises OptprobeError where it has no room: another GDB must not take blocks for others."""
-        self.arena.journal.flush()
-        if not self.arena.journal.is_open:
-            raise OptprobeError("the journal in the guest is full")
 
     def _free(self, runner: Runner, blocks: Sequence[LentBlock]) -> None:
         """Give back blocks that are mapped nowhere, once all translations are flushed. Raises OptprobeError."""
@@ -361,6 +360,10 @@ class LentPages:
 
 def _cell(block: LentBlock) -> Slot:
     return Slot(block.cell, CELL)
+
+
+def _overlap(ranges: Sequence[Range]) -> bool:
+    return any(one[1] > other[0] for one, other in pairwise(sorted(ranges)))
 
 
 def _word(memory: Memory, address: int) -> int:
