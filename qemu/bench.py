@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from . import calls, scale, timediff
+from . import calls, scale, scale_load, timediff
 from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
 from .cache import say
 from .calls import Calls
@@ -31,6 +31,7 @@ from .processes import ending_on_signals
 from .reads import Reads
 from .rsp_proxy import RspProxy
 from .scale import Scale
+from .scale_load import Load
 from .timediff import TimeDifference
 
 NOTES = """\
@@ -99,8 +100,7 @@ def bench(arguments: argparse.Namespace) -> int:
         else:
             measure = time_difference if arguments.time_difference else costs
             lines = measure(Reads(guest, debugger, proxy), debugger, arguments)
-        if guest.problems():
-            raise GuestError("the guest is ill:\n" + "\n".join(guest.problems()))
+        _check(guest)
     print("\n".join(lines))
     return 0
 
@@ -117,10 +117,22 @@ def many(arguments: argparse.Namespace) -> int:
         with RspProxy(guest.gdb_socket) as proxy, Debugger(proxy.path) as debugger:
             counted = list(Scale(guest, debugger, proxy, say).run(sizes, not arguments.quick))
         lines = [replace(one, packets=other.packets) for one, other in zip(timed, counted, strict=True)]
-        if guest.problems():
-            raise GuestError("the guest is ill:\n" + "\n".join(guest.problems()))
-    print("\n".join(map(json.dumps, scale.as_json(lines)) if arguments.json else scale.report(lines)))
+        _check(guest)
+    options = replace(options, icount="shift=0,sleep=off")
+    with Guest.start(options) as guest, Debugger(guest.gdb_socket) as debugger:
+        loads = list(Load(guest, debugger, say).run([*dict.fromkeys(line.glob for line in lines)]))
+        _check(guest)
+    if arguments.json:
+        print("\n".join(map(json.dumps, [*scale.as_json(lines), *scale_load.as_json(loads)])))
+    else:
+        print("\n".join([*scale.report(lines), "", *scale_load.report(loads)]))
     return 0
+
+
+def _check(guest: Guest) -> None:
+    """Raises GuestError where it is ill."""
+    if problems := guest.problems():
+        raise GuestError("the guest is ill:\n" + "\n".join(problems))
 
 
 def time_difference(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> list[str]:

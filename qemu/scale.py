@@ -26,15 +26,16 @@ ROUNDS = 3
 LONGEST = 1800.0
 """Seconds of a command."""
 TRACING = "/sys/kernel/tracing"
+SESSION = "python from gdb_optprobe.debugger.attach import current_session"
+MEMORY = "python arena = current_session().optimizer.arena; print(arena.code.used, arena.data.used)"
 ADD, AGAIN, DELETE, ON, OFF = "add", "add again", "delete", "tracer on", "tracer off"
 COMMANDS = ("list", "report", DELETE, AGAIN, DELETE)
 RETURNS = "-return do latency"
-USED = "python arena = current_session().optimizer.arena; print(arena.code.used + arena.data.used)"
 BESIDE = {ADD: ON, AGAIN: ON, DELETE: OFF}
 NOTES = """\
 seconds        of the host, from a command to the end of what it prints
 packets        between GDB and QEMU, both ways, for each probe
-bytes          of the guest's memory, code and data, for each probe
+code, data     bytes of the guest's memory, for each probe
 × the tracer's seconds, as a multiple of those in which the guest switches its tracer on or off
 tracer on      its filter is written, and its site at each function becomes a call; those without a site it leaves out;
                the fastest of 3 rounds, less that of a command that does nothing
@@ -46,7 +47,7 @@ _ADDED = re.compile(r"(\d+) addresses, (\d+) optimized")
 class Line:
     """A command on `probes` probes on the functions of `glob`. packets: in all; None where GDB has no part in it.
 
-    bytes: of the guest's memory that they take; None where that does not change.
+    code, data: bytes of the guest's memory that the probes take; None where it adds none.
     """
 
     glob: str
@@ -54,7 +55,8 @@ class Line:
     what: str
     seconds: float
     packets: int | None = None
-    bytes: int | None = None
+    code: int | None = None
+    data: int | None = None
 
 
 class Scale:
@@ -68,10 +70,14 @@ class Scale:
 
     def run(self, sizes: Sequence[int] = SIZES, whole: bool = True) -> Iterator[Line]:
         """Yield what each command took, for a glob of about as many functions as each of `sizes`, and for all."""
+        self._debugger(SESSION)
         self._debugger("set optprobe max-probes 65536")
-        # The first probe reads the kernel's symbols and tables: scripts/first-contact measures that.
-        self._debugger("optprobe add vfs_read")
-        self._debugger("optprobe delete")
+        # The first probe reads the kernel's symbols and tables: scripts/first-contact measures that. The first trapped
+        # one brings what handles traps, which stays.
+        for first in ("optprobe add vfs_read", "optprobe add vfs_read -tier trapped"):
+            self._debugger(first)
+            self._debugger("optprobe delete")
+        self._debugger("optprobe commit")
         listed = self._in_guest(f"cat {TRACING}/available_filter_functions")[1].splitlines()
         names = sorted(name for name in listed if " " not in name)
         for glob in [*(glob_of(names, size) for size in sizes), *([WHOLE] if whole else [])]:
@@ -84,12 +90,15 @@ class Scale:
     def _of(self, glob: str) -> Iterator[Line]:
         """glob: with what `add` has behind it."""
         self._say(f"{glob}: probes")
+        self._debugger("optprobe commit")
+        before = self._memory()
         took, packets, printed = self._timed(f"optprobe add -glob {glob}")
+        code, data = (now - then for now, then in zip(self._memory(), before, strict=True))
         found = _ADDED.search(printed)
         if found is None:
             raise GuestError(f"nothing was added for {glob}:\n{printed[:2000]}")
         probes = int(found[2])
-        yield Line(glob, probes, ADD, took, packets, self._bytes())
+        yield Line(glob, probes, ADD, took, packets, code, data)
         for what in COMMANDS:
             took, packets, _ = self._timed(f"optprobe add -glob {glob}" if what == AGAIN else f"optprobe {what}")
             yield Line(glob, probes, what, took, packets)
@@ -109,10 +118,10 @@ class Scale:
         printed = self._debugger(line, LONGEST)
         return time.monotonic() - start, self._packets() - before, printed
 
-    def _bytes(self) -> int:
-        """Return how much of the guest's memory the probes take."""
-        self._debugger("python from gdb_optprobe.debugger.attach import current_session")
-        return int(self._debugger(USED).split()[-1])
+    def _memory(self) -> tuple[int, int]:
+        """Return how many bytes of code and of data are in use."""
+        code, data = map(int, self._debugger(MEMORY).split())
+        return code, data
 
     def _packets(self) -> int:
         return self._proxy.count().packets if self._proxy is not None else 0
@@ -142,14 +151,14 @@ def glob_of(names: Sequence[str], size: int) -> str:
 
 def report(lines: Sequence[Line]) -> list[str]:
     """Return the table."""
-    rows = [("probes", "glob", "", "seconds", "µs a probe", "packets", "bytes", "× the tracer's")]
+    rows = [("probes", "glob", "", "seconds", "µs a probe", "packets", "× the tracer's", "code", "data")]
     for line, beside in zip(lines, _beside(lines), strict=True):
         packets = "-" if line.packets is None else f"{line.packets / line.probes:.2f}"
         each = f"{line.seconds / line.probes * 1e6:,.0f}"
         ratio = "" if beside is None else f"{beside:.1f}"
-        memory = "" if line.bytes is None else f"{line.bytes / line.probes:.0f}"
-        rows.append((f"{line.probes:,}", line.glob, line.what, f"{line.seconds:.2f}", each, packets, memory, ratio))
-    sides = (">", "<", "<", ">", ">", ">", ">", ">")
+        code, data = ("" if size is None else f"{size / line.probes:.1f}" for size in (line.code, line.data))
+        rows.append((f"{line.probes:,}", line.glob, line.what, f"{line.seconds:.2f}", each, packets, ratio, code, data))
+    sides = ">" + "<" * 2 + ">" * 6
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     forms = [f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)]
     return [*("  ".join(forms).format(*row).rstrip() for row in rows), "", NOTES]

@@ -70,6 +70,10 @@ class Lender(Protocol):
     def lent(self) -> int:
         """Return how many bytes are lent now."""
 
+    @property
+    def left(self) -> int:
+        """Return how many bytes more can be lent in all, as far as is known."""
+
     def why_not(self) -> str:
         """Return why nothing can be lent, in words; "" where something can."""
 

@@ -1,10 +1,11 @@
 """A block of pages that the guest's kernel lends for data, as the journal has it.
 
     more   cell: the address of a word of data   [order, place]     before the kernel is asked for 2**order pages
+The place is where the block appears as data. Where that is the kernel's own address of it, it is 0 while it does not.
 The guest itself writes into the cell where it has the block, and 0 as it gives the block back, so that both outlive a
 GDB that is killed meanwhile:
     cell 0, no thread in the code of a call   nothing is lent
-    cell set, nothing mapped at the place     lent, and used by nothing
+    cell set, nothing mapped at the place     lent, and used by nothing; so it is where the place is 0
     cell set, mapped at the place             data of the arena
 """
 
@@ -44,7 +45,8 @@ def decode_all(state: State, data: Range) -> tuple[LentBlock, ...]:
     """Return the blocks of a journal's state. data: where cells can be. Raises ValueError."""
     kind = f"{Item.MORE} "
     found = [_decode(int(key.removeprefix(kind), 16), state[key], data) for key in state if key.startswith(kind)]
-    if len(found) > MOST or len({one.place for one in found}) < len(found):
+    places = [one.place for one in found if one.place]
+    if len(found) > MOST or len({*places}) < len(places):
         raise ValueError("blocks of data that are at the same place")
     return tuple(sorted(found, key=lambda one: one.cell))
 

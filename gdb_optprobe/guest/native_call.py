@@ -113,7 +113,7 @@ class Runner:
 class Caller(Runner):
     """Calls functions of the kernel.
 
-    place: padding (start, end) that no code uses, as large as `isa.size`. memory: kernel memory.
+    place: padding (start, end) that no code uses, as large as any thunk. memory: kernel memory.
     """
 
     def __init__(

@@ -24,27 +24,27 @@ class Thunk:
 class Calling(Protocol):
     """Makes thunks.
 
-    pc, result: registers. size: bytes of a thunk, at most. arguments: how many it can pass.
-    begins: the first bytes of every thunk.
+    pc, result: registers. arguments: how many it can pass.
     """
 
     pc: str
     result: str
-    size: int
     arguments: int
-    begins: bytes
 
-    def thunk(self, address: int, function: int, arguments: Sequence[int], back: int) -> Thunk:
+    def thunk(
+        self,
+        address: int,
+        function: int,
+        arguments: Sequence[int],
+        back: int,
+        takes: int | None = None,
+        gives: int | None = None,
+    ) -> Thunk:
         """Return code at `address` that calls function(arguments…) and jumps to `back`, all registers as before.
 
+        takes: the address of a word that is an argument more before the others. It is exchanged for 0 before the call,
+               so that of several such calls one has it.
+        gives: that of a word into which the result is written.
+
         Raises OutOfReach.
-        """
-
-    def giving(self, function: int, arguments: Sequence[int], cell: int, *, address: int, back: int) -> Thunk:
-        """Return code as `thunk` does, that also writes the result into the word at `cell`."""
-
-    def taking(self, function: int, arguments: Sequence[int], cell: int, *, address: int, back: int) -> Thunk:
-        """Return code as `thunk` does, with one argument more before the others: the word at `cell`.
-
-        It is exchanged for 0 before the call, so that of several such calls one has it.
         """

@@ -131,7 +131,7 @@ class _Guest:
         lent = f"; {lender.lent // KIB:,} KiB of it are lent" if lender.lent else ""
         if why := lender.why_not():
             return f"{lent}; no more: {why}"
-        return f"{lent}; up to {lender.most(0, 1 << 64) // KIB:,} KiB more, for which the guest runs"
+        return f"{lent}; up to {lender.left // KIB:,} KiB more, for which the guest runs"
 
     @property
     def left(self) -> str:

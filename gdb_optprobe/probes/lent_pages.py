@@ -3,6 +3,8 @@
     intent journaled ─► thunk in an arena slot: __get_free_pages(flags, order) ─► cell ─► mapped: data of the arena
                         thunk: flush_tlb_all() ◄── taken out of the page tables ◄── no data in use, no code left
                         thunk: cell ─► 0, free_pages(block, order) ─► journal item gone
+Where the kernel's own mapping of a block serves, the block's place in the journal is what is mapped and taken out, and
+nothing is flushed (`Window`).
 The allocator is asked with flags with which it neither sleeps, nor frees what others use, nor tells of a failure: where
 it has no block at once, a smaller one is asked for. `vmalloc` has no such flags, and needs a table of pages.
 
@@ -15,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Protocol
 
 from gdb_optprobe.detours import lent_block
@@ -27,7 +30,7 @@ from gdb_optprobe.detours.lent_block import CELL, LentBlock
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import gfp
-from gdb_optprobe.guest.linux.arch.base import Say, Window
+from gdb_optprobe.guest.linux.arch.base import NOWHERE, Say, Window
 from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.machine import Memory
@@ -58,7 +61,7 @@ class Facts:
 
     allocate: int
     free: int
-    flush: int
+    flush: int | None
     flags: int
 
 
@@ -66,13 +69,15 @@ def mapped(blocks: Sequence[LentBlock], window: Window, memory: Memory) -> tuple
     """Return the data that blocks of an earlier GDB are. Raises Damaged, OptprobeError."""
     found: list[Range] = []
     for block in blocks:
-        if block.order not in window.orders or block.place not in window.places:
+        if block.order not in window.orders or not window.is_place(block.place, block.order):
             raise Damaged("it tells of data where none can be")
         address = _word(memory, block.cell)
         if address and window.is_mapped(block.place, block.order, address):
-            found.append(window.span(block.place, block.order))
+            found.append((block.place, block.place + window.size(block.order)))
         elif not address and not window.is_free(block.place):
             raise Damaged("what is mapped as data was given back")
+    if _overlap(found):
+        raise Damaged("it tells of the same data twice")
     return tuple(lent_block.joined(found))
 
 
@@ -98,6 +103,13 @@ class LentPages:
     def lent(self) -> int:
         return sum(self._size(block) for block in self.blocks)
 
+    @property
+    def left(self) -> int:
+        if self.why_not():
+            return 0
+        whole = self._window.size(self._window.whole)
+        return min(len(self._free_places(0, 1 << 64)), max(0, self._limit - self.lent) // whole) * whole
+
     def why_not(self) -> str:
         journal = self.arena.journal
         if journal.memory is None:
@@ -107,7 +119,8 @@ class LentPages:
         try:
             assert self._facts
             # Before the arena is taken there are no page tables to look at.
-            if journal.is_open and not self.can_change(self._window.table()):
+            table = self._window.table() if journal.is_open else None
+            if table is not None and not self.can_change(table):
                 return "the memory for detours is an earlier version's"
         except OptprobeError as error:
             return error.message
@@ -116,10 +129,12 @@ class LentPages:
     def most(self, low: int, high: int) -> int:
         if self.why_not():
             return 0
-        places = self._free_places(low, high)
-        whole = self._whole
-        in_a_row = next((n for n, place in enumerate(places) if place != places[0] - n * whole), len(places))
-        return min(in_a_row * whole, max(0, self._limit - self.lent) // whole * whole)
+        places, window, left = self._free_places(low, high), self._window, self._limit - self.lent
+        sizes = (window.size(order) for order in window.orders if order >= window.whole)
+        if not (size := next((size for size in sizes if size <= left), 0)):
+            return 0
+        in_a_row = next((n for n, place in enumerate(places) if place != places[0] - n * size), len(places))
+        return min(in_a_row, left // size) * size
 
     # lent ------------------------------------------------------------------------------------------------------------
 
@@ -129,7 +144,7 @@ class LentPages:
         if not self.arena.journal.is_open:
             raise OptprobeError("the journal in the guest is full")
         wanted = lack.size + more
-        needed = self.lent + -(-wanted // self._whole) * self._whole
+        needed = self.lent + self._needed(lack.size, more)
         if needed > self._limit or lack.size > self.most(lack.low, lack.high):
             raise OptprobeError(f"{wanted >> 10:,} KiB more are needed", f"set optprobe max-memory {needed // MIB}")
         self.tell(f"the guest runs until its kernel has lent {-(-wanted >> 10):,} KiB more for what probes gather")
@@ -138,26 +153,27 @@ class LentPages:
         new: list[LentBlock] = []
         try:
             self._allocate(runner, lack, wanted, new)
-            for block in new:
-                self._window.map(block.place, block.order, self._address(block))
+            for number, block in enumerate(new):
+                new[number] = self._now_at(block, self._window.map(block.place, block.order, self._address(block)))
                 self.linux.forget()
+            if _overlap([*self.arena.ranges.data, *map(self._span, new)]):
+                raise OptprobeError("its kernel lent memory that is lent already")
+            self.arena.journal.flush()
         except OptprobeError:
             # None of it was handed out. What cannot be given back now is idle, and is tried again.
             with suppress(OptprobeError):
-                self._unmap(new)
-                self._free(runner, new)
+                self._free(runner, self._unmap(new))
             raise
-        for start, end in lent_block.joined(self._window.span(block.place, block.order) for block in new):
+        for start, end in lent_block.joined(map(self._span, new)):
             self.arena.add_data(start, end)
 
     def _allocate(self, runner: Runner, lack: Lack, wanted: int, new: list[LentBlock]) -> None:
         """new: gets the blocks. Raises OptprobeError where the kernel does not have all."""
-        # A piece that is larger than a block lies in several that follow one another.
-        size, least = 0, min(lack.size, self._whole)
+        size, orders = 0, self._orders(lack.size)
         for place in self._free_places(lack.low, lack.high):
             if size >= wanted:
                 return
-            block = self._ask(runner, place, least)
+            block = self._ask(runner, place, orders)
             if block is None:
                 break
             new.append(block)
@@ -165,24 +181,22 @@ class LentPages:
         if size < wanted:
             raise OptprobeError(f"its kernel has no {-(-wanted >> 10)} KiB to lend at once")
 
-    def _ask(self, runner: Runner, place: int, least: int) -> LentBlock | None:
-        """Return a block of `least` bytes and more; None where the kernel has none."""
+    def _ask(self, runner: Runner, place: int, orders: Sequence[int]) -> LentBlock | None:
+        """Return a block of the first order of which the kernel has one; None where it has none."""
         cell = self.arena.allocate_cell(CELL)
         self.linux.machine.write(cell.address, bytes(CELL))
         facts, journal = self._facts, self.arena.journal
-        for order in self._window.orders:
-            start, end = self._window.span(place, order)
-            if end - start < least:
-                break
+        for order in orders:
             block = LentBlock(cell.address, order, place)
             journal.put(Item.MORE, cell.address, lent_block.encode(block))
             journal.flush()
             if not journal.is_open:
                 break
             self.blocks.append(block)
-            self._call(
-                runner, partial(self._calling.giving, facts.allocate, (facts.flags, order), cell.address), cell.address
+            asks = partial(
+                self._calling.thunk, function=facts.allocate, arguments=(facts.flags, order), gives=cell.address
             )
+            self._call(runner, asks, cell.address)
             if self._address(block):
                 return block
             self.blocks.remove(block)
@@ -206,7 +220,7 @@ class LentPages:
                 runner = self._reach(LEAVING)
                 # The journal must list no data that are in no memory.
                 self.arena.journal.flush()
-                self._unmap(self.blocks)
+                self._unmap(tuple(self.blocks))
                 self.arena.drop_data()
                 self._free(runner, tuple(self.blocks))
             else:
@@ -216,22 +230,36 @@ class LentPages:
             stays = f"{self.lent >> 10} KiB of the guest's memory stay lent, and serve the next GDB"
             raise OptprobeError(f"{stays}: {error.message}", error.hint) from error
 
-    def _unmap(self, blocks: Sequence[LentBlock]) -> None:
-        for block in blocks:
-            if self._is_mapped(block):
-                self._window.unmap(block.place)
+    def _unmap(self, blocks: Sequence[LentBlock]) -> Sequence[LentBlock]:
+        """Return the blocks, mapped nowhere."""
+        there = [
+            self._now_at(block, self._window.unmap(block.place)) if self._is_mapped(block) else block
+            for block in blocks
+        ]
+        self.arena.journal.flush()
         self.linux.forget()
+        return there
+
+    def _now_at(self, block: LentBlock, place: int) -> LentBlock:
+        """Return the block, which is mapped or unmapped; the journal is to have its place."""
+        if place == block.place:
+            return block
+        there = replace(block, place=place)
+        self.blocks[self.blocks.index(block)] = there
+        self.arena.journal.put(Item.MORE, block.cell, lent_block.encode(there))
+        return there
 
     def _free(self, runner: Runner, blocks: Sequence[LentBlock]) -> None:
         """Give back blocks that are mapped nowhere, once all translations are flushed. Raises OptprobeError."""
         facts = self._facts
-        if any(map(self._address, blocks)):
+        if facts.flush is not None and any(map(self._address, blocks)):
             self._call(runner, partial(self._calling.thunk, function=facts.flush, arguments=()))
         for block in blocks:
             if self._address(block):
-                self._call(
-                    runner, partial(self._calling.taking, facts.free, (block.order,), block.cell), block.cell
+                frees = partial(
+                    self._calling.thunk, function=facts.free, arguments=(block.order,), takes=block.cell
                 )
+                self._call(runner, frees, block.cell)
             if not self.arena.may_use(_cell(block)):
                 self._forget((block,))
 
@@ -247,8 +275,8 @@ class LentPages:
     # calls -----------------------------------------------------------------------------------------------------------
 
     def _reach(self, timeout: float) -> Runner:
-        machine, kernel, window = self.linux.machine, self.linux.kernel, self._window
-        runner = Runner(machine, window.calling, SafePoints(machine, kernel, window.vcpus, self._avoid))
+        machine, window = self.linux.machine, self._window
+        runner = Runner(machine, window.calling, SafePoints(machine, window.kernel, window.vcpus, self._avoid))
         try:
             runner.reach(timeout)
         finally:
@@ -288,13 +316,9 @@ class LentPages:
         kernel = self.linux.kernel
         known = (at for name in ALLOCATES if (at := kernel.symbols.address(name)) is not None)
         allocate = next(known, None) or kernel.address(ALLOCATES[0])
-        return Facts(allocate, kernel.address(FREES), kernel.address(self._window.flushes), gfp.at_once(kernel))
-
-    @property
-    def _whole(self) -> int:
-        window = self._window
-        start, end = window.span(window.places[0], window.orders[0])
-        return end - start
+        flushes = self._window.flushes
+        flush = kernel.address(flushes) if flushes else None
+        return Facts(allocate, kernel.address(FREES), flush, gfp.at_once(kernel))
 
     @property
     def _limit(self) -> int:
@@ -302,12 +326,29 @@ class LentPages:
 
     def _free_places(self, low: int, high: int) -> Sequence[int]:
         """Return the places inside [low, high) that hold no block, nearest to the data first."""
-        taken, whole = {block.place for block in self.blocks}, self._whole
-        return [at for at in self._window.places if low <= at and at + whole <= high and at not in taken]
+        taken = {block.place for block in self.blocks} - {NOWHERE}
+        return [at for at in self._window.places(low, high) if at not in taken]
+
+    def _orders(self, least: int) -> Sequence[int]:
+        """Return the orders of blocks to ask for, the first choice first, where a piece of data has `least` bytes.
+
+        A piece that is larger than any block lies in several of the greatest that follow one another.
+        """
+        window = self._window
+        fit = [order for order in window.orders if window.size(order) >= least] or window.orders[:1]
+        return [order for order in fit if order <= max(window.whole, fit[-1])]
+
+    def _needed(self, least: int, more: int) -> int:
+        """Return the bytes of the first choice of blocks for a piece of `least` bytes, and `more`."""
+        one, whole = self._window.size(self._orders(least)[0]), self._window.size(self._window.whole)
+        pieces = -(-least // one) * one
+        return pieces + -(-max(0, least + more - pieces) // whole) * whole
 
     def _size(self, block: LentBlock) -> int:
-        start, end = self._window.span(block.place, block.order)
-        return end - start
+        return self._window.size(block.order)
+
+    def _span(self, block: LentBlock) -> Range:
+        return block.place, block.place + self._size(block)
 
     def _address(self, block: LentBlock) -> int:
         return _word(self.linux.machine, block.cell)
@@ -319,6 +360,10 @@ class LentPages:
 
 def _cell(block: LentBlock) -> Slot:
     return Slot(block.cell, CELL)
+
+
+def _overlap(ranges: Sequence[Range]) -> bool:
+    return any(one[1] > other[0] for one, other in pairwise(sorted(ranges)))
 
 
 def _word(memory: Memory, address: int) -> int:

@@ -3,6 +3,7 @@
     batch-keep FILE    keep the kernel's text and the flags of its tracer's sites there; the guest has no probes
     batch-diff FILE    what differs from that now, in words; JSON. Memory for detours is given back before
     batch-state        hits by the number of the probe, and whether all are enabled, or none; JSON
+    hits-of NAME…      hits at the entry of each of these functions, and how many probes there are; JSON
 """
 
 from __future__ import annotations
@@ -94,5 +95,18 @@ class State(gdb.Command):
         )
 
 
-for command in (Keep, Diff, State):
+class HitsOf(gdb.Command):
+    """hits-of NAME…"""
+
+    def __init__(self) -> None:
+        super().__init__("hits-of", gdb.COMMAND_DATA)
+
+    def invoke(self, argument: str, from_tty: bool) -> None:
+        views: list[ProbeView] = list(current_session().views())
+        hits = {view.address: view.hits for view in views}
+        found = {name: hits[hot_code.entry(hot_code.function(name).start)] for name in argument.split()}
+        tell({**found, "probes": len(views)})
+
+
+for command in (Keep, Diff, State, HitsOf):
     command()

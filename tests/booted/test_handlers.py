@@ -12,6 +12,7 @@ from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
 from tests.booted.batch import MARK, Finished, Workload, batch, keep
 from tests.booted.conftest import FULL
+from tests.booted.test_patch_storm import background
 
 EACH = 20_000 if FULL else 400
 FEW = 20
@@ -174,9 +175,14 @@ def test_values_and_types_where_the_guest_is_stopped(each_linux: Guest) -> None:
     typed = ["print count", "print file->f_path.dentry->d_name.name", "print *file->f_op", "type file->f_path"]
     asked = ["print $arg3", "print $comm", "type u64 *", *(typed if each_linux.options.arch == "x86_64" else ())]
     said = [line for each in asked for line in (f"echo {MARK}{each}\\n", f"optprobe {each}")]
-    script: list[str | Workload] = ['optprobe break vfs_read if $comm == "dd" && $arg3 == 77', "optprobe commit"]
-    script += [Workload("dd if=/dev/zero of=/dev/null bs=77 count=9 &"), "optprobe run -until-hits 1:1", *said]
-    finished = batch(each_linux, [*script, f"echo {MARK}end\\n", "optprobe delete"])
+    script = ['optprobe break vfs_read if $comm == "dd" && $arg3 == 77', "optprobe commit"]
+    script += ["optprobe run -until-hits 1:1", *said, f"echo {MARK}end\\n", "optprobe delete"]
+    # The reader is no workload of the script: the Ctrl-C that ends one would meet a hit now and then.
+    each_linux.check(f"touch /tmp/reader; {background('reader', 'dd if=/dev/zero bs=77 count=9')}")
+    try:
+        finished = batch(each_linux, script)
+    finally:
+        each_linux.check("rm /tmp/reader; wait")
     assert finished.status == 0, finished.output
     _, *parts = finished.output.split(MARK)
     found = {name: lines for name, *lines in (part.splitlines() for part in parts)}

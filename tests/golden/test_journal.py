@@ -68,7 +68,9 @@ def as_it_was() -> Guest:
 
 def found() -> RecordedArena:
     guest = cast(Any, as_it_was())
-    window = SimpleNamespace(orders=(9,), places=(PLACE_OF_BLOCK,), is_mapped=lambda place, order, block: False)
+    window = SimpleNamespace(
+        orders=(9,), is_place=lambda place, order: place == PLACE_OF_BLOCK, is_mapped=lambda place, order, block: False
+    )
     port: Any = SimpleNamespace(
         places=lambda machine, kernel: [left_in_guest.PLACE], loaded=(0, 0), window=lambda machine, kernel: window
     )

@@ -91,8 +91,8 @@ CELL = CODE + 0x10000
 @pytest.mark.parametrize("gives", [False, True])
 def test_a_cell_has_the_result_or_the_argument(gives: bool, held: int) -> None:
     """It is 0 before the function is called with what it had."""
-    make = CALLING.giving if gives else CALLING.taking
-    made = make(FUNCTION, (9,), CELL, address=CODE, back=SAFE)
+    cell = {"gives" if gives else "takes": CELL}
+    made = CALLING.thunk(CODE, FUNCTION, (9,), SAFE, **cell)
     assert len(made.data) <= CALLING.size
     uc: Any = unicorn.Uc(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
     for page in {at // 4096 for at in (CODE, FUNCTION, SAFE, STACK, STACK - 4096, CELL)}:

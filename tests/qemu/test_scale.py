@@ -8,7 +8,7 @@ from qemu.scale import ADD, AGAIN, DELETE, OFF, ON, Line, as_json, glob_of, repo
 
 NAMES = sorted(["abc", "abd", "ab.isra.0", "bcd", "bce", "bde", "cde", "x_", "y", "__z"])
 FOUND = [
-    Line("b*", 2000, ADD, 4.0, 3000, 48_000),
+    Line("b*", 2000, ADD, 4.0, 3000, 40_000, 16_000),
     Line("b*", 2000, "list", 0.5, 10),
     Line("b*", 2000, DELETE, 0.25, 500),
     Line("b*", 2000, AGAIN, 2.0, 3000),
@@ -26,7 +26,7 @@ def test_the_glob_matches_nearest_to_so_many(size: int, glob: str) -> None:
 
 def test_a_row_for_each_command_beside_the_tracer() -> None:
     assert [line.split() for line in report(FOUND)[1:7]] == [
-        ["2,000", "b*", "add", "4.00", "2,000", "1.50", "24", "8.0"],
+        ["2,000", "b*", "add", "4.00", "2,000", "1.50", "8.0", "20.0", "8.0"],
         ["2,000", "b*", "list", "0.50", "250", "0.01"],
         ["2,000", "b*", "delete", "0.25", "125", "0.25"],
         ["2,000", "b*", "add", "again", "2.00", "1,000", "1.50", "4.0"],

@@ -8,7 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest_text import until_zero
 
 TABLE = "gfpflag_names"
@@ -25,7 +27,7 @@ def at_once(kernel: Kernel) -> int:
 
     Raises OptprobeError. What is known of flags must hold: GFP_KERNEL may sleep, and these may not.
     """
-    known = _names(kernel)
+    known = _names(kernel.memory, kernel.address(TABLE))
     missing = [name for name in (AT_ONCE, QUIET, SLEEPS, WAITS) if name not in known]
     if missing:
         raise NoSuchKernel(f"its table {TABLE} does not have {missing[0]}")
@@ -36,12 +38,20 @@ def at_once(kernel: Kernel) -> int:
     return found
 
 
-def _names(kernel: Kernel) -> Mapping[str, int]:
-    at, found = kernel.address(TABLE), dict[str, int]()
+def is_table(memory: Memory, at: int) -> bool:
+    """Return whether there are such names."""
+    try:
+        return WAITS in _names(memory, at)
+    except OptprobeError:
+        return False
+
+
+def _names(memory: Memory, at: int) -> Mapping[str, int]:
+    found = dict[str, int]()
     for row in range(at, at + MOST_ROWS * _ROW.size, _ROW.size):
-        mask, name = _ROW.unpack(kernel.memory.read(row, _ROW.size))
+        mask, name = _ROW.unpack(memory.read(row, _ROW.size))
         if not name:
             return found
-        text = until_zero(kernel.memory.read(name, LONGEST))
+        text = until_zero(memory.read(name, LONGEST))
         found.setdefault(text, mask)
     raise NoSuchKernel(f"its table {TABLE} does not end")

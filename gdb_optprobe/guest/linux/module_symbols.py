@@ -150,3 +150,19 @@ def _text(strings: bytes, offset: int) -> str:
     if end < 0 and len(strings) - offset > LONGEST_NAME:
         return ""
     return guest_text.name(strings[offset : end if end >= 0 else len(strings)])
+
+
+class ModuleNames:
+    """Names in the text of a module, for guest.text.Text."""
+
+    module: Module
+    symbols: ModuleSymbols
+
+    def spell(self, address: int) -> str:
+        name = self.symbol(address)
+        return f"{address:#x} <{name}>" if name else f"{address:#x}"
+
+    def symbol(self, address: int) -> str:
+        """Return MODULE:NAME+OFFSET."""
+        found = self.symbols.table.at(address)
+        return f"{self.module.name}:{found}" if found is not None else ""

@@ -27,23 +27,6 @@ _BRANCH = 5
 _GIVE, _TAKE = bytes.fromhex("488905"), bytes.fromhex("31ff 48873d")  # behind each a distance
 
 
-class _Calling:
-    pc = "rip"
-    result = "rax"
-    arguments = len(_LONG)
-    begins = _SAVE
-    size = len(_SAVE) + len(_RESTORE) + len(_WIPE) + 10 * arguments + 2 * _BRANCH
-
-    def thunk(self, address: int, function: int, arguments: Sequence[int], back: int) -> Thunk:
-        return _thunk(address, function, arguments, back)
-
-    def giving(self, function: int, arguments: Sequence[int], cell: int, *, address: int, back: int) -> Thunk:
-        return _thunk(address, function, arguments, back, gives=cell)
-
-    def taking(self, function: int, arguments: Sequence[int], cell: int, *, address: int, back: int) -> Thunk:
-        return _thunk(address, function, arguments, back, takes=cell)
-
-
 def _thunk(
     address: int, function: int, arguments: Sequence[int], back: int, takes: int | None = None, gives: int | None = None
 ) -> Thunk:
@@ -70,6 +53,18 @@ def _thunk(
     done = address + len(code)
     relative(b"\xe9", back)
     return Thunk(address, bytes(code), returned, done, back)
+
+
+class _Calling:
+    """size: bytes of a thunk, at most. begins: the first bytes of every thunk."""
+
+    pc = "rip"
+    result = "rax"
+    arguments = len(_LONG)
+    begins = _SAVE
+    size = len(_SAVE) + len(_RESTORE) + len(_WIPE) + 10 * arguments + 2 * _BRANCH
+
+    thunk = staticmethod(_thunk)
 
 
 CALLING = _Calling()

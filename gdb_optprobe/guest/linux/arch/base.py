@@ -139,12 +139,17 @@ class Room:
     as_found: Callable[[], tuple[tuple[int, int], ...]] | None = None
 
 
+NOWHERE = 0
+"""The place of a block that serves where the kernel has it, while it does not."""
+
+
 class Window(Protocol):
     """Where blocks of pages that the kernel lends appear to detours as data, one in each place.
 
     block: the address at which the kernel has it. order: it has 2**order pages.
-    orders: that can be mapped, greatest first. places: nearest to the arena's data first, each below the one before.
-    calling, vcpus: see native_call. flushes: the kernel's function that flushes all translations.
+    orders: that can be mapped, greatest first. whole: that is asked for first where less would do.
+    calling, vcpus: see native_call. kernel: with what is known of its threads.
+    flushes: the kernel's function that flushes all translations; "" where `unmap` leaves none that are wrong.
     """
 
     @property
@@ -154,31 +159,46 @@ class Window(Protocol):
     def vcpus(self) -> Vcpus: ...
 
     @property
+    def kernel(self) -> Kernel: ...
+
+    @property
     def orders(self) -> Sequence[int]: ...
 
     @property
-    def places(self) -> Sequence[int]: ...
+    def whole(self) -> int: ...
 
     @property
     def flushes(self) -> str: ...
 
-    def span(self, place: int, order: int) -> tuple[int, int]:
-        """Return the data, [start, end), that a block has at `place`."""
+    def size(self, order: int) -> int:
+        """Return the bytes of data that a block is."""
 
-    def table(self) -> int:
-        """Return the physical address of the table with the entries of all places. Raises OptprobeError."""
+    def places(self, low: int, high: int) -> Sequence[int]:
+        """Return places inside [low, high), nearest to the arena's data first, each below the one before.
+
+        Where a block serves at the kernel's own address of it, the place is NOWHERE until `map` returns it.
+        """
+
+    def is_place(self, place: int, order: int) -> bool:
+        """Return whether such a block may be there."""
+
+    def table(self) -> int | None:
+        """Return the physical address of the table with the entries of all places; None where none is written.
+
+        Raises OptprobeError.
+        """
 
     def is_free(self, place: int) -> bool:
         """Return whether nothing is mapped there. Raises OptprobeError."""
 
-    def map(self, place: int, order: int, block: int) -> None:
-        """Map a block, and prove it by use. Raises OptprobeError with nothing mapped."""
+    def map(self, place: int, order: int, block: int) -> int:
+        """Map a block, prove it by use, and return its place. Raises OptprobeError with nothing mapped."""
 
     def is_mapped(self, place: int, order: int, block: int) -> bool:
         """Return whether `map` has mapped it, false where nothing is. Raises OptprobeError where something else is."""
 
-    def unmap(self, place: int) -> None:
-        """Undo `map`; translations may be cached until the kernel flushes them."""
+    def unmap(self, place: int) -> int:
+        """Undo `map` and return the block's place then; translations may be cached until the kernel flushes them."""
 
 
 class Reads(Protocol):

@@ -26,6 +26,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le import (
     current,
     derive,
     image_padding,
+    linear_window,
     program_check,
     sched_clock,
     stacks,
@@ -42,7 +43,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.arch.ppc64le.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current, unknown
-from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures
+from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.kernel_discovery import View
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
@@ -162,7 +163,7 @@ class _Linux:
         return image_padding.places(machine, kernel)
 
     def window(self, machine: Machine, kernel: Kernel) -> Window:
-        raise NoSuchKernel("more data than there is room for in its image is not known how to be had on ppc64le")
+        return linear_window.window(machine, kernel)
 
     def current(self, kernel: Kernel) -> Current:
         try:

@@ -12,6 +12,7 @@
                                      sched_clock               boot_tb, tb_to_ns_scale, tb_to_ns_shift, by loads
                                      get_kprobe                kprobe_table
                                      rcu_inkernel_boot_has_ended    rcu_boot_ended, by a load
+                                     flags_string              gfpflag_names, or what prints events of the allocator
 
 Each is accepted only where the memory that it leads to is what it must be: a table of references to text, a list of
 pages.
@@ -25,7 +26,7 @@ from itertools import permutations
 from struct import Struct, iter_unpack
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import bug_table, jump_labels, kprobes
+from gdb_optprobe.guest.linux import bug_table, gfp, jump_labels, kprobes
 from gdb_optprobe.guest.linux.arch.ppc64le.sched_clock import sched_clock
 from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, NoSuchKernel
 from gdb_optprobe.guest.machine import Memory
@@ -50,6 +51,7 @@ TICKS_A_MICROSECOND = range(1, 10_000)
 BARRIER_ROW = Struct("<q")
 """asm/feature-fixups.h, NOSPEC_BARRIER_FIXUP_SECTION: the address of a barrier or its nop, relative to itself."""
 
+PRINTS_FLAGS = ("flags_string", "trace_raw_output_mm_page_alloc", "trace_raw_output_kmalloc")
 RESTART_ROW = Struct("<QQQ")
 """asm/interrupt.h, struct restart_table_entry: start, end, and where it continues."""
 
@@ -341,6 +343,12 @@ def _boot_ended(symbols: DerivedSymbols) -> Derived:
     return {"rcu_boot_ended": used[0] if plausible else None}
 
 
+def _flags(symbols: DerivedSymbols) -> Derived:
+    """Derive the table of the page allocator's flags; events have tables of their own with the same rows."""
+    made = (at for name in PRINTS_FLAGS for at in symbols.constants_of(name).made)
+    return {gfp.TABLE: next((at for at in made if gfp.is_table(symbols.memory, at)), None)}
+
+
 _EX = _table("__start___ex_table", "__stop___ex_table", "search_exception_tables", EXCEPTION_ROW, 2)
 _BUG = _table("__start___bug_table", "__stop___bug_table", "find_bug", bug_table.VERBOSE, 1)
 _JUMP = _table("__start___jump_table", "__stop___jump_table", "jump_label_text_reserved", jump_labels.ROW, 2)
@@ -386,4 +394,5 @@ _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "modules": _modules,
     "kprobe_table": _kprobes,
     "rcu_boot_ended": _boot_ended,
+    gfp.TABLE: _flags,
 }

@@ -16,13 +16,13 @@ from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.bug_table import row_size
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
+from gdb_optprobe.guest.linux.module_symbols import ModuleNames, ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import Area, Fact, Mark
 
 
-class PowerModuleText(PowerText):
+class PowerModuleText(ModuleNames, PowerText):
     """Fills guest.text.Text for one module."""
 
     def __init__(self, module: Module, kernel: Kernel, originals: OriginalText) -> None:
@@ -46,12 +46,3 @@ class PowerModuleText(PowerText):
         if self.module.tables is not None:
             return super().marks(start, end)
         return [Mark(Fact.UNKNOWN, at, 4) for at in range(start, end, 4)]
-
-    def spell(self, address: int) -> str:
-        name = self.symbol(address)
-        return f"{address:#x} <{name}>" if name else f"{address:#x}"
-
-    def symbol(self, address: int) -> str:
-        """Return MODULE:NAME+OFFSET."""
-        found = self.symbols.table.at(address)
-        return f"{self.module.name}:{found}" if found is not None else ""

@@ -77,7 +77,7 @@ class _Symbols:
 
 
 @dataclass(frozen=True, slots=True)
-class _Vcpus:
+class PowerVcpus:
     """of_paca: the paca's offset of the running thread. soft_mask: its offset of the soft mask of interrupts."""
 
     of_paca: int
@@ -130,7 +130,7 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
     calls = TrapCalls(stack.address, (stack,), Entry(stack.end, stack), ways_in, (vectors,))
     mmu = RadixMmu(reads.linear.page)
     page = leaf_entry.routine(reads.linear, mmu.records(kernel))
-    vcpus = _Vcpus(paca.current, reads.linear.soft_mask)
+    vcpus = PowerVcpus(paca.current, reads.linear.soft_mask)
     bits = reads.linear.page.bit_length() - 1
     hook = mmap_hook.find(kernel, PPC64LE, originals, vcpus.entry, vcpus.of_paca, bits, lower_mmap_hook)
 

@@ -20,7 +20,6 @@ from gdb_optprobe.guest.linux.arch.x86_64.image_padding import (
     ENTRIES,
     LARGE_PAGE,
     PAGE,
-    Range,
     Tables,
     page_tables,
     table_of,
@@ -46,6 +45,7 @@ WHOLE = 9
 ORDERS = (WHOLE, 8, 7, 6, 5)
 PLACES = 128
 """Places that are used, of 511."""
+ALL_PLACES = range(DATA_AT - LARGE_PAGE, DATA_AT - (PLACES + 1) * LARGE_PAGE, -LARGE_PAGE)
 
 
 class NoWindow(OptprobeError):
@@ -61,20 +61,22 @@ class DataWindow:
     calling: Calling = CALLING
     vcpus: Vcpus = VCPUS
     orders: Sequence[int] = ORDERS
+    whole: int = WHOLE
     flushes: str = "flush_tlb_all"
 
-    @property
-    def places(self) -> Sequence[int]:
-        return range(DATA_AT - LARGE_PAGE, DATA_AT - (PLACES + 1) * LARGE_PAGE, -LARGE_PAGE)
+    def places(self, low: int, high: int) -> Sequence[int]:
+        return [place for place in ALL_PLACES if low <= place and place + LARGE_PAGE <= high]
 
-    def span(self, place: int, order: int) -> Range:
-        size = PAGE << order
-        return place, place + (size if order == WHOLE else size - PAGE)
+    def is_place(self, place: int, order: int) -> bool:
+        return place in ALL_PLACES
+
+    def size(self, order: int) -> int:
+        return (PAGE << order) - (PAGE if order != WHOLE else 0)
 
     def table(self) -> int:
         return self._table(self._tables())
 
-    def map(self, place: int, order: int, block: int) -> None:
+    def map(self, place: int, order: int, block: int) -> int:
         tables = self._tables()
         at, frame = self._entry_at(place, tables), self._frame(block, order, tables)
         if self._word(at):
@@ -89,12 +91,12 @@ class DataWindow:
                 raise NoWindow(f"physical memory at {table:#x} cannot be written")
         self._write(at, self._leads(frame, order, never))
         self._prove(place, order, block)
+        return place
 
     def _prove(self, place: int, order: int, block: int) -> None:
         """Write where the kernel has it, and read it there and in the window. Raises NoWindow, with nothing mapped."""
-        start, end = self.span(place, order)
-        for offset in (0, end - start - 8):
-            word = (start + offset ^ 0x5A5A_5A5A_5A5A_5A5A).to_bytes(8, "little")
+        for offset in (0, self.size(order) - 8):
+            word = (place + offset ^ 0x5A5A_5A5A_5A5A_5A5A).to_bytes(8, "little")
             self.machine.write_physical(self._frame(block, order, self._tables()) + offset, word)
             if self._seen(place + offset) != word or self.kernel.memory.read(block + offset, 8) != word:
                 self.unmap(place)
@@ -119,8 +121,9 @@ class DataWindow:
     def is_free(self, place: int) -> bool:
         return not self._word(self._entry_at(place, self._tables()))
 
-    def unmap(self, place: int) -> None:
+    def unmap(self, place: int) -> int:
         self._write(self._entry_at(place, self._tables()), 0)
+        return place
 
     def _tables(self) -> Tables:
         return page_tables(self.machine, self.kernel)
@@ -136,7 +139,7 @@ class DataWindow:
         return table
 
     def _entry_at(self, place: int, tables: Tables) -> int:
-        if place not in self.places:
+        if place not in ALL_PLACES:
             raise NoWindow(f"no block can be at {place:#x}")
         return self._table(tables) + (place >> 21 & ENTRIES - 1) * 8
 

@@ -19,7 +19,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.bug_table import row_size
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
+from gdb_optprobe.guest.linux.module_symbols import ModuleNames, ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import Area, Fact, Mark
@@ -29,7 +29,7 @@ TRAMPOLINE = "__SCT__"
 LOCK = 0x3E  # the prefix that replaces a lock on one CPU
 
 
-class ModuleText(KernelText):
+class ModuleText(ModuleNames, KernelText):
     """Fills guest.text.Text for one module."""
 
     def __init__(
@@ -75,15 +75,6 @@ class ModuleText(KernelText):
             prefixes = (insn.address for insn in function.hot if insn.data[0] == LOCK)
             found += [Mark(Fact.LOCK_PREFIX, at, 1) for at in prefixes if start <= at < end]
         return found
-
-    def spell(self, address: int) -> str:
-        name = self.symbol(address)
-        return f"{address:#x} <{name}>" if name else f"{address:#x}"
-
-    def symbol(self, address: int) -> str:
-        """Return MODULE:NAME+OFFSET."""
-        found = self.symbols.table.at(address)
-        return f"{self.module.name}:{found}" if found is not None else ""
 
     def all_entries(self) -> MidFunctionEntries:
         if self._landings is None:

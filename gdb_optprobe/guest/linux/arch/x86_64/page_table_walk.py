@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from gdb_optprobe.guest.linux.arch.x86_64 import paging
-from gdb_optprobe.guest.linux.arch.x86_64.probe_read import PAGE, Direct
+from gdb_optprobe.guest.linux.arch.x86_64.probe_read import PAGE, Direct, entry_of, leaves
 from gdb_optprobe.isa.x86_64.templates import Assembled, assembled
 
 _CONSTANTS = ("tables", "base", "size")
@@ -41,20 +41,8 @@ def _source(la57: bool, shared: bool) -> Iterator[str]:
     yield "walk:"
     yield "mov r10, cr3"
     for level in range(5 if la57 else 4, 0, -1):
-        yield from (
-            "and r10, qword ptr [rip + tables]",
-            "mov r11, rax",
-            f"shr r11, {9 * level:#x}" if level > 1 else "shr r11, 9",
-            "and r11d, 0xff8",
-            "add r11, qword ptr [rip + base]",
-            "mov r10, qword ptr [r10 + r11]",
-            "mov r11d, r10d",
-            "not r11d",
-            "test edx, r11d",
-            "jne fault",
-        )
-        if level in (2, 3):
-            yield from ("test r10b, r10b", f"js leaf{level}")
+        yield from (*entry_of(level), "mov r11d, r10d", "not r11d", "test edx, r11d", "jne fault")
+        yield from leaves(level)
     for level in (1, 2, 3):
         yield f"leaf{level}:"
         yield f"mov r8d, {(PAGE << 9 * (level - 1)) - 1:#x}"

@@ -16,7 +16,7 @@ Of `text`, all could be read where a 0 was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -143,6 +143,23 @@ def _source(la57: bool) -> Iterator[str]:
     yield from _translate(la57)
 
 
+def entry_of(level: int) -> Sequence[str]:
+    """Return the code that goes one table down, for the address in rax: r10, an entry ─► the one that it leads to."""
+    return (
+        "and r10, qword ptr [rip + tables]",
+        "mov r11, rax",
+        f"shr r11, {9 * level:#x}" if level > 1 else "shr r11, 9",
+        "and r11d, 0xff8",
+        "add r11, qword ptr [rip + base]",
+        "mov r10, qword ptr [r10 + r11]",
+    )
+
+
+def leaves(level: int) -> Sequence[str]:
+    """Return the code that leaves the walk with an entry of this level that maps a page itself."""
+    return ("test r10b, r10b", f"js leaf{level}") if level in (2, 3) else ()
+
+
 def _translate(la57: bool) -> Iterator[str]:
     """Yield the code that translates. rax: an address ─► where the direct map has it, CF clear; or all ones, CF set."""
     unused = 7 if la57 else 16
@@ -150,18 +167,7 @@ def _translate(la57: bool) -> Iterator[str]:
     yield from ("mov r11, rax", f"shl r11, {unused:#x}" if unused > 9 else "shl r11, 7")
     yield from (f"sar r11, {unused:#x}" if unused > 9 else "sar r11, 7", "cmp r11, rax", "jne fault", "mov r10, cr3")
     for level in range(5 if la57 else 4, 0, -1):
-        yield from (
-            "and r10, qword ptr [rip + tables]",
-            "mov r11, rax",
-            f"shr r11, {9 * level:#x}" if 9 * level > 9 else "shr r11, 9",
-            "and r11d, 0xff8",
-            "add r11, qword ptr [rip + base]",
-            "mov r10, qword ptr [r10 + r11]",
-            "test r10b, 1",
-            "je fault",
-        )
-        if level in (2, 3):
-            yield from ("test r10b, r10b", f"js leaf{level}")
+        yield from (*entry_of(level), "test r10b, 1", "je fault", *leaves(level))
     for level in (1, 2, 3):
         yield f"leaf{level}:"
         yield from ("mov r11, rax", "sub r11, qword ptr [rip + base]", "cmp r11, qword ptr [rip + size]", "jb direct")

@@ -101,6 +101,19 @@ def test_a_table_gets_its_name_from_the_function_that_searches_it() -> None:
     assert found.range("__start___bug_table", "__stop___bug_table") == (TABLE, TABLE + 36)
 
 
+@pytest.mark.parametrize("printing", ["flags_string", "trace_raw_output_kmalloc"])
+def test_the_flags_of_the_page_allocator_are_those_that_are_printed(printing: str) -> None:
+    names = {**NAMES, printing: USER, "next": USER + 0x40}
+    del names["find_bug"], names["search_exception_tables"]
+    memory, text = Pages(), TABLE + 0x800
+    memory.put(USER, toc_setup(USER) + made_of_toc(9, text) + made_of_toc(8, TABLE))
+    memory.put(text, b"GFP_KERNEL\0" + bytes(32))
+    memory.put_words(TABLE, 0xCC0, text, 0, 0)
+    assert power_kernel(memory, names).address("gfpflag_names") == TABLE
+    memory.put(text, b"dirty\0")
+    assert power_kernel(memory, names).symbols.address("gfpflag_names") is None, "names of something else"
+
+
 SCALE, BEGUN = 0xFA00_0000_0000_0000, 0x1234_5678
 """Of a timebase of 512 MHz, with a shift of 1."""
 

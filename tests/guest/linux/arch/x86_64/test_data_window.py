@@ -6,7 +6,7 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import physical_patch
-from gdb_optprobe.guest.linux.arch.x86_64.data_window import DataWindow
+from gdb_optprobe.guest.linux.arch.x86_64.data_window import ALL_PLACES, DataWindow
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import DATA_AT
 from gdb_optprobe.guest.linux.arch.x86_64.paging import LARGE, NO_EXECUTE
 from tests.guest.linux.arch.x86_64 import test_image_padding as padding
@@ -51,10 +51,10 @@ def mapped() -> tuple[Mapped, DataWindow]:
 @pytest.mark.parametrize("block", [BLOCK, SMALL])
 def test_a_block_of_2_mib_is_one_large_page_writable_and_not_executable(block: int) -> None:
     there, window = mapped()
-    place = window.places[0]
+    place = ALL_PLACES[0]
     assert place == DATA_AT - 2 * MIB and window.is_free(place) and not window.is_mapped(place, 9, block)
     there.writes.clear()
-    window.map(place, 9, block)
+    assert window.map(place, 9, block) == place
     assert there.writes[0] == window.table() + (place >> 21 & 511) * 8, "one write makes it appear"
     assert all(address >= 64 * MIB for address in there.writes[1:]), "and it is proven by its own memory"
     mapping = at(there, place + 12345)
@@ -69,14 +69,14 @@ def test_a_block_of_2_mib_is_one_large_page_writable_and_not_executable(block: i
 
 def test_the_last_page_of_a_smaller_block_is_its_table() -> None:
     there, window = mapped()
-    place = window.places[1]
+    place = ALL_PLACES[1]
     window.map(place, 5, BLOCK)
-    start, end = window.span(place, 5)
-    assert (start, end) == (place, place + 31 * 4096)
-    for address in range(start, end, 4096):
+    end = place + window.size(5)
+    assert end == place + 31 * 4096
+    for address in range(place, end, 4096):
         mapping = at(there, address)
         assert mapping is not None and mapping.writable and not mapping.executable
-        assert mapping.physical == BLOCK - DIRECT + address - start
+        assert mapping.physical == BLOCK - DIRECT + address - place
     assert at(there, end) is None
     assert window.is_mapped(place, 5, BLOCK)
     with pytest.raises(OptprobeError, match="is not what an earlier GDB wrote"):
@@ -88,16 +88,19 @@ def test_what_the_kernel_cannot_have_lent(block: int) -> None:
     there, window = mapped()
     there.writes.clear()
     with pytest.raises(OptprobeError):
-        window.map(window.places[0], 9, block)
-    assert not there.writes and window.is_free(window.places[0])
+        window.map(ALL_PLACES[0], 9, block)
+    assert not there.writes and window.is_free(ALL_PLACES[0])
 
 
 def test_places_that_are_taken_or_none() -> None:
     there, window = mapped()
-    place = window.places[0]
+    place = ALL_PLACES[0]
     there.put_words(window.table() + (place >> 21 & 511) * 8, 1 << 12)
     with pytest.raises(OptprobeError, match="is mapped"):
         window.map(place, 9, BLOCK)
+    assert window.is_place(place, 9) and not window.is_place(DATA_AT, 9)
+    assert window.places(0, 1 << 64) == [*ALL_PLACES]
+    assert window.places(ALL_PLACES[2], ALL_PLACES[0]) == [ALL_PLACES[1], ALL_PLACES[2]]
     with pytest.raises(OptprobeError, match="no block can be at"):
         window.unmap(DATA_AT)
     there.put_words(padding.PUD + 509 * 8, 0)
