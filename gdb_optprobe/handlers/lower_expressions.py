@@ -14,20 +14,23 @@ from gdb_optprobe.handlers import lower_strings
 from gdb_optprobe.handlers.ir import (
     MASK,
     WORD,
-    Action,
     And,
     Binary,
+    BytesLoad,
     Choose,
     Clock,
     Constant,
     Convert,
     Expr,
+    Literal,
     Load,
     Op,
     Operand,
     Or,
     PerCpuBase,
     Register,
+    Slice,
+    Statement,
     StringEquals,
     StringLoad,
     Unary,
@@ -38,13 +41,14 @@ from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, L
 from gdb_optprobe.maps.aggregate import number
 
 PROBE_READ = "probe_read"
+_OF_SCRIPTS = {Op.UDIV: Op.DIV, Op.UMOD: Op.MOD, Op.LSHL: Op.SHL, Op.LSHR: Op.SHR}
 UNMAPPED = "memory that may not be mapped is not read here"
 
 
 class NotLowered(Exception):
     """Native code cannot do this node. why: the reason."""
 
-    def __init__(self, node: Operand | Action, why: str) -> None:
+    def __init__(self, node: Operand | Statement, why: str) -> None:
         super().__init__(f"{why}: {node}")
         self.node = node
         self.why = why
@@ -124,6 +128,8 @@ class ExpressionLowering:
 
     def words(self, stack: ExitStack, node: Operand) -> list[str | int]:
         """Return the words of a part of a key or of a record, valid as long as `stack`."""
+        if isinstance(node, Slice | Literal | BytesLoad):
+            raise NotLowered(node, "native code has no buffers yet")
         if not isinstance(node, StringLoad):
             return [stack.enter_context(self.operand(node))]
         others = () if node.mapped else self._emitter.probe_read_clobbers
@@ -261,12 +267,43 @@ class ExpressionLowering:
             self._operate(to, op, one, other, bits, signed)
 
     def _operate(self, to: str, op: Op, left: str, right: str | int, bits: int, signed: bool) -> None:
-        if op not in (Op.DIV, Op.MOD):
+        if op in _OF_SCRIPTS:
+            self._operate_unsigned(to, op, left, right)
+        elif op not in (Op.DIV, Op.MOD):
             self._emitter.binary(Arithmetic[op.name], to, left, right, bits, signed)
         elif isinstance(right, int):
             self._divide_by_constant(to, op, left, right, bits, signed)
         else:
             self._divide(to, op, left, right, bits, signed)
+
+    def _operate_unsigned(self, to: str, op: Op, left: str, right: str | int) -> None:
+        """Lower an operation of scripts: nothing faults, and no count is too large."""
+        emit, plain = self._emitter, _OF_SCRIPTS[op]
+        if isinstance(right, int) and op in (Op.LSHL, Op.LSHR):
+            emit.binary(Arithmetic[plain.name], to, left, right % 64, 64, False)
+        elif isinstance(right, int) and right:
+            self._divide_by_constant(to, plain, left, right, 64, False)
+        elif isinstance(right, int):
+            emit.copy(to, left) if op is Op.UMOD else emit.constant(to, 0)
+        elif op in (Op.LSHL, Op.LSHR):
+            with emit.pool.scratch() as count:
+                emit.binary(Arithmetic.AND, count, right, 63, 64, False)
+                emit.binary(Arithmetic[plain.name], to, left, count, 64, False)
+        else:
+            self._divide_or(to, plain, left, right)
+
+    def _divide_or(self, to: str, op: Op, left: str, right: str) -> None:
+        """Divide unsigned words; by 0 the quotient is 0, and the remainder `left`."""
+        emit, zero, done = self._emitter, Label(), Label()
+        emit.branch(Comparison.EQ, right, 0, False, zero)
+        emit.binary(Arithmetic[op.name], to, left, right, 64, False)
+        emit.jump(done)
+        emit.bind(zero)
+        if op is Op.MOD:
+            emit.copy(to, left)
+        else:
+            emit.constant(to, 0)
+        emit.bind(done)
 
     def _divide(self, to: str, op: Op, left: str, right: str, bits: int, signed: bool) -> None:
         """Divide. A divisor of -1 is treated apart: if the quotient overflows, processors trap or give any result."""

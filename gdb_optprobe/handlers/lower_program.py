@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from gdb_optprobe.handlers.ir import (
-    Action,
     Cell,
     Constant,
     Emit,
@@ -35,6 +34,7 @@ from gdb_optprobe.handlers.ir import (
     Program,
     Put,
     Register,
+    Statement,
     Stop,
     Update,
     nodes,
@@ -162,6 +162,8 @@ def _emit(
     for action in program.actions:
         if isinstance(action, Stop):
             continue
+        if not isinstance(action, Update | Put | Emit):
+            raise NotLowered(action, "native code has no statements yet")
         index, address = next(objects) if not isinstance(action, Put) else (0, 0)
         with refused(action):
             lower_action(emit, pc, around, action, index, address)
@@ -192,7 +194,7 @@ def lower_save(emit: Emitter, names: Sequence[str]) -> None:
 
 
 @contextmanager
-def refused(node: Expr | Action) -> Iterator[None]:
+def refused(node: Expr | Statement) -> Iterator[None]:
     """Raise NotLowered if the block needs more registers than there are."""
     try:
         yield

@@ -21,7 +21,6 @@ from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.interpreter import Outcome
 from gdb_optprobe.handlers.ir import (
     WORD,
-    Action,
     And,
     Cell,
     Expr,
@@ -31,6 +30,7 @@ from gdb_optprobe.handlers.ir import (
     Program,
     Put,
     Records,
+    Statement,
     Stop,
     Update,
     dereferences,
@@ -356,7 +356,7 @@ def _is_count(action: object) -> bool:
     return isinstance(action, Update) and isinstance(action.target, Cell) and isinstance(action.target.aggregate, Count)
 
 
-def _action_with(node: object, parts: Sequence[Fragment], actions: Sequence[Action]) -> Fragment | None:
+def _action_with(node: object, parts: Sequence[Fragment], actions: Sequence[Statement]) -> Fragment | None:
     """Return the part that was compiled to the action with `node` in it; None where no action has it."""
     for part, action in zip(parts, actions, strict=True):
         if action is node or any(each is node for operand in operands(action) for each in nodes(operand)):

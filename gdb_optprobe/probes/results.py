@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.interpreter import Done, Outcome
-from gdb_optprobe.handlers.ir import Cell, Put, Records, Stop
+from gdb_optprobe.handlers.ir import Cell, HashMap, Put, Records, Stop
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Aggregate
 from gdb_optprobe.maps.ring import RingContents, RingPosition
@@ -99,7 +99,7 @@ class Results:
             elif isinstance(target, Cell):
                 place = places[id(target)]
                 head[place] = aggregate.update(target.aggregate, head[place], done.value)
-            else:
+            elif isinstance(target, HashMap):
                 _add(tables[numbers[id(target)]], target.aggregate, done)
         kept = records[-MOST_RECORDS:]
         dropped = self.dropped + len(records) - len(kept)
