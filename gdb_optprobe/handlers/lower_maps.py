@@ -219,6 +219,10 @@ def _store_fields(emit: Emitter, words: ExpressionLowering, place: str, action: 
                 words.store_text(field, Address(place, at))
                 at += -(-field.size // 8) * 8
                 continue
+            if isinstance(field, Slice):
+                words.store_bytes(field, Address(place, at))
+                at += field.size
+                continue
             for word in words.words(stack, field):
                 emit.store(Address(place, at), word)
                 at += 8

@@ -256,5 +256,5 @@ def encode(words: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(words)}Q", *words)
 
 
-def decode(data: bytes) -> tuple[int, ...]:
+def decode(data: bytes | bytearray) -> tuple[int, ...]:
     return struct.unpack(f"<{len(data) // 8}Q", data)

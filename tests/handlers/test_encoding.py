@@ -148,7 +148,10 @@ WHOLE = Program(
 ENTRY = EntryProgram(ONE, (RDI,), (("n", 0, True),), (Update(Cell("count", Count())),))
 
 
-@pytest.mark.parametrize(("value", "text"), [*EXPRESSIONS, *STATEMENTS, *AGGREGATES], ids=lambda value: type(value).__name__)
+PARTS = [*EXPRESSIONS, *STATEMENTS, *AGGREGATES]
+
+
+@pytest.mark.parametrize(("value", "text"), PARTS, ids=lambda value: type(value).__name__)
 def test_the_text_of_each_part(value: object, text: str) -> None:
     assert encode(value) == text
 
@@ -193,7 +196,7 @@ def test_what_has_no_text_is_no_part_of_a_program() -> None:
 
 def test_every_class_of_a_program_has_a_text() -> None:
     """One that is added without a text would be found by a user."""
-    known = {type(value) for value, _ in (*EXPRESSIONS, *STATEMENTS, *AGGREGATES)}
+    known = {type(value) for value, _ in PARTS}
     known |= {Program, Update, Emit, Put, Stop, Cell, HashMap, Records, Column, StringLoad, EntryProgram, Buffer}
     known |= {Break, Continue, Return, Map}
     assert known == set(encoding._FIELDS)
