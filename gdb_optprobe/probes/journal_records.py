@@ -20,13 +20,14 @@ from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import size_of
+from gdb_optprobe.probes.shared_maps import MOST_BITS, MapsRecord
 from gdb_optprobe.probes.spec import Kind, Spec
 
 FIELDS = frozenset(
     ("at", "location", "kind", "if", "do", "tier", "name", "glob", "entry if", "entry do", "maxactive", "overwrite")
 ) | frozenset(
     ("pending", "file", "pid", "home", "waits", "off", "python", "data", "program", "sizes", "since", "seen", "lost")
-)
+) | {"maps"}
 LOST_FIELDS = frozenset(("at", "location", "kind", "data", "home", "waits", "glob"))
 """The record of a probe that is lost."""
 KINDS = frozenset(kind.value for kind in Kind)
@@ -43,7 +44,8 @@ class ProbeRecord:
     """What the journal keeps of a probe of any kind.
 
     home: where it is or was in a module. waits: whether it was at no site in the kernel; of a probe on a program, true.
-    python: whether it had a handler in Python. data: the address of its memory. program: see `fingerprint`.
+    python: whether it had a handler in Python. data: the address of its memory. maps: those that it shares.
+    program: see `fingerprint`.
     sizes: the settings that it was made with, by name. seen: the head of what hits left that stopped the guest.
     lost: whether it was too large for a journal, so that only its place was written.
     """
@@ -61,6 +63,7 @@ class ProbeRecord:
     home: str = ""
     waits: bool = False
     lost: bool = False
+    maps: MapsRecord | None = None
 
 
 def write_probe(probe: Probe, journal: Journal) -> None:
@@ -94,12 +97,33 @@ def probe_value(probe: Probe) -> dict[str, Any]:
         "off": not probe.enabled,
         "python": probe.spec.has_python_handler,
         "data": probe.counter.address if probe.counter is not None else 0,
+        "maps": _maps_value(probe.handler),
         "program": fingerprint(probe.handler) if not probe.handler.is_plain else 0,
         "sizes": dict(probe.sizes) if not probe.handler.is_plain else {},
         "since": [probe.since.following, *probe.since.pending] if probe.since.following else [],
         "seen": [*probe.seen.head] if probe.seen.head != probe.handler.head() else [],
     }
     return value | {name: given for name, given in optional.items() if given}
+
+
+def _maps_value(handler: Handler) -> list[int]:
+    """Return the address of the maps that `handler` shares, their bits, whether cells are in them, and its key there.
+    """
+    maps = handler.shared
+    if maps is None or maps.memory is None:
+        return []
+    return [maps.memory.address, maps.bits, int(maps.cells), handler.function]
+
+
+def _read_maps(value: Any) -> MapsRecord:
+    """Raises ValueError."""
+    address, bits, cells, function = validate.row(value, 4)
+    return MapsRecord(
+        validate.number(address),
+        validate.number(bits, MOST_BITS + 1, 1),
+        bool(validate.number(cells, 2)),
+        validate.number(function),
+    )
 
 
 def _readable(probe: Probe, value: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +193,8 @@ def _check_places(one: ProbeRecord, left: ArenaContents) -> None:
         raise ValueError(f"no program is at {one.address:#x}")
     if one.data is not None and left.data_at(one.data) is None:
         raise ValueError(f"it has no memory at {one.data:#x}")
+    if one.maps is not None and left.data_at(one.maps.address) is None:
+        raise ValueError(f"it has no maps at {one.maps.address:#x}")
 
 
 def _decode(number: int, value: Mapping[str, Any]) -> ProbeRecord:
@@ -188,6 +214,7 @@ def _decode(number: int, value: Mapping[str, Any]) -> ProbeRecord:
         enabled=not flag("off"),
         python=flag("python"),
         data=validate.number(value["data"]) if "data" in value else None,
+        maps=_read_maps(value["maps"]) if "maps" in value else None,
         program=validate.number(value.get("program", 0), 1 << 32),
         sizes={name: size_of(name, size) for name, size in sizes.items()},
         since=RingPosition(following, tuple(pending)),
