@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.guest.linux.arch.base import Reads
@@ -22,6 +22,7 @@ from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.interpreter import Outcome
 from gdb_optprobe.handlers.ir import (
     WORD,
+    Action,
     And,
     Cell,
     Column,
@@ -52,11 +53,13 @@ from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.hash_map import HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
+from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.shared_maps import SharedMaps
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit
 
 HITS = Cell("hits", Count())
+Kind = TypeVar("Kind", Action, Statement)
 _NOTHING_DEAD = Dead()
 _NOTHING_KEPT = OuterSaves()
 END = (1).to_bytes(WORD, "little")
@@ -83,6 +86,7 @@ class Handler:
     table_bits: of each table, see HashMapLayout. ring_bits: of the ring, see RingLayout; overwrites: too.
     per_cpu_register: see isa.abi.SystemRegisters.
     shared:     maps of a glob that its tables are in. function: its key there.
+    maps:       of the session, where the program names some.
     """
 
     program: Program = field(default_factory=lambda: Program(None, (Update(HITS),)))
@@ -96,6 +100,7 @@ class Handler:
     per_cpu_register: str = ""
     shared: SharedMaps | None = None
     function: int = 0
+    maps: SessionMaps | None = None
     _lowered: list[tuple[LoweringContext, Code]] = field(init=False, default_factory=list, compare=False, repr=False)
 
     @classmethod
@@ -111,15 +116,18 @@ class Handler:
         overwrites: bool = False,
     ) -> Handler:
         others = tuple(action for action in program.actions if not _is_count(action))
-        whole = Program(program.condition, (Update(HITS), *others))
+        whole = replace(program, actions=(Update(HITS), *others))
         return cls(whole, per_cpu, cpu, unmapped, table_bits, ring_bits, overwrites)
 
     def sharing(self, maps: SharedMaps, function: int) -> Handler:
         """Return the same with its tables in `maps`; as it is where it has none, or others than those have."""
         maps.decide(self.cells)
-        actions = tuple(maps.by_function(action, function) for action in self.program.actions[1:])
+        def shared(action: Kind) -> Kind | Update:
+            return maps.by_function(action, function) if isinstance(action, Update) else action
+
+        actions = tuple(shared(action) for action in self.program.actions[1:])
         program = replace(self.program, actions=(self.program.actions[0], *actions))
-        entry = tuple(maps.by_function(action, function) for action in self.entry.actions)
+        entry = tuple(shared(action) for action in self.entry.actions)
         found = replace(
             self, program=program, entry=replace(self.entry, actions=entry), shared=maps, function=function
         )
@@ -250,7 +258,8 @@ class Handler:
 
     def interpreted_hit(self, hit: Hit) -> interpreter.Hit:
         """Return a hit that stopped the guest, as the interpreter has it."""
-        return interpreted_hit(hit, self.unmapped, self.per_cpu_register if PerCpuBase() in self._nodes() else "")
+        found = interpreted_hit(hit, self.unmapped, self.per_cpu_register if PerCpuBase() in self._nodes() else "")
+        return found if self.maps is None else replace(found, maps=self.maps.by_name())
 
     @property
     def dereferences(self) -> bool:
@@ -301,6 +310,7 @@ class Handler:
             pad=pad.address if pad is not None else None,
             passed=passed,
             kept=kept,
+            maps=self.maps.addresses(self.program.maps, memory) if self.maps is not None else {},
         )
         for known, code in self._lowered:
             if known == around:
@@ -403,6 +413,8 @@ def _is_count(action: object) -> bool:
 
 def _action_with(node: object, parts: Sequence[Fragment], actions: Sequence[Statement]) -> Fragment | None:
     """Return the part that was compiled to the action with `node` in it; None where no action has it."""
+    if len(parts) == 1 and len(actions) > 1:
+        parts = [*parts] * len(actions)  # one block of statements
     for part, action in zip(parts, actions, strict=True):
         if action is node or any(each is node for operand in operands(action) for each in nodes(operand)):
             return part

@@ -91,7 +91,7 @@ def around(program: Program, dead: Dead = Dead()) -> LoweringContext:  # noqa: B
 
 def memory_before(program: Program, before: State) -> dict[int, bytes]:
     maps = scripts.contents(program)
-    at = {place: bytes(maps[name].data) for name, place in scripts.places(program, FAULTS).items()}
+    at = {place: bytes(maps[name].data[:]) for name, place in scripts.places(program, FAULTS).items()}
     return memory_of(before, objects(program) | at)
 
 
@@ -222,7 +222,7 @@ def at_every_instruction(
     for words_before in before:
         one.put(aggregate.encode((5, 6)), words_before)
     offset = at - FAULTS
-    memory[FAULTS] = memory[FAULTS][:offset] + bytes(one.data) + memory[FAULTS][offset + len(one.data) :]
+    memory[FAULTS] = memory[FAULTS][:offset] + bytes(one.data[:]) + memory[FAULTS][offset + one.layout.size :]
     whole = execute(codes[0], HIT, memory).executed
     assert whole > 10
     for interrupted in range(1, whole):

@@ -36,7 +36,7 @@ class ScriptTrial(Trial):
     def memory(self) -> bytes:
         memory = bytearray(Trial(self.original, self.seed).memory)
         for name, at in scripts.places(self.program, FAULTS).items():
-            data = self.maps[name].data
+            data = self.maps[name].data[:]
             memory[at - DATA : at - DATA + len(data)] = data
         return bytes(memory)
 
