@@ -10,7 +10,7 @@ A hit is one where the condition holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -193,6 +193,18 @@ class Handler:
         """Where records go, all kinds of them; None where the program makes none."""
         sizes = [target.size for target in self.objects if isinstance(target, Records)]
         return RingLayout(max(sizes) // WORD, self.ring_bits, self.overwrites) if sizes else None
+
+    @cached_property
+    def kinds(self) -> Mapping[int, Records]:
+        """The kinds of records in the ring, by number."""
+        found = ((number, one) for number, one in enumerate(self.objects) if isinstance(one, Records))
+        return {number if one.kind is None else one.kind: one for number, one in found}
+
+    def kind_of(self, target: Records) -> int:
+        """Return the number of a kind of records."""
+        if target.kind is not None:
+            return target.kind
+        return next(number for number, one in enumerate(self.objects) if one is target)
 
     @property
     def head_size(self) -> int:

@@ -19,7 +19,7 @@ MOST_RECORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record. kind: which object of the program it is of; time: of the guest's clock, None where it was stopped.
+    """A record. kind: its number, see Handler.kinds; time: of the guest's clock, None where it was stopped.
 
     lost_before, lost_after: how many records of the ring were lost there.
     """
@@ -100,13 +100,12 @@ class Results:
         tables = [dict(rows) for rows in self.tables]
         numbers = {id(table): number for number, (table, _) in enumerate(handler.tables)}
         records = [*self.records]
-        kinds = {id(target): kind for kind, target in enumerate(handler.objects)}
         for done in outcome.done:
             if isinstance(done.action, Put | Stop):
                 continue
             target = done.action.target
             if isinstance(target, Records):
-                records.append(Row(kinds[id(target)], vcpu, None, done.data))
+                records.append(Row(handler.kind_of(target), vcpu, None, done.data))
             elif target is HITS:
                 head[0] += 1
             elif isinstance(target, Cell):
