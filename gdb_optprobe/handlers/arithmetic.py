@@ -27,7 +27,26 @@ def binary(op: Op, left: int, right: int, bits: int, signed: bool) -> int:
         return extend(left << right, bits, signed) if right < bits else 0
     if op is Op.SHR:
         return extend(number(left, signed) >> min(right, bits), bits, signed)
+    if op in _OF_SCRIPTS:
+        return _unsigned(op, left, right) & MASK
     return extend(_exact(op, number(left, signed), number(right, signed)), bits, signed)
+
+
+_OF_SCRIPTS = (Op.UDIV, Op.UMOD, Op.LSHL, Op.LSHR)
+
+
+def _unsigned(op: Op, left: int, right: int) -> int:
+    """Compute an operation of scripts of two words."""
+    match op:
+        case Op.UDIV:
+            return left // right if right else 0
+        case Op.UMOD:
+            return left % right if right else left
+        case Op.LSHL:
+            return left << right % 64
+        case Op.LSHR:
+            return left >> right % 64
+    raise AssertionError(op)
 
 
 def _exact(op: Op, left: int, right: int) -> int:

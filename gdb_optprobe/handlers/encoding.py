@@ -31,24 +31,53 @@ _FIELDS: Mapping[type, tuple[str, tuple[str, ...]]] = {
     p.Choose: ("Choose", ("condition", "yes", "no")),
     p.StringLoad: ("Text", ("address", "size", "mapped", "whole")),
     p.StringEquals: ("TextEquals", ("address", "literal", "mapped")),
+    p.Variable: ("Variable", ("name",)),
+    p.Buffer: ("Buffer", ("name", "size")),
+    p.Slice: ("Slice", ("buffer", "offset", "size")),
+    p.Literal: ("Literal", ("data",)),
+    p.Part: ("Part", ("buffer", "offset", "size", "signed", "index")),
+    p.SameText: ("SameText", ("left", "right", "most")),
+    p.ContainsText: ("ContainsText", ("text", "needle")),
+    p.BytesLoad: ("Bytes", ("address", "size", "mapped", "length", "text")),
     p.Column: ("Column", ("label", "form", "size")),
     p.Cell: ("Cell", ("name", "aggregate")),
     p.HashMap: ("Table", ("name", "columns", "aggregate")),
-    p.Records: ("Records", ("name", "columns", "format", "stack", "tried")),
+    p.Map: ("Map", ("name", "columns", "value", "most")),
+    p.Records: ("Records", ("name", "columns", "format", "stack", "tried", "kind")),
     p.Update: ("Update", ("target", "value", "by")),
     p.Emit: ("Emit", ("target", "fields")),
     p.Put: ("Put", ("address", "value")),
     p.Stop: ("Stop", ()),
-    p.Program: ("Program", ("condition", "actions")),
+    p.Assign: ("Assign", ("variable", "value")),
+    p.Copy: ("Copy", ("into", "source")),
+    p.Cut: ("Cut", ("slice", "length")),
+    p.If: ("If", ("condition", "then", "otherwise")),
+    p.Loop: ("Loop", ("body", "step", "most")),
+    p.Break: ("Break", ()),
+    p.Continue: ("Continue", ()),
+    p.Return: ("Return", ()),
+    p.Get: ("Get", ("map", "by", "into")),
+    p.Set: ("Set", ("map", "by", "value")),
+    p.Modify: ("Modify", ("map", "by", "op", "value", "old", "new")),
+    p.Has: ("Has", ("map", "by", "into")),
+    p.Delete: ("Delete", ("map", "by", "had")),
+    p.Length: ("Length", ("map", "into")),
+    p.Each: ("Each", ("map", "key", "value", "body")),
+    p.Program: ("Program", ("condition", "actions", "quiet")),
     a.Count: ("Count", ()),
     a.Sum: ("Sum", ("signed",)),
     a.Least: ("Least", ("signed",)),
     a.Greatest: ("Greatest", ("signed",)),
     a.Average: ("Average", ("signed",)),
+    a.Stats: ("Stats", ("signed",)),
     a.Powers: ("Powers", ("signed",)),
+    a.LogLinear: ("LogLinear", ("bits", "signed")),
     a.Linear: ("Linear", ("low", "high", "step", "signed")),
     EntryProgram: ("Entry", ("condition", "words", "names", "actions")),
 }
+# Fields that were added later: not written where they have the value that all had before.
+_ADDED: Mapping[tuple[type, str], object] = {(p.Program, "quiet"): False, (p.Records, "kind"): None}
+_ALWAYS = object()
 _MEMBERS: Mapping[Enum, str] = {
     p.UnaryOp.NEGATE: "<UnaryOp.NEGATE: '-'>",
     p.UnaryOp.INVERT: "<UnaryOp.INVERT: '~'>",
@@ -68,6 +97,10 @@ _MEMBERS: Mapping[Enum, str] = {
     p.Op.LE: "<Op.LE: '<='>",
     p.Op.GT: "<Op.GT: '>'>",
     p.Op.GE: "<Op.GE: '>='>",
+    p.Op.UDIV: "<Op.UDIV: 'u/'>",
+    p.Op.UMOD: "<Op.UMOD: 'u%'>",
+    p.Op.LSHL: "<Op.LSHL: 'u<<'>",
+    p.Op.LSHR: "<Op.LSHR: 'u>>'>",
     p.Form.SIGNED: "<Form.SIGNED: 'signed'>",
     p.Form.UNSIGNED: "<Form.UNSIGNED: 'unsigned'>",
     p.Form.POINTER: "<Form.POINTER: 'pointer'>",
@@ -87,4 +120,6 @@ def encode(value: object) -> str:
     if type(value) not in _FIELDS:
         raise TypeError(f"{type(value).__name__} has no text that leaves the process")
     name, fields = _FIELDS[type(value)]
-    return f"{name}({', '.join(f'{field}={encode(getattr(value, field))}' for field in fields)})"
+    known = ((field, getattr(value, field)) for field in fields)
+    written = [(field, each) for field, each in known if _ADDED.get((type(value), field), _ALWAYS) != each]
+    return f"{name}({', '.join(f'{field}={encode(each)}' for field, each in written)})"

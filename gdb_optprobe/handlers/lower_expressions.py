@@ -6,48 +6,103 @@ registers is evaluated first (Sethi and Ullman), into the register of the result
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from gdb_optprobe.handlers import lower_strings
 from gdb_optprobe.handlers.ir import (
     MASK,
     WORD,
-    Action,
     And,
     Binary,
+    Buffer,
+    Bytes,
+    BytesLoad,
     Choose,
     Clock,
     Constant,
+    ContainsText,
     Convert,
     Expr,
+    Literal,
     Load,
     Op,
     Operand,
     Or,
+    Part,
     PerCpuBase,
     Register,
+    SameText,
+    Slice,
+    Statement,
     StringEquals,
     StringLoad,
     Unary,
     UnaryOp,
+    Variable,
     children,
 )
-from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue, noted
-from gdb_optprobe.maps.aggregate import number
+from gdb_optprobe.isa.codegen import (
+    Address,
+    Arithmetic,
+    Comparison,
+    Emitter,
+    Label,
+    MemoryValue,
+    RegisterPool,
+    noted,
+)
+from gdb_optprobe.maps.aggregate import decode, number
 
 PROBE_READ = "probe_read"
+_OF_SCRIPTS = {Op.UDIV: Op.DIV, Op.UMOD: Op.MOD, Op.LSHL: Op.SHL, Op.LSHR: Op.SHR}
 UNMAPPED = "memory that may not be mapped is not read here"
 
 
 class NotLowered(Exception):
     """Native code cannot do this node. why: the reason."""
 
-    def __init__(self, node: Operand | Action, why: str) -> None:
+    def __init__(self, node: Operand | Statement, why: str) -> None:
         super().__init__(f"{why}: {node}")
         self.node = node
         self.why = why
+
+
+@dataclass
+class Locals:
+    """Where the variables and buffers of a hit are.
+
+    registers, offsets: of variables, by name; offsets in the frame. buffers: their offsets, by name.
+    quiet: see ir.py, faults.
+    """
+
+    quiet: bool = False
+    registers: dict[str, str] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
+    buffers: dict[str, int] = field(default_factory=dict)
+
+
+class Apart:
+    """Code that few hits run: it is emitted behind that of all hits."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[frozenset[str], Callable[[], None]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def put(self, pool: RegisterPool, emit: Callable[[], None]) -> None:
+        """Put off what `emit` emits. The registers in use now are in use there."""
+        self._parts.append((pool.taken, emit))
+
+    def emit(self, pool: RegisterPool) -> None:
+        """Emit all that was put off, and what that puts off itself."""
+        while self._parts:
+            taken, emit = self._parts.pop(0)
+            with pool.holding(taken):
+                emit()
 
 
 class ExpressionLowering:
@@ -56,13 +111,18 @@ class ExpressionLowering:
     pc:      the name of the PC, and its value.
     fault:   the label that a fault jumps to.
     faulted: whether that label is used, so that it must be bound.
+    locals:  where variables are. apart: for code that few hits run, which must be emitted too.
     """
 
-    def __init__(self, emitter: Emitter, pc: tuple[str, int]) -> None:
+    def __init__(
+        self, emitter: Emitter, pc: tuple[str, int], places: Locals | None = None, apart: Apart | None = None
+    ) -> None:
         self._emitter = emitter
         self._pc = pc
         self._fault = Label()
         self.faulted = False
+        self.locals = places if places is not None else Locals()
+        self.apart = apart if apart is not None else Apart()
 
     @property
     def fault(self) -> Label:
@@ -72,12 +132,45 @@ class ExpressionLowering:
 
     def with_own_fault(self) -> ExpressionLowering:
         """Return one with another fault label."""
-        return ExpressionLowering(self._emitter, self._pc)
+        return ExpressionLowering(self._emitter, self._pc, self.locals, self.apart)
+
+    @contextmanager
+    def or_zeros(self, fault: Callable[[], None]) -> Iterator[Label]:
+        """Yield the label that a fault within the block jumps to. fault: emits what a quiet one does instead."""
+        if not self.locals.quiet:
+            yield self.fault
+            return
+        label, back = Label(), Label()
+
+        def instead() -> None:
+            self._emitter.bind(label)
+            fault()
+            self._emitter.jump(back)
+
+        yield label
+        self.apart.put(self._emitter.pool, instead)
+        self._emitter.bind(back)
+
+    def place(self, buffer: Buffer, offset: int = 0) -> Address:
+        """Return the address of what is in a buffer."""
+        return self._emitter.local(self.locals.buffers[buffer.name] + offset)
+
+    def _where(self, node: Expr) -> str | None:
+        """Return the register that already holds a word; None if none does."""
+        if isinstance(node, Variable):
+            return self.locals.registers.get(node.name)
+        return self._emitter.register(node.name) if isinstance(node, Register) else None
+
+    def _in_memory(self, node: Variable | Part) -> MemoryValue:
+        """Return where a word is that is in the frame."""
+        if isinstance(node, Variable):
+            return MemoryValue(self._emitter.local(self.locals.offsets[node.name]))
+        return MemoryValue(self.place(node.buffer, node.offset), node.size, node.signed)
 
     @contextmanager
     def word(self, node: Expr) -> Iterator[str]:
         """Yield a register that holds the word within the block. It must not be changed."""
-        at = self._emitter.register(node.name) if isinstance(node, Register) else None
+        at = self._where(node)
         if at is not None:
             yield at
             return
@@ -101,6 +194,9 @@ class ExpressionLowering:
             with self.memory(node.address) as memory:
                 yield MemoryValue(memory, node.size, node.signed)
             return
+        if self._where(node) is None and (isinstance(node, Variable) or (isinstance(node, Part) and not node.index)):
+            yield self._in_memory(node)
+            return
         with self.word(node) as register:
             yield register
 
@@ -122,8 +218,29 @@ class ExpressionLowering:
         with self.word(base) as register:
             yield Address(register, number(offset, True), per_cpu=per_cpu)
 
+    def assign(self, variable: Variable, register: str) -> None:
+        """Give a variable the word of a register."""
+        at = self.locals.registers.get(variable.name)
+        if at is None:
+            self._emitter.store(self._emitter.local(self.locals.offsets[variable.name]), register)
+        else:
+            self._emitter.copy(at, register)
+
+    def operate(self, to: str, op: Op, left: str, right: str | int) -> None:
+        """Compute `left op right` of 64 bits, unsigned."""
+        self._operate(to, op, left, right, 64, signed=False)
+
     def words(self, stack: ExitStack, node: Operand) -> list[str | int]:
         """Return the words of a part of a key or of a record, valid as long as `stack`."""
+        if isinstance(node, Literal):
+            return [*literal_words(node)]
+        if isinstance(node, Slice):
+            found = [stack.enter_context(self._emitter.pool.scratch()) for _ in range(node.size // WORD)]
+            for index, word in enumerate(found):
+                self._emitter.load(word, MemoryValue(self.place(node.buffer, node.offset + WORD * index)))
+            return [*found]
+        if isinstance(node, BytesLoad):
+            raise NotLowered(node, "such bytes are read into a buffer only")
         if not isinstance(node, StringLoad):
             return [stack.enter_context(self.operand(node))]
         others = () if node.mapped else self._emitter.probe_read_clobbers
@@ -133,14 +250,42 @@ class ExpressionLowering:
                 read = lower_strings.read_array if node.whole else lower_strings.read_text
                 read(self._emitter, made, memory, node.size)
         else:
-            with self.using_probe_read(node), self.word(node.address) as at, noted(self._emitter, PROBE_READ):
-                lower_strings.read_probed_text(self._emitter, made, at, node.size, node.whole, self.fault)
+            with (
+                self.using_probe_read(node),
+                self.word(node.address) as at,
+                noted(self._emitter, PROBE_READ),
+                self.or_zeros(lambda: self._zero(made)) as fault,
+            ):
+                lower_strings.read_probed_text(self._emitter, made, at, node.size, node.whole, fault)
         return [*made]
+
+    def _zero(self, registers: Sequence[str]) -> None:
+        for register in registers:
+            self._emitter.constant(register, 0)
+
+    def zero(self, into: Address, size: int) -> None:
+        """Store zeros: size bytes, a multiple of 8."""
+        for at in range(0, size, WORD):
+            self._emitter.store(beyond(into, at), 0)
+
+    def store_bytes(self, node: Slice | Literal, into: Address) -> None:
+        """Store the bytes of a slice or a literal at `into`."""
+        emit = self._emitter
+        if isinstance(node, Literal):
+            for index, word in enumerate(literal_words(node)):
+                emit.store(beyond(into, WORD * index), word)
+            return
+        with emit.pool.scratch() as copied:
+            for at in range(0, node.size, WORD):
+                emit.load(copied, MemoryValue(self.place(node.buffer, node.offset + at)))
+                emit.store(beyond(into, at), copied)
 
     def store_text(self, node: StringLoad, into: Address) -> None:
         """Store the words of text that may not be mapped at `into`."""
         with self.using_probe_read(node), self.word(node.address) as at, noted(self._emitter, PROBE_READ):
-            lower_strings.store_probed_text(self._emitter, into, at, node.size, node.whole, self.fault)
+            size = -(-node.size // WORD) * WORD
+            with self.or_zeros(lambda: self.zero(into, size)) as fault:
+                lower_strings.store_probed_text(self._emitter, into, at, node.size, node.whole, fault)
 
     def into(self, to: str, node: Expr) -> None:
         """Evaluate into a register of the pool."""
@@ -158,8 +303,9 @@ class ExpressionLowering:
             case Load(address, size, signed):
                 with self.using_probe_read(node):
                     at = self._first(to, address)
-                    with noted(emit, f"{PROBE_READ} {node.source}".rstrip()):
-                        emit.probe_read(to, at, size, self.fault)
+                    what = f"{PROBE_READ} {node.source}".rstrip()
+                    with noted(emit, what), self.or_zeros(lambda: emit.constant(to, 0)) as fault:
+                        emit.probe_read(to, at, size, fault)
                         if size < WORD:
                             emit.extend(to, to, 8 * size, signed)
             case Unary(op, value, bits, signed):
@@ -174,8 +320,16 @@ class ExpressionLowering:
                     left, right, op = right, left, Op[Comparison[op.name].turned.name]
                 with self._both(left, right) as (one, other):
                     emit.compare(Comparison[op.name], to, one, other, signed)
-            case And() | Or() | StringEquals():
+            case Variable(name) if name in self.locals.registers:
+                emit.copy(to, self.locals.registers[name])
+            case Variable() | Part(index=None):
+                emit.load(to, self._in_memory(node))
+            case Part():
+                self._indexed(to, node)
+            case And() | Or() | StringEquals() | SameText():
                 self._choose(to, node, Constant(1), Constant(0))
+            case ContainsText():
+                raise NotLowered(node, "native code does not search in text")
             case Choose(condition, yes, no):
                 self._choose(to, condition, yes, no)
 
@@ -213,8 +367,14 @@ class ExpressionLowering:
             case StringEquals(address, literal, True):
                 self._text(address, literal, when, label)
             case StringEquals(address, literal):
+                end = Label()
+                unread = label if (literal == b"\0") is when else end
                 with self.using_probe_read(node), self.word(address) as at, noted(emit, PROBE_READ):
-                    lower_strings.branch_on_probed_text(emit, at, literal, when, label, self.fault)
+                    fault = unread if self.locals.quiet else self.fault
+                    lower_strings.branch_on_probed_text(emit, at, literal, when, label, fault)
+                emit.bind(end)
+            case SameText(left, right, most):
+                self._same_text(left, right, most, when, label)
             case _:
                 with self.compared(node) as word:
                     emit.branch(Comparison.NE if when else Comparison.EQ, word, 0, False, label)
@@ -241,7 +401,7 @@ class ExpressionLowering:
 
     def _first(self, to: str, node: Expr) -> str:
         """Return the register that holds the word: evaluate it into `to` unless one does already."""
-        at = self._emitter.register(node.name) if isinstance(node, Register) else None
+        at = self._where(node)
         if at is not None:
             return at
         self.into(to, node)
@@ -261,12 +421,43 @@ class ExpressionLowering:
             self._operate(to, op, one, other, bits, signed)
 
     def _operate(self, to: str, op: Op, left: str, right: str | int, bits: int, signed: bool) -> None:
-        if op not in (Op.DIV, Op.MOD):
+        if op in _OF_SCRIPTS:
+            self._operate_unsigned(to, op, left, right)
+        elif op not in (Op.DIV, Op.MOD):
             self._emitter.binary(Arithmetic[op.name], to, left, right, bits, signed)
         elif isinstance(right, int):
             self._divide_by_constant(to, op, left, right, bits, signed)
         else:
             self._divide(to, op, left, right, bits, signed)
+
+    def _operate_unsigned(self, to: str, op: Op, left: str, right: str | int) -> None:
+        """Lower an operation of scripts: nothing faults, and no count is too large."""
+        emit, plain = self._emitter, _OF_SCRIPTS[op]
+        if isinstance(right, int) and op in (Op.LSHL, Op.LSHR):
+            emit.binary(Arithmetic[plain.name], to, left, right % 64, 64, False)
+        elif isinstance(right, int) and right:
+            self._divide_by_constant(to, plain, left, right, 64, False)
+        elif isinstance(right, int):
+            emit.copy(to, left) if op is Op.UMOD else emit.constant(to, 0)
+        elif op in (Op.LSHL, Op.LSHR):
+            with emit.pool.scratch() as count:
+                emit.binary(Arithmetic.AND, count, right, 63, 64, False)
+                emit.binary(Arithmetic[plain.name], to, left, count, 64, False)
+        else:
+            self._divide_or(to, plain, left, right)
+
+    def _divide_or(self, to: str, op: Op, left: str, right: str) -> None:
+        """Divide unsigned words; by 0 the quotient is 0, and the remainder `left`."""
+        emit, zero, done = self._emitter, Label(), Label()
+        emit.branch(Comparison.EQ, right, 0, False, zero)
+        emit.binary(Arithmetic[op.name], to, left, right, 64, False)
+        emit.jump(done)
+        emit.bind(zero)
+        if op is Op.MOD:
+            emit.copy(to, left)
+        else:
+            emit.constant(to, 0)
+        emit.bind(done)
 
     def _divide(self, to: str, op: Op, left: str, right: str, bits: int, signed: bool) -> None:
         """Divide. A divisor of -1 is treated apart: if the quotient overflows, processors trap or give any result."""
@@ -298,6 +489,71 @@ class ExpressionLowering:
                 emit.binary(Arithmetic.AND, to, left, right - 1, bits, signed)
         else:
             emit.binary(Arithmetic[op.name], to, left, right, bits, signed)
+
+    def _indexed(self, to: str, node: Part) -> None:
+        """Load an integer by its index; 0 if it is beyond the buffer."""
+        assert node.index is not None
+        emit, past, done = self._emitter, Label(), Label()
+        with emit.pool.scratch() as index, emit.pool.scratch() as at:
+            self.into(index, node.index)
+            emit.branch(Comparison.GE, index, (node.buffer.size - node.offset) // node.size, False, past)
+            emit.binary(Arithmetic.MUL, index, index, node.size, 64, False)
+            emit.address(at, self.place(node.buffer, node.offset))
+            emit.binary(Arithmetic.ADD, at, at, index, 64, False)
+            emit.load(to, MemoryValue(Address(at), node.size, node.signed))
+            emit.jump(done)
+            emit.bind(past)
+            emit.constant(to, 0)
+            emit.bind(done)
+
+    def _same_text(self, left: Bytes, right: Bytes, most: int | None, when: bool, label: Label) -> None:
+        """Compare word by word; of words that differ, the bytes up to the first 0 of one decide."""
+        emit, differs, equal = self._emitter, Label(), Label()
+        if isinstance(left, Literal):
+            left, right = right, left
+        size = max(_size(left), _size(right))
+        size = size if most is None else min(most, size)
+        with emit.pool.scratch() as one, emit.pool.scratch() as other, emit.pool.scratch() as zeros:
+            for at in range(0, size, WORD):
+                self._word_of(one, left, at)
+                self._word_of(other, right, at)
+                kept = min(WORD, size - at)
+                if kept < WORD:
+                    for word in (one, other):
+                        emit.extend(word, word, 8 * kept, False)
+                with emit.pool.scratch() as work:
+                    lower_strings.find_zero(emit, zeros, one, work)
+                emit.binary(Arithmetic.XOR, other, other, one, 64, False)
+                same = Label()
+                emit.branch(Comparison.EQ, other, 0, False, same)
+                # If a text ended here, only what is up to its end may not differ.
+                emit.branch(Comparison.EQ, zeros, 0, False, differs)
+                emit.binary(Arithmetic.SUB, one, zeros, 1, 64, False)
+                emit.binary(Arithmetic.XOR, zeros, zeros, one, 64, False)
+                emit.binary(Arithmetic.AND, other, other, zeros, 64, False)
+                emit.branch(Comparison.NE, other, 0, False, differs)
+                emit.jump(equal)
+                emit.bind(same)
+                emit.branch(Comparison.NE, zeros, 0, False, equal)
+        emit.bind(equal)
+        if when:
+            emit.jump(label)
+            emit.bind(differs)
+            return
+        after = Label()
+        emit.jump(after)
+        emit.bind(differs)
+        emit.jump(label)
+        emit.bind(after)
+
+    def _word_of(self, to: str, text: Bytes, at: int) -> None:
+        """Load a word of a text; 0 behind its bytes."""
+        if at >= _size(text):
+            self._emitter.constant(to, 0)
+        elif isinstance(text, Literal):
+            self._emitter.constant(to, literal_words(text)[at // WORD])
+        else:
+            self._emitter.load(to, MemoryValue(self.place(text.buffer, text.offset + at)))
 
     def _choose(self, to: str, condition: Expr, yes: Expr, no: Expr) -> None:
         otherwise, done = Label(), Label()
@@ -339,6 +595,20 @@ class ExpressionLowering:
         if when:
             self._emitter.jump(label)
         self._emitter.bind(differs)
+
+
+def literal_words(literal: Literal) -> tuple[int, ...]:
+    """Return the words of constant bytes."""
+    return decode(literal.data)
+
+
+def beyond(at: Address, offset: int) -> Address:
+    """Return an address `offset` bytes further on."""
+    return replace(at, offset=at.offset + offset)
+
+
+def _size(some: Bytes) -> int:
+    return len(some.data) if isinstance(some, Literal) else some.size
 
 
 def _terms(node: Expr) -> Iterator[Expr]:

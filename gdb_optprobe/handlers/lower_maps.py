@@ -6,11 +6,23 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from gdb_optprobe.handlers.ir import Constant, Emit, Expr, HashMap, StringLoad, Update
+from gdb_optprobe.handlers.ir import BytesLoad, Constant, Emit, Expr, HashMap, Literal, Slice, StringLoad, Update
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue, noted
 from gdb_optprobe.maps import ring
-from gdb_optprobe.maps.aggregate import MASK, Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.aggregate import (
+    MASK,
+    Aggregate,
+    Average,
+    Count,
+    Greatest,
+    Least,
+    Linear,
+    LogLinear,
+    Powers,
+    Stats,
+    Sum,
+)
 from gdb_optprobe.maps.aggregate import number as as_number
 from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, PROBES, READY, HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
@@ -196,7 +208,7 @@ def _try_stack(emit: Emitter, words: ExpressionLowering, action: Emit, place: st
 def _stack_pointer(action: Emit) -> Expr:
     """Return the stack pointer: the first field, see ir.Records."""
     found = action.fields[0]
-    assert not isinstance(found, StringLoad)
+    assert not isinstance(found, StringLoad | BytesLoad | Slice | Literal)
     return found
 
 
@@ -208,6 +220,10 @@ def _store_fields(emit: Emitter, words: ExpressionLowering, place: str, action: 
             if isinstance(field, StringLoad) and not field.mapped:
                 words.store_text(field, Address(place, at))
                 at += -(-field.size // 8) * 8
+                continue
+            if isinstance(field, Slice):
+                words.store_bytes(field, Address(place, at))
+                at += field.size
                 continue
             for word in words.words(stack, field):
                 emit.store(Address(place, at), word)
@@ -221,7 +237,7 @@ def update(emit: Emitter, aggregate: Aggregate, at: Address, value: str | int) -
             emit.atomic_add(at, 1)
         case Sum():
             emit.atomic_add(at, value)
-        case Average():
+        case Average() | Stats():
             emit.atomic_add(at, 1)
             emit.atomic_add(_beyond(at, 1), value)
         case _ if isinstance(value, int):
@@ -233,6 +249,8 @@ def update(emit: Emitter, aggregate: Aggregate, at: Address, value: str | int) -
             emit.store(_beyond(at, 1), 1)
         case Powers(signed):
             _powers(emit, signed, at, value)
+        case LogLinear():
+            _log_linear(emit, aggregate, at, value)
         case Linear():
             _linear(emit, aggregate, at, value)
 
@@ -251,6 +269,24 @@ def _powers(emit: Emitter, signed: bool, at: Address, value: str) -> None:
         emit.logarithm(index, value)
         emit.bind(found)
         emit.atomic_add(replace(_beyond(at, 2), index=index), 1)
+
+
+def _log_linear(emit: Emitter, histogram: LogLinear, at: Address, value: str) -> None:
+    """Add 1 to a bucket; see aggregate.bucket."""
+    bits, found = histogram.bits, Label()
+    with emit.pool.scratch() as index, emit.pool.scratch() as power:
+        if histogram.signed:
+            emit.constant(index, MASK)
+            emit.branch(Comparison.LT, value, 0, True, found)
+        emit.copy(index, value)
+        emit.branch(Comparison.LT, value, 1 << bits, False, found)
+        emit.logarithm(power, value)
+        emit.binary(Arithmetic.SUB, power, power, bits, 64, False)
+        emit.binary(Arithmetic.SHR, index, value, power, 64, False)
+        emit.binary(Arithmetic.SHL, power, power, bits, 64, False)
+        emit.binary(Arithmetic.ADD, index, index, power, 64, False)
+        emit.bind(found)
+        emit.atomic_add(replace(_beyond(at, 1), index=index), 1)
 
 
 def _linear(emit: Emitter, histogram: Linear, at: Address, value: str) -> None:

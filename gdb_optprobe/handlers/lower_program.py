@@ -20,13 +20,13 @@ another register, so the set of used ones grows, up to all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from gdb_optprobe.handlers.ir import (
-    Action,
     Cell,
     Constant,
     Emit,
@@ -35,14 +35,17 @@ from gdb_optprobe.handlers.ir import (
     Operand,
     Program,
     Put,
+    Records,
     Register,
+    Statement,
     Stop,
     StringLoad,
     Update,
     nodes,
 )
-from gdb_optprobe.handlers.lower_expressions import ExpressionLowering, NotLowered
+from gdb_optprobe.handlers.lower_expressions import ExpressionLowering, Locals, NotLowered
 from gdb_optprobe.handlers.lower_maps import count_by, layout, record, update
+from gdb_optprobe.handlers.lower_statements import IN_REGISTERS, StatementLowering, is_flat, variables_in_registers
 from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.isa.codegen import (
     Address,
@@ -72,7 +75,6 @@ class LoweringContext:
 
     address: the probed address.
     objects: addresses of `program.objects`, in their order; of Records, that of their ring.
-    lost:    address of the 8 bytes that count values without room in a table, by object; empty: each table has its own.
     faults:  address of the 8 bytes that count the probe's faults.
     dead:    before the probed instruction.
     per_cpu, base, readers: see isa.codegen.EntryState.
@@ -82,11 +84,12 @@ class LoweringContext:
     pad:     address that a program jumps to in order to stop; None if none can.
     passed:  dead registers behind the program, if it may stop.
     kept:    see isa.codegen.EntryState.
+    maps:    addresses of the session's maps, by name.
+    lost:    address of the 8 bytes that count values without room in a table, by object; empty: each table has its own.
     """
 
     address: int
     objects: tuple[int, ...] = ()
-    lost: tuple[int, ...] = ()
     faults: int = 0
     dead: Dead = field(default_factory=Dead)
     per_cpu: int | None = None
@@ -99,6 +102,8 @@ class LoweringContext:
     pad: int | None = None
     passed: Dead = field(default_factory=Dead)
     kept: OuterSaves = field(default_factory=OuterSaves)
+    maps: Mapping[str, int] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +132,14 @@ def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
     reads = around.kept.in_place(program.registers | of_cpu)
     before = EntryState(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
 
-    def emit(used: UsedRegisters) -> tuple[Emitter, UsedRegisters]:
+    def emit(variables: int, used: UsedRegisters) -> tuple[Emitter, UsedRegisters]:
         emitter = machine.emitter(before)
-        return emitter, _emit(program, around, machine, before, emitter, used)
+        return emitter, _emit(program, around, machine, before, emitter, used, variables)
 
-    return lower_saving(emit, UsedRegisters())
+    try:
+        return lower_saving(partial(emit, IN_REGISTERS), UsedRegisters())
+    except TooManyRegisters:
+        return lower_saving(partial(emit, 0), UsedRegisters())
 
 
 def lower_saving(emit: Callable[[Used], tuple[Emitter, Used]], nothing: Used) -> Code:
@@ -148,12 +156,21 @@ def lower_saving(emit: Callable[[Used], tuple[Emitter, Used]], nothing: Used) ->
 
 
 def _emit(
-    program: Program, around: LoweringContext, machine: Backend, before: EntryState, emit: Emitter, used: UsedRegisters
+    program: Program,
+    around: LoweringContext,
+    machine: Backend,
+    before: EntryState,
+    emit: Emitter,
+    used: UsedRegisters,
+    variables: int,
 ) -> UsedRegisters:
-    """Emit the code with the registers `used` saved; return those that it uses."""
+    """Emit the code with the registers `used` saved; return those that it uses.
+
+    variables: how many may have a register. Raises TooManyRegisters if these are too many.
+    """
     pc = (machine.pc, around.address)
     end = Label()
-    words = ExpressionLowering(emit, pc)
+    words = ExpressionLowering(emit, pc, Locals(program.quiet))
     saved = machine.kept(used.condition, before)
     emit.pool = condition = RegisterPool(machine.order(before))
     lower_save(emit, saved)
@@ -165,13 +182,10 @@ def _emit(
     emit.pool = actions = RegisterPool(machine.order(replace(before, dead=dead)))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
     lower_save(emit, more)
-    objects = iter(enumerate(around.objects))
-    for action in program.actions:
-        if isinstance(action, Stop):
-            continue
-        index, address = next(objects) if not isinstance(action, Put) else (0, 0)
-        with refused(action):
-            lower_action(emit, pc, around, action, index, address)
+    if is_flat(program):
+        _emit_actions(program, around, emit, pc)
+    else:
+        _emit_statements(program, around, emit, pc, variables)
     with noted(emit, RESTORED):
         emit.restore(more)
     emit.pool = condition
@@ -180,16 +194,54 @@ def _emit(
             raise NotLowered(program.stop, "native code cannot stop here")
         with noted(emit, "stop"):
             emit.restore_and_jump(saved, around.pad)
-    if words.faulted:
-        with noted(emit, "condition"), noted(emit, FAULT):
-            if program.stop is None:
+    if words.faulted or words.apart:
+        with noted(emit, "condition"), noted(emit, FAULT if words.faulted else "a fault: 0"):
+            if program.stop is None or words.apart:
                 emit.jump(end)
-            emit.bind(words.fault)
-            emit.atomic_add(Address(offset=around.faults, near=True), 1)
+            words.apart.emit(condition)
+            if words.faulted:
+                emit.bind(words.fault)
+                emit.atomic_add(Address(offset=around.faults, near=True), 1)
     with noted(emit, RESTORED):
         emit.bind(end)
         emit.restore(saved, around.passed if program.stop is not None else Dead())
     return UsedRegisters(frozenset(condition.used), frozenset(actions.used))
+
+
+def _emit_actions(program: Program, around: LoweringContext, emit: Emitter, pc: tuple[str, int]) -> None:
+    """Emit actions, one after the other."""
+    objects = iter(enumerate(around.objects))
+    for action in program.actions:
+        if isinstance(action, Stop):
+            continue
+        assert isinstance(action, Update | Emit | Put)
+        index, address = next(objects) if not isinstance(action, Put) else (0, 0)
+        with refused(action):
+            lower_action(emit, pc, around, action, index, address)
+
+
+def _emit_statements(
+    program: Program, around: LoweringContext, emit: Emitter, pc: tuple[str, int], variables: int
+) -> None:
+    """Emit the statements of a script, with so many variables in registers."""
+    places = [*zip(program.objects, enumerate(around.objects), strict=True)]
+
+    def ordinary(action: Update | Emit | Put, words: ExpressionLowering) -> None:
+        index, address = (0, 0)
+        if not isinstance(action, Put):
+            index, address = next(place for target, place in places if _is_same(target, action.target))
+        with noted(emit, "kept for the stop" if isinstance(action, Put) else action.target.name):
+            _lower_action(emit, words, around, action, index, address)
+
+    with variables_in_registers(emit, program, variables) as registers:
+        lowering = StatementLowering(emit, pc, program, registers, around.maps, around.faults, may_hold=variables > 0)
+        with nullcontext() if variables else refused(program.actions[0]):
+            lowering.lower(ordinary)
+
+
+def _is_same(target: object, other: object) -> bool:
+    """Return whether two objects of a program are one: a script's records by their kind, others by identity."""
+    return target is other or (isinstance(target, Records) and target.kind is not None and target == other)
 
 
 def lower_save(emit: Emitter, names: Sequence[str]) -> None:
@@ -199,7 +251,7 @@ def lower_save(emit: Emitter, names: Sequence[str]) -> None:
 
 
 @contextmanager
-def refused(node: Expr | Action) -> Iterator[None]:
+def refused(node: Expr | Statement) -> Iterator[None]:
     """Raise NotLowered if the block needs more registers than there are."""
     try:
         yield
@@ -261,4 +313,5 @@ def _lower_action(
                 raise NotLowered(action, "there is no ring here")
             if around.cpu is None:
                 raise NotLowered(action, "a record has the CPU's number, and where this kernel keeps that is not known")
-            record(emit, words, action, around.ring, address, around.first_kind + index, around.cpu)
+            kind = action.target.kind if action.target.kind is not None else around.first_kind + index
+            record(emit, words, action, around.ring, address, kind, around.cpu)

@@ -13,20 +13,13 @@ _HIGH = 0x8080_8080_8080_8080
 
 
 def read_array(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None:
-    """Read text with `size` readable bytes, word by word.
-
-    Of a word w, the lowest bit of (w - 0x01…) & ~w & 0x80… is in its first 0 byte, if it has one.
-    """
+    """Read text with `size` readable bytes, word by word."""
     done = Label()
     ends = [Label() for _ in to]
     with emit.pool.scratch() as zeros, emit.pool.scratch() as other:
         for index, word in enumerate(to):
             _load(emit, word, replace(at, offset=at.offset + 8 * index), min(8, size - 8 * index))
-            emit.constant(other, -_LOW & MASK)
-            emit.binary(Arithmetic.ADD, zeros, word, other, 64, False)
-            emit.invert(other, word, 64, False)
-            emit.binary(Arithmetic.AND, zeros, zeros, other, 64, False)
-            emit.binary(Arithmetic.AND, zeros, zeros, _HIGH, 64, False)
+            find_zero(emit, zeros, word, other)
             emit.branch(Comparison.NE, zeros, 0, False, ends[index])
         emit.jump(done)
         for index, word in enumerate(to):
@@ -36,6 +29,18 @@ def read_array(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None
                 emit.constant(behind, 0)
             emit.jump(done)
         emit.bind(done)
+
+
+def find_zero(emit: Emitter, zeros: str, word: str, other: str) -> None:
+    """Set `zeros` to a word whose lowest bit is the highest of the first 0 byte of `word`; 0 if it has none.
+
+    Of a word w it is (w - 0x01…) & ~w & 0x80…, which may have more bits in bytes above. other: a register to work with.
+    """
+    emit.constant(other, -_LOW & MASK)
+    emit.binary(Arithmetic.ADD, zeros, word, other, 64, False)
+    emit.invert(other, word, 64, False)
+    emit.binary(Arithmetic.AND, zeros, zeros, other, 64, False)
+    emit.binary(Arithmetic.AND, zeros, zeros, _HIGH, 64, False)
 
 
 def _cut(emit: Emitter, word: str, zeros: str, other: str) -> None:

@@ -137,6 +137,19 @@ class RegisterPool:
         self.used: set[str] = set()
         self._taken: set[str] = set()
 
+    @property
+    def taken(self) -> frozenset[str]:
+        """Return the registers in use now."""
+        return frozenset(self._taken)
+
+    @contextmanager
+    def holding(self, registers: Iterable[str]) -> Iterator[None]:
+        """Have these in use for the block, whatever is in use now: for code that is emitted elsewhere."""
+        before = self._taken
+        self._taken = {*registers}
+        yield
+        self._taken = before
+
     def allocate(self, avoid: Collection[str] = ()) -> str:
         """Allocate a register. avoid: prefer others to these. Raises TooManyRegisters."""
         for register in sorted(self.order, key=avoid.__contains__) if avoid else self.order:
@@ -176,10 +189,12 @@ class Emitter(Protocol):
 
     pool: the registers for destinations and for what a verb needs; the lowering replaces it between parts of a program.
     probe_read_clobbers: registers that `probe_read` saves elsewhere while they are in use.
+    swap_clobbers: the same for `compare_and_swap`.
     """
 
     pool: RegisterPool
     probe_read_clobbers: tuple[str, ...]
+    swap_clobbers: tuple[str, ...]
 
     # registers
 
@@ -194,6 +209,14 @@ class Emitter(Protocol):
 
     def read(self, to: str, name: str) -> None:
         """Load the value of a register at the probed address. Raises KeyError for one that cannot be read."""
+
+    def open_frame(self, size: int) -> None:
+        """Make room on the stack, a multiple of 16 bytes, between a `save` and its `restore`; one at a time."""
+
+    def close_frame(self) -> None: ...
+
+    def local(self, offset: int) -> Address:
+        """Return the address of what is at an offset in the frame."""
 
     # values
 
@@ -260,6 +283,12 @@ class Emitter(Protocol):
 
     def atomic_fetch_add(self, to: str, memory: Address, word: int) -> None:
         """Add to 8 aligned bytes, atomically; `to` is their value before."""
+
+    def compare_and_swap(self, memory: Address, expected: str | int, word: str, label: Label) -> None:
+        """Replace 8 aligned bytes by `word` if they are `expected`, atomically, after all earlier stores.
+
+        Jump to the label if they are not.
+        """
 
     def claim(self, memory: Address, label: Label) -> None:
         """Set bit 0 of 8 aligned bytes, atomically, before later loads and stores; jump to the label if it was set."""

@@ -2,8 +2,9 @@
 
     Count        count                        Sum       sum, of 64 bits, wraps round
     Least        value, seen (0 or 1)         Greatest  value, seen
-    Average      count, sum
+    Average      count, sum                      Stats     count, sum
     Powers       below 0 │ 0 │ 1 │ 2-3 │ 4-7 │ … │ 2**62 … │ 2**63 …              66 words
+    LogLinear    below 0 │ 0 │ … │ 2**bits - 1 │ 2**bits buckets from each power of two up to the next
     Linear       below low │ low … │ low + step … │ … │ high and above             (high - low) / step + 2 words
 
 `update` is the rule for one more value; the native code does the same, word by word, each atomically. For `Least` and
@@ -77,6 +78,17 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True)
+class Stats:
+    """The number of values and their sum, shown with the average."""
+
+    signed: bool
+
+    @property
+    def words(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True, slots=True)
 class Powers:
     """Buckets of powers of two, and one for all negative numbers."""
 
@@ -85,6 +97,26 @@ class Powers:
     @property
     def words(self) -> int:
         return 66
+
+
+@dataclass(frozen=True, slots=True)
+class LogLinear:
+    """Buckets of powers of two, each divided into 2**bits of one size, and one for all negative numbers.
+
+    bits: at least 1; numbers below 2**bits have a bucket each. With 0 it would be `Powers`.
+    """
+
+    bits: int
+    signed: bool
+
+    @property
+    def words(self) -> int:
+        return 1 + (65 - self.bits << self.bits)
+
+    def lows(self) -> list[int]:
+        """Return the least number of each bucket but the first."""
+        halves = range(1 << self.bits, 2 << self.bits)
+        return [*range(1 << self.bits), *(half << power for power in range(64 - self.bits) for half in halves)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +133,8 @@ class Linear:
         return (self.high - self.low) // self.step + 2
 
 
-Aggregate = Count | Sum | Least | Greatest | Average | Powers | Linear
+Histogram = Powers | LogLinear | Linear
+Aggregate = Count | Sum | Least | Greatest | Average | Stats | Histogram
 
 
 def size(aggregate: Aggregate) -> int:
@@ -125,11 +158,14 @@ def number(word: int, signed: bool) -> int:
     return word - (1 << 64) if signed and word & SIGN else word
 
 
-def bucket(histogram: Powers | Linear, word: int) -> int:
+def bucket(histogram: Histogram, word: int) -> int:
     """Return the index of the word of a histogram that counts a value."""
     value = number(word, histogram.signed)
     if isinstance(histogram, Powers):
         return 0 if value < 0 else 1 + value.bit_length()
+    if isinstance(histogram, LogLinear):
+        power = max(value.bit_length() - 1 - histogram.bits, 0)
+        return 0 if value < 0 else 1 + (power << histogram.bits) + (value >> power)
     if value < histogram.low:
         return 0
     return min((value - histogram.low) // histogram.step, histogram.words - 2) + 1
@@ -144,12 +180,15 @@ class Bucket:
     count: int
 
 
-def buckets(histogram: Powers | Linear, words: Sequence[int]) -> tuple[Bucket, ...]:
+def buckets(histogram: Histogram, words: Sequence[int]) -> tuple[Bucket, ...]:
     """Return all buckets, ascending."""
     if isinstance(histogram, Powers):
         lows = [0, 1, *(1 << power for power in range(1, 64))]
         bounds: list[tuple[int | None, int | None]] = [(None, 0)]
         bounds += list(zip(lows, [*lows[1:], 1 << 64], strict=True))
+    elif isinstance(histogram, LogLinear):
+        lows = histogram.lows()
+        bounds = [(None, 0), *zip(lows, [*lows[1:], 1 << 64], strict=True)]
     else:
         edges = list(range(histogram.low, histogram.high + 1, histogram.step))
         bounds = [(None, edges[0]), *pairwise(edges), (edges[-1], None)]
@@ -165,9 +204,9 @@ def value(aggregate: Aggregate, words: Sequence[int]) -> int | tuple[Bucket, ...
             return number(words[0], signed)
         case Least(signed) | Greatest(signed):
             return number(words[0], signed) if words[1] else None
-        case Average(signed):
+        case Average(signed) | Stats(signed):
             return _average(words, signed)
-        case Powers() | Linear():
+        case Powers() | LogLinear() | Linear():
             return tuple(one for one in buckets(aggregate, words) if one.count)
 
 
@@ -198,9 +237,9 @@ def update(aggregate: Aggregate, words: Sequence[int], value: int) -> tuple[int,
             return (value if number(value, signed) < number(words[0], signed) else words[0], 1)
         case Greatest(signed):
             return (value if number(value, signed) > number(words[0], signed) else words[0], 1)
-        case Average():
+        case Average() | Stats():
             return (words[0] + 1 & MASK, words[1] + value & MASK)
-        case Powers() | Linear():
+        case Powers() | LogLinear() | Linear():
             at = bucket(aggregate, value)
             return (*words[:at], words[at] + 1 & MASK, *words[at + 1 :])
 
@@ -217,5 +256,5 @@ def encode(words: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(words)}Q", *words)
 
 
-def decode(data: bytes) -> tuple[int, ...]:
+def decode(data: bytes | bytearray) -> tuple[int, ...]:
     return struct.unpack(f"<{len(data) // 8}Q", data)

@@ -10,11 +10,11 @@ A hit is one where the condition holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.guest.linux.arch.base import Reads
@@ -33,6 +33,7 @@ from gdb_optprobe.handlers.ir import (
     Program,
     Put,
     Records,
+    Statement,
     Stop,
     Update,
     dereferences,
@@ -52,11 +53,13 @@ from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.hash_map import HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
+from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.shared_maps import SharedMaps
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit
 
 HITS = Cell("hits", Count())
+Kind = TypeVar("Kind", Action, Statement)
 _NOTHING_DEAD = Dead()
 _NOTHING_KEPT = OuterSaves()
 END = (1).to_bytes(WORD, "little")
@@ -84,6 +87,7 @@ class Handler:
     per_cpu_register: see isa.abi.SystemRegisters.
     bare:       whether its hits are all that it gathers: see `made_bare`.
     shared:     maps of a glob that its tables are in. function: its key there.
+    maps:       of the session, where the program names some.
     """
 
     program: Program = field(default_factory=lambda: Program(None, (Update(HITS),)))
@@ -98,6 +102,7 @@ class Handler:
     bare: bool = False
     shared: SharedMaps | None = None
     function: int = 0
+    maps: SessionMaps | None = None
     _lowered: list[tuple[LoweringContext, Code]] = field(init=False, default_factory=list, compare=False, repr=False)
 
     @classmethod
@@ -113,7 +118,7 @@ class Handler:
         overwrites: bool = False,
     ) -> Handler:
         others = tuple(action for action in program.actions if not _is_count(action))
-        whole = Program(program.condition, (Update(HITS), *others))
+        whole = replace(program, actions=(Update(HITS), *others))
         return cls(whole, per_cpu, cpu, unmapped, table_bits, ring_bits, overwrites)
 
     def made_bare(self) -> Handler | None:
@@ -127,9 +132,12 @@ class Handler:
     def sharing(self, maps: SharedMaps, function: int) -> Handler:
         """Return the same with its tables in `maps`; as it is where it has none, or others than those have."""
         maps.decide(self.cells)
-        actions = tuple(maps.by_function(action, function) for action in self.program.actions[1:])
+        def shared(action: Kind) -> Kind | Update:
+            return maps.by_function(action, function) if isinstance(action, Update) else action
+
+        actions = tuple(shared(action) for action in self.program.actions[1:])
         program = replace(self.program, actions=(self.program.actions[0], *actions))
-        entry = tuple(maps.by_function(action, function) for action in self.entry.actions)
+        entry = tuple(shared(action) for action in self.entry.actions)
         found = replace(
             self, program=program, entry=replace(self.entry, actions=entry), shared=maps, function=function
         )
@@ -196,6 +204,18 @@ class Handler:
         sizes = [target.size for target in self.objects if isinstance(target, Records)]
         return RingLayout(max(sizes) // WORD, self.ring_bits, self.overwrites) if sizes else None
 
+    @cached_property
+    def kinds(self) -> Mapping[int, Records]:
+        """The kinds of records in the ring, by number."""
+        found = ((number, one) for number, one in enumerate(self.objects) if isinstance(one, Records))
+        return {number if one.kind is None else one.kind: one for number, one in found}
+
+    def kind_of(self, target: Records) -> int:
+        """Return the number of a kind of records."""
+        if target.kind is not None:
+            return target.kind
+        return next(number for number, one in enumerate(self.objects) if one is target)
+
     @property
     def head_size(self) -> int:
         """Bytes of guest memory, tables and the ring left out."""
@@ -260,7 +280,8 @@ class Handler:
 
     def interpreted_hit(self, hit: Hit) -> interpreter.Hit:
         """Return a hit that stopped the guest, as the interpreter has it."""
-        return interpreted_hit(hit, self.unmapped, self.per_cpu_register if PerCpuBase() in self._nodes() else "")
+        found = interpreted_hit(hit, self.unmapped, self.per_cpu_register if PerCpuBase() in self._nodes() else "")
+        return found if self.maps is None else replace(found, maps=self.maps.by_name())
 
     @property
     def dereferences(self) -> bool:
@@ -311,6 +332,7 @@ class Handler:
             pad=pad.address if pad is not None else None,
             passed=passed,
             kept=kept,
+            maps=self.maps.addresses(self.program.maps, memory) if self.maps is not None else {},
         )
         for known, code in self._lowered:
             if known == around:
@@ -411,8 +433,10 @@ def _is_count(action: object) -> bool:
     return isinstance(action, Update) and isinstance(action.target, Cell) and isinstance(action.target.aggregate, Count)
 
 
-def _action_with(node: object, parts: Sequence[Fragment], actions: Sequence[Action]) -> Fragment | None:
+def _action_with(node: object, parts: Sequence[Fragment], actions: Sequence[Statement]) -> Fragment | None:
     """Return the part that was compiled to the action with `node` in it; None where no action has it."""
+    if len(parts) == 1 and len(actions) > 1:
+        parts = [*parts] * len(actions)  # one block of statements
     for part, action in zip(parts, actions, strict=True):
         if action is node or any(each is node for operand in operands(action) for each in nodes(operand)):
             return part

@@ -490,6 +490,8 @@ class Optimizer:
             probe.counter = None
         if probe.handler.shared is not None:
             probe.handler.shared.release(probe.number, self.arena)
+        if probe.handler.maps is not None:
+            probe.handler.maps.release(probe.number, self.arena)
         if probe.pad is not None:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None

@@ -223,8 +223,7 @@ def _record_views(handler: Handler, rows: Sequence[Row], guest: Guest, frames: F
 
 def _record_view(handler: Handler, row: Row, guest: Guest, frames: Frames) -> RecordView:
     """Return what an action kept of one hit."""
-    kind = handler.objects[row.kind]
-    assert isinstance(kind, Records)
+    kind = handler.kinds[row.kind]
     values = _key(kind.columns, row.fields)
     if kind.stack:
         registers, words = _stack_record(kind, row.fields)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.interpreter import Done, Outcome
-from gdb_optprobe.handlers.ir import Cell, Put, Records, Stop
+from gdb_optprobe.handlers.ir import Cell, HashMap, Put, Records, Stop
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Aggregate
 from gdb_optprobe.maps.ring import RingContents, RingPosition
@@ -19,7 +19,7 @@ MOST_RECORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record. kind: which object of the program it is of; time: of the guest's clock, None where it was stopped.
+    """A record. kind: its number, see Handler.kinds; time: of the guest's clock, None where it was stopped.
 
     lost_before, lost_after: how many records of the ring were lost there.
     """
@@ -101,19 +101,18 @@ class Results:
         tables = [dict(rows) for rows in self.tables]
         numbers = {id(table): number for number, (table, _) in enumerate(handler.tables)}
         records = [*self.records]
-        kinds = {id(target): kind for kind, target in enumerate(handler.objects)}
         for done in outcome.done:
             if isinstance(done.action, Put | Stop):
                 continue
             target = done.action.target
             if isinstance(target, Records):
-                records.append(Row(kinds[id(target)], vcpu, None, done.data))
+                records.append(Row(handler.kind_of(target), vcpu, None, done.data))
             elif target is HITS:
                 head[0] += 1
             elif isinstance(target, Cell):
                 place = places[id(target)]
                 head[place] = aggregate.update(target.aggregate, head[place], done.value)
-            else:
+            elif isinstance(target, HashMap):
                 typed = done.data[target.key_size - sum(column.size for column in handler.columns(target)) :]
                 _add(tables[numbers[id(target)]], target.aggregate, typed, done)
         kept = records[-MOST_RECORDS:]

@@ -16,7 +16,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.machine import Memory
-from gdb_optprobe.handlers.ir import WORD, Action, Cell, Column, Constant, Form, HashMap, Update
+from gdb_optprobe.handlers.ir import WORD, Cell, Column, Constant, Form, HashMap, Update
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.hash_map import HashMapLayout
 
@@ -98,16 +98,16 @@ class SharedMaps:
     def size(self) -> int:
         return sum(one.size for one in self.shapes)
 
-    def by_function(self, action: Action, function: int) -> Action:
-        """Return an action with what it fills in a map that all functions share."""
-        if not isinstance(action, Update):
-            return action
-        if isinstance(target := action.target, HashMap):
-            table = HashMap(target.name, (FUNCTION, *target.columns), target.aggregate)
-            return Update(table, action.value, (Constant(function), *action.by))
-        if self.cells:
-            return Update(HashMap(target.name, (FUNCTION,), target.aggregate), action.value, (Constant(function),))
-        return action
+    def by_function(self, update: Update, function: int) -> Update:
+        """Return an update with what it fills in a map that all functions share; one of a session's map as it is."""
+        match update.target:
+            case HashMap(name, columns, kind):
+                table = HashMap(name, (FUNCTION, *columns), kind)
+                return Update(table, update.value, (Constant(function), *update.by))
+            case Cell(name, kind) if self.cells:
+                return Update(HashMap(name, (FUNCTION,), kind), update.value, (Constant(function),))
+            case _:
+                return update
 
     # memory ----------------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
         returns.adopt(site, session.target.guest)
     memory = {probe.counter for probe in probes if probe.counter is not None}
     memory |= {one.memory for one in maps.values() if one.users and one.memory is not None}
+    memory |= {*session.kprobes.maps.slots}
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs)
     memory |= {data for block in left.live_blocks for _, data in block.pieces()}
@@ -178,12 +179,21 @@ def _adopt_probe(
     if one.bare:
         handler = handler.made_bare() or handler
     probe = restored_probe(one, one.address, handler, left.data_at(one.data))
+    _adopt_maps(session, one, handler, left)
     site = session.registry.site(one.address) or Site(one.address, plan)
     session.registry.add(probe, site)
     session.module_tracker.track([probe])
     if handler.shared is not None:
         handler.shared.users.add(probe.number)
     return probe
+
+
+def _adopt_maps(session: Session, one: ProbeRecord, handler: Handler, left: ArenaContents) -> None:
+    """Have the session's maps that a probe uses where they were. Raises OptprobeError."""
+    for target in handler.program.maps:
+        memory = left.data_at(one.named.get(target.name))
+        if memory is not None:
+            session.kprobes.maps.adopt(one.number, target, memory)
 
 
 def _adopt_absent(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:

@@ -37,12 +37,13 @@ from gdb_optprobe.handlers.ir import (
     UnaryOp,
     Update,
 )
-from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
+from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Stats, Sum
 from tests.handlers.running import AREA, DATA, NUMBERS, PAGE, PER_CPU, POINTERS, SP
 
 Exprs = st.SearchStrategy[Expr]
 _COMPARISONS = tuple(op for op in Op if op.compares)
-_OTHERS = tuple(op for op in Op if not op.compares)
+_OF_SCRIPTS = (Op.UDIV, Op.UMOD, Op.LSHL, Op.LSHR)
+_OTHERS = tuple(op for op in Op if not op.compares and op not in _OF_SCRIPTS)
 _WIDTHS = st.sampled_from(((64, False), (64, True), (32, False), (32, True)))
 _EDGES = (0, 1, 2, 3, 7, 8, 31, 32, 33, 63, 64, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF)
 
@@ -120,7 +121,7 @@ def expressions(draw: st.DrawFn, bits: int = 64, signed: bool = False, depth: in
     if kind == 9:
         literal = draw(st.binary(max_size=3)).replace(b"\0", b"") + b"\0"
         return StringEquals(draw(_addresses(0)), literal, mapped=True)
-    op = draw(st.sampled_from(_OTHERS))
+    op = draw(st.sampled_from((*_OTHERS, *_OF_SCRIPTS) if bits == 64 else _OTHERS))
     if op in (Op.SHL, Op.SHR):
         count = st.one_of(st.integers(0, 66).map(Constant), expressions(*draw(_WIDTHS), depth - 1))
         return Binary(op, draw(below), draw(count), bits, signed)
@@ -136,7 +137,7 @@ def _linear(draw: st.DrawFn) -> Linear:
 
 
 def aggregates() -> st.SearchStrategy[Aggregate]:
-    of_sign = st.sampled_from((Sum, Least, Greatest, Average, Powers))
+    of_sign = st.sampled_from((Sum, Least, Greatest, Average, Stats, Powers))
     return st.one_of(st.just(Count()), st.builds(lambda kind, signed: kind(signed), of_sign, st.booleans()), _linear())
 
 

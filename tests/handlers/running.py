@@ -260,7 +260,7 @@ def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, fault
     left = execute(lower(program, surroundings(program, dead, faults), BACKEND)(START), state, memory)
     seen = NOTHING_DEAD if left.stops else dead
     outcome = interpreter.run(program, hit(state, memory))
-    return (*wrong_objects(program, left, outcome, faults), *_kept(state, memory, left, seen, faults))
+    return (*wrong_objects(program, left, outcome, faults), *kept(state, memory, left, seen, faults))
 
 
 def hit(state: State, memory: Mapping[int, bytes]) -> interpreter.Hit:
@@ -303,7 +303,7 @@ def wrong_objects(program: Program, left: Left, outcome: interpreter.Outcome, fa
         yield f"{found} for {emitted}"
 
 
-def _kept(state: State, memory: Mapping[int, bytes], left: Left, dead: Dead, faults: int) -> Iterator[str]:
+def kept(state: State, memory: Mapping[int, bytes], left: Left, dead: Dead, faults: int) -> Iterator[str]:
     for at, before in memory.items():
         start = PAGE if at == STACK - PAGE else 0  # below the stack pointer anything may be
         if at != faults and left.memory[at][start:] != before[start:]:

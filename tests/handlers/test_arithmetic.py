@@ -45,7 +45,10 @@ def reference(op: Op, left: int, right: int, kind: tuple[int, bool]) -> int | No
     return made(int(found)).value & MASK
 
 
-@given(st.sampled_from(list(Op)), words(), words(), st.sampled_from(list(KINDS)))
+OF_SCRIPTS = (Op.UDIV, Op.UMOD, Op.LSHL, Op.LSHR)
+
+
+@given(st.sampled_from([op for op in Op if op not in OF_SCRIPTS]), words(), words(), st.sampled_from(list(KINDS)))
 def test_operations(op: Op, left: int, right: int, kind: tuple[int, bool]) -> None:
     left = extend(left, *kind)
     right = right if op in (Op.SHL, Op.SHR) else extend(right, *kind)
@@ -102,3 +105,16 @@ def test_words() -> None:
     assert extend(0b101, 3, True) == -3 & MASK
     assert number(MASK, True) == -1
     assert number(MASK, False) == MASK
+
+
+@given(st.sampled_from(OF_SCRIPTS), words(), words(), st.booleans())
+def test_operations_of_scripts(op: Op, left: int, right: int, signed: bool) -> None:
+    """As the instructions of BPF (RFC 9669, 4.1): unsigned, and no operand is refused."""
+    one, count = ctypes.c_uint64(left).value, right & 63
+    if op in (Op.LSHL, Op.LSHR):
+        reference = ctypes.c_uint64(one << count).value if op is Op.LSHL else one >> count
+    elif op is Op.UDIV:
+        reference = one // right if right else 0
+    else:
+        reference = one - one // right * right if right else one
+    assert arithmetic.binary(op, left, right, 64, signed) == reference

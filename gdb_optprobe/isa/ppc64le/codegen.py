@@ -15,7 +15,7 @@ from dataclasses import replace
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.codegen import NOTHING_DEAD, Address, Backend, Comparison, EntryState, Label, MemoryValue
 from gdb_optprobe.isa.ppc64le import encodings, probe_read, spill, value_codegen
-from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, GENERAL, LR, PC, SP, XER
+from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, GENERAL, HEADER, LR, PC, SP, XER
 from gdb_optprobe.isa.ppc64le.encodings import NONE, FarBranch, LabelBranch, logical, number, plain, rotate
 from gdb_optprobe.isa.ppc64le.fields import BO_NO_CTR, MASK, fits
 from gdb_optprobe.isa.ppc64le.fields import signed as as_number
@@ -33,6 +33,7 @@ class PowerEmitter(ValueEmitter):
     """Implements codegen.Emitter."""
 
     probe_read_clobbers: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, *probe_read.TEMPORARY)
+    swap_clobbers: tuple[str, ...] = ()
 
     def __init__(self, before: EntryState) -> None:
         super().__init__(before)
@@ -47,6 +48,15 @@ class PowerEmitter(ValueEmitter):
 
     def restore(self, names: Sequence[str], dead: Dead = NOTHING_DEAD) -> None:
         self._code(*self._keeping.restore())
+
+    def open_frame(self, size: int) -> None:
+        self._code(*self._keeping.open_frame(size))
+
+    def close_frame(self) -> None:
+        self._code(*self._keeping.restore())
+
+    def local(self, offset: int) -> Address:
+        return Address(SP, HEADER + offset)
 
     def register(self, name: str) -> str | None:
         """Return a register as Emitter.register does. r0 means 0 in some fields, so it is never read in place."""
@@ -173,6 +183,21 @@ class PowerEmitter(ValueEmitter):
                 self._stored(value, base, index, again)
             self.copy(to, was)
 
+    def compare_and_swap(self, memory: Address, expected: str | int, word: str, label: Label) -> None:
+        again = Label()
+        with (
+            self._expected(expected) as wanted,
+            self._pointer(memory) as (base, index),
+            self.pool.scratch() as value,
+        ):
+            self._code(plain("lwsync"))
+            self.bind(again)
+            self._code(plain("ldarx", value, base, index))
+            self._code(encodings.compare("cmpldi" if isinstance(wanted, int) else "cmpld", 0, value, wanted))
+            self._uses(CR_FIELDS[0])
+            self._jump(Comparison.NE, label, 0)
+            self._stored(word, base, index, again)
+
     def claim(self, memory: Address, label: Label) -> None:
         """Set bit 0. The bit is tested as the sign, which takes no second register."""
         again = Label()
@@ -289,6 +314,16 @@ class PowerEmitter(ValueEmitter):
             return
         self.load(self._scratch(), word)
         yield SCRATCH
+
+    @contextmanager
+    def _expected(self, word: str | int) -> Iterator[str | int]:
+        """Yield a word in a register, or as an unsigned number of 16 bits."""
+        if isinstance(word, str) or word < 1 << 16:
+            yield word
+            return
+        with self.pool.scratch() as register:
+            self.constant(register, word)
+            yield register
 
     @contextmanager
     def _held(self, word: str | int) -> Iterator[str | int]:

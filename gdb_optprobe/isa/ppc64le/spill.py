@@ -77,6 +77,12 @@ class Spills:
         self._frames.pop()
         return words
 
+    def open_frame(self, size: int) -> list[int]:
+        """Open a frame with `size` bytes from HEADER on, without saving anything."""
+        frame = _Frame(HEADER + size + 15 + (0 if self.depth else RED_ZONE) & ~15, {}, {})
+        self._frames.append(frame)
+        return [word("open_frame", number=-frame.size)]
+
     def restoring(self) -> list[int]:
         """Return the words that restore the innermost frame, which stays."""
         frame = self._frames[-1]

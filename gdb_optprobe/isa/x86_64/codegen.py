@@ -63,12 +63,14 @@ class X86Emitter:
     """Implements codegen.Emitter."""
 
     probe_read_clobbers: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, probe_read.LOST)
+    swap_clobbers: tuple[str, ...] = ("rax",)
 
     def __init__(self, before: EntryState) -> None:
         self.pool = RegisterPool(BACKEND.order(before))
         self._before = before
         self._items: list[Item] = []
         self._pushed = ["" if name == before.kept.but else name for name in before.kept.names]
+        self._frame = self._frame_top = 0  # words of the frame; words pushed, it included
 
     # registers
 
@@ -97,6 +99,19 @@ class X86Emitter:
             self.copy(to, name)
         else:
             raise KeyError(name)
+
+    def open_frame(self, size: int) -> None:
+        self._move(b"\x8d", SP, Address(SP, -size))
+        self._frame = size // 8
+        self._pushed += [""] * self._frame
+        self._frame_top = len(self._pushed)
+
+    def close_frame(self) -> None:
+        self._move(b"\x8d", SP, Address(SP, 8 * self._frame))
+        del self._pushed[len(self._pushed) - self._frame :]
+
+    def local(self, offset: int) -> Address:
+        return Address(SP, offset + 8 * (len(self._pushed) - self._frame_top))
 
     # values
 
@@ -265,6 +280,15 @@ class X86Emitter:
         with self._reached(memory) as reached:
             self.constant(to, word)
             self._alter(b"\x0f\xc1", to, reached, prefix=LOCK)
+
+    def compare_and_swap(self, memory: Address, expected: str | int, word: str, label: Label) -> None:
+        with self._fixed((), "rax") as places, self._reached(moved(memory, places)) as reached:
+            if isinstance(expected, int):
+                self.constant("rax", expected)
+            else:
+                self.copy("rax", places.get(expected, expected))
+            self._alter(b"\x0f\xb1", places.get(word, word), reached, prefix=LOCK)  # cmpxchg
+        self._jump(_UNSIGNED[Comparison.NE], label)
 
     def claim(self, memory: Address, label: Label) -> None:
         with self._reached(memory) as reached:

@@ -145,4 +145,10 @@ def increment(counter: int, to: int) -> bytes:
 
 def pushed(insn: Insn) -> int:
     """Return by how many bytes `insn` of a lowered program moves the stack pointer down; negative for up."""
-    return 8 * (insn.text.startswith("push") - (insn.text.startswith(("popq", "popfq")) or insn.data == DROP))
+    for lea, size in _MOVES.items():
+        if insn.data.startswith(lea):
+            return -int.from_bytes(insn.data[-size:], "little", signed=True)
+    return 8 * (insn.text.startswith("push") - insn.text.startswith(("popq", "popfq")))
+
+
+_MOVES = {b"\x48\x8d\x64\x24": 1, b"\x48\x8d\xa4\x24": 4}  # lea rsp, [rsp + …], and the bytes of the offset

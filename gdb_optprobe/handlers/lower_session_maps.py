@@ -1,0 +1,643 @@
+"""Lower operations on the session's maps (maps/session_map.py): find or add a key's entry, then change its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from gdb_optprobe.handlers.ir import (
+    WORD,
+    Binary,
+    Constant,
+    Convert,
+    Delete,
+    Expr,
+    Get,
+    Has,
+    Length,
+    Literal,
+    Load,
+    Map,
+    MapStatement,
+    Modify,
+    Operand,
+    Set,
+    Slice,
+    Statement,
+    StringLoad,
+    Update,
+    Variable,
+)
+from gdb_optprobe.handlers.lower_expressions import ExpressionLowering, NotLowered, beyond, literal_words
+from gdb_optprobe.handlers.lower_maps import update
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue, noted
+from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Stats, Sum
+from gdb_optprobe.maps.aggregate import number as as_number
+from gdb_optprobe.maps.session_map import (
+    ABSENT,
+    DROPPED,
+    ENTRY_MASK,
+    FACTOR,
+    HEADER,
+    LEAKED,
+    USED,
+    SessionMapLayout,
+)
+
+Word = str | int | Address
+"""A word of a key: in a register, a constant, or in the frame."""
+FEW = 4
+"""Words of a value that are gone through without a loop."""
+IN_REGISTERS = 3
+"""Words of a key that are kept in registers; where it has more, all but constants are in the frame."""
+
+
+def session_layout(target: Map) -> SessionMapLayout:
+    """Return the layout of a map."""
+    value = target.value_size // WORD if isinstance(target.value, tuple) else target.value
+    return SessionMapLayout(target.key_size // WORD, value, target.most)
+
+
+def key_in_frame(target: Map) -> int:
+    """Return how many bytes of the frame a key needs at most."""
+    return target.key_size if target.key_size > WORD * IN_REGISTERS else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A map in guest memory. at: its address."""
+
+    layout: SessionMapLayout
+    at: int
+
+    def header(self, offset: int) -> Address:
+        return Address(offset=self.at + offset, near=True)
+
+
+def finds_again(first: Statement, later: Statement) -> bool:
+    """Return whether a statement looks for the key that an earlier one has found or added."""
+    if not isinstance(later, Get | Has | Delete) or not later.by:
+        return False
+    match first:
+        case Update(Map() as target, _, by):
+            return (target, by) == (later.map, later.by)
+        case Get() | Set() | Modify() | Has() | Delete():
+            return (first.map, first.by) == (later.map, later.by)
+        case _:
+            return False
+
+
+class MapLowering:
+    """Lowers statements about maps.
+
+    maps: the addresses of maps, by name. scratch: the offset in the frame of a place for a key.
+    """
+
+    def __init__(self, emit: Emitter, maps: Mapping[str, int], scratch: int) -> None:
+        self._emit = emit
+        self._maps = maps
+        self._scratch = scratch
+        self._held: tuple[str, bool] | None = None
+
+    def lower(
+        self, statement: MapStatement | Update, words: ExpressionLowering, held: tuple[str, bool] | None = None
+    ) -> None:
+        """Lower a statement.
+
+        held: a register for the entry of its key, and whether it has it already: 0 if there is none.
+        """
+        self._held = held
+        match statement:
+            case Update(Map() as target, value, by):
+                self._update(target, by, value or Constant(0), words)
+            case Get(target, by, into):
+                self._get(target, by, into, words)
+            case Set(target, by, stored):
+                self._set(target, by, stored, words)
+            case Modify():
+                self._modify(statement, words)
+            case Has(target, by, into):
+                self._has(target, by, into, words)
+            case Delete(target, by, had):
+                self._delete(target, by, had, words)
+            case Length(target, into):
+                self._length(target, into, words)
+
+    def table(self, target: Map) -> _Table:
+        return _Table(session_layout(target), self._maps[target.name])
+
+    # statements
+
+    def _update(self, target: Map, by: Sequence[Operand], value: Expr, words: ExpressionLowering) -> None:
+        layout, done = self.table(target).layout, Label()
+        assert not isinstance(layout.value, int)
+        with (
+            words.operand(value) as operand,
+            self._entry(target, by, words, done, create=True) as entry,
+            noted(self._emit, "update"),
+        ):
+            if isinstance(layout.value, Sum):
+                self._emit.store(beyond(entry, layout.state), 1)
+            update(self._emit, layout.value, beyond(entry, layout.value_offset), operand)
+        self._emit.bind(done)
+
+    def _get(self, target: Map, by: Sequence[Operand], into: Variable | Slice, words: ExpressionLowering) -> None:
+        table, done = self.table(target), Label()
+        if isinstance(into, Slice):
+            place = words.place(into.buffer, into.offset)
+            missing = self._apart(words, done, lambda: words.zero(place, into.size))
+            with self._entry(target, by, words, missing, create=False) as entry:
+                self._copied(table.layout, entry, place, into.size, missing)
+            self._emit.bind(done)
+        else:
+            with self._assigned(into, words) as to:
+                missing = self._apart(words, done, lambda: self._emit.constant(to, 0))
+                with self._entry(target, by, words, missing, create=False) as entry:
+                    self._number(target, table.layout, entry, to, missing)
+                self._emit.bind(done)
+
+    def _set(self, target: Map, by: Sequence[Operand], stored: Sequence[Operand], words: ExpressionLowering) -> None:
+        table, done = self.table(target), Label()
+        layout, emit = table.layout, self._emit
+        with ExitStack() as stack:
+            value = self._words(stack, stored, words, in_place=True) if layout.value == 1 else []
+            absent = self._dropped(words, table, done)
+            for word in value:
+                self._refuse_absent(word, stored[0], absent)
+            entry = stack.enter_context(self._entry(target, by, words, done, create=True))
+            at = layout.value_offset
+            if value:
+                emit.store(beyond(entry, at), _held(value[0]))
+            else:
+                for operand in stored:
+                    at = self._stored(operand, beyond(entry, 0), at, words)
+                emit.publish(beyond(entry, layout.state), 1)
+        emit.bind(done)
+
+    def _modify(self, statement: Modify, words: ExpressionLowering) -> None:
+        target, emit = statement.map, self._emit
+        table, over = self.table(target), Label()
+        with words.operand(statement.value) as operand, ExitStack() as stack:
+            old, new = (stack.enter_context(emit.pool.scratch()) for _ in range(2))
+
+            def computed(to: str, left: str) -> None:
+                words.operate(to, statement.op, left, operand)
+
+            def without_room() -> None:
+                emit.constant(old, 0)
+                computed(new, old)
+
+            full = self._apart(words, over, without_room)
+            refused = self._dropped(words, table, over)
+            with self._entry(target, statement.by, words, full, create=True) as entry:
+                again, there = Label(), Label()
+                value = beyond(entry, table.layout.value_offset)
+                emit.bind(again)
+                emit.load(old, MemoryValue(value))
+                with emit.pool.scratch() as absent:
+                    emit.constant(absent, ABSENT)
+                    emit.branch(Comparison.NE, old, absent, False, there)
+                    emit.constant(old, 0)
+                    computed(new, old)
+                    emit.branch(Comparison.EQ, new, absent, False, refused)
+                    emit.compare_and_swap(value, absent, new, again)
+                    emit.jump(over)
+                    emit.bind(there)
+                    computed(new, old)
+                    emit.branch(Comparison.EQ, new, absent, False, refused)
+                emit.compare_and_swap(value, old, new, again)
+            emit.bind(over)
+            for variable, word in ((statement.old, old), (statement.new, new)):
+                if variable is not None:
+                    words.assign(variable, word)
+
+    def _has(self, target: Map, by: Sequence[Operand], into: Variable, words: ExpressionLowering) -> None:
+        table, done = self.table(target), Label()
+        with self._assigned(into, words) as to:
+            missing = self._apart(words, done, lambda: self._emit.constant(to, 0))
+            with self._entry(target, by, words, missing, create=False) as entry:
+                self._absent(table.layout, entry, missing)
+                self._emit.constant(to, 1)
+            self._emit.bind(done)
+
+    def _delete(self, target: Map, by: Sequence[Operand], had: Variable | None, words: ExpressionLowering) -> None:
+        table, done, emit = self.table(target), Label(), self._emit
+        layout = table.layout
+        with ExitStack() as stack:
+            found = stack.enter_context(self._assigned(had, words)) if had is not None else None
+            missing = done if found is None else self._apart(words, done, lambda: emit.constant(found or "", 0))
+            entry = stack.enter_context(self._entry(target, by, words, missing, create=False))
+            value = beyond(entry, layout.value_offset)
+            if layout.value == 1 and found is not None:
+                self._exchange(found, value, ABSENT)
+                with emit.pool.scratch() as absent:
+                    emit.constant(absent, ABSENT)
+                    emit.compare(Comparison.NE, found, found, absent, False)
+            else:
+                if found is not None:
+                    self._absent(layout, entry, missing)
+                    emit.constant(found, 1)
+                if isinstance(layout.value, int) and layout.value > 1:
+                    emit.store(beyond(entry, layout.state), 0)
+                else:
+                    self._reset(layout, entry)
+            emit.bind(done)
+
+    def _length(self, target: Map, into: Variable, words: ExpressionLowering) -> None:
+        table, emit = self.table(target), self._emit
+        with self._assigned(into, words) as count, emit.pool.scratch() as entry, emit.pool.scratch() as left:
+            look, absent, done = Label(), Label(), Label()
+            emit.constant(count, 0)
+            self.first_entry(table, entry, left)
+            emit.bind(look)
+            emit.branch(Comparison.EQ, left, 0, False, done)
+            self._absent(table.layout, Address(entry), absent)
+            emit.binary(Arithmetic.ADD, count, count, 1, 64, False)
+            emit.bind(absent)
+            emit.binary(Arithmetic.ADD, entry, entry, table.layout.entry_size, 64, False)
+            emit.binary(Arithmetic.SUB, left, left, 1, 64, False)
+            emit.jump(look)
+            emit.bind(done)
+
+    # for loops over keys
+
+    def first_entry(self, table: _Table, entry: str, left: str) -> None:
+        """Load the address of the first entry, and how many are given out."""
+        emit, bounded = self._emit, Label()
+        if table.layout.key_words:
+            emit.load(left, MemoryValue(table.header(USED)))
+            emit.branch(Comparison.LE, left, table.layout.entries, False, bounded)
+        emit.constant(left, table.layout.entries)
+        emit.bind(bounded)
+        emit.address(entry, table.header(HEADER))
+
+    def taken(
+        self, target: Map, entry: str, key: Slice | None, value: Variable | Slice | None, words: ExpressionLowering,
+        absent: Label,
+    ) -> None:  # fmt: skip
+        """Load the key and the value of an entry; jump to the label if it has no value."""
+        layout = session_layout(target)
+        self._absent(layout, Address(entry), absent)
+        if key is not None:
+            self._move(Address(entry), words.place(key.buffer, key.offset), layout.key_words * WORD)
+        if isinstance(value, Slice):
+            self._copied(layout, Address(entry), words.place(value.buffer, value.offset), value.size, absent)
+        elif value is not None:
+            with self._assigned(value, words) as to:
+                self._number(target, layout, Address(entry), to, absent)
+
+    # values
+
+    def _number(self, target: Map, layout: SessionMapLayout, entry: Address, to: str, missing: Label) -> None:
+        """Load what a value amounts to, as a word; jump to the label if there is none."""
+        emit, value = self._emit, beyond(entry, layout.value_offset)
+        match layout.value:
+            case 1:
+                emit.load(to, MemoryValue(value))
+                with emit.pool.scratch() as absent:
+                    emit.constant(absent, ABSENT)
+                    emit.branch(Comparison.EQ, to, absent, False, missing)
+            case int():
+                emit.branch(Comparison.EQ, MemoryValue(beyond(entry, layout.state)), 0, False, missing)
+                emit.acquire()
+                emit.load(to, MemoryValue(value))
+            case Count() | Sum():
+                emit.load(to, MemoryValue(value))
+            case Least() | Greatest():
+                emit.branch(Comparison.EQ, MemoryValue(beyond(value, WORD)), 0, False, missing)
+                emit.acquire()
+                emit.load(to, MemoryValue(value))
+            case Average(signed) | Stats(signed):
+                with emit.pool.scratch() as count:
+                    emit.load(count, MemoryValue(value))
+                    emit.branch(Comparison.EQ, count, 0, False, missing)
+                    emit.load(to, MemoryValue(beyond(value, WORD)))
+                    emit.binary(Arithmetic.DIV, to, to, count, 64, signed)
+            case _:
+                raise NotLowered(Get(target, (), Variable("")), "a histogram is no number")
+
+    def _copied(self, layout: SessionMapLayout, entry: Address, to: Address, size: int, missing: Label) -> None:
+        """Copy a stored value, and zeros behind it; jump to the label if there is none."""
+        emit, taken = self._emit, min(size, WORD * layout.value_words)
+        if layout.has_state:
+            emit.branch(Comparison.EQ, MemoryValue(beyond(entry, layout.state)), 0, False, missing)
+            emit.acquire()
+            self._move(beyond(entry, layout.value_offset), to, taken)
+        else:
+            with emit.pool.scratch() as word, emit.pool.scratch() as absent:
+                emit.load(word, MemoryValue(beyond(entry, layout.value_offset)))
+                emit.constant(absent, ABSENT)
+                emit.branch(Comparison.EQ, word, absent, False, missing)
+                emit.store(to, word)
+        for at in range(taken, size, WORD):
+            emit.store(beyond(to, at), 0)
+
+    def _move(self, source: Address, to: Address, size: int) -> None:
+        with self._emit.pool.scratch() as word:
+            for at in range(0, size, WORD):
+                self._emit.load(word, MemoryValue(beyond(source, at)))
+                self._emit.store(beyond(to, at), word)
+
+    def _absent(self, layout: SessionMapLayout, entry: Address, missing: Label) -> None:
+        """Jump to the label if an entry has no value."""
+        emit, value = self._emit, beyond(entry, layout.value_offset)
+        if not layout.has_state:
+            with emit.pool.scratch() as absent:
+                emit.constant(absent, ABSENT)
+                emit.branch(Comparison.EQ, MemoryValue(value), absent, False, missing)
+            return
+        state = MemoryValue(beyond(entry, layout.state))
+        if isinstance(layout.value, int):
+            emit.branch(Comparison.EQ, state, 0, False, missing)
+            return
+        there = Label()
+        emit.branch(Comparison.NE, state, 0, False, there)
+        if layout.value_words > FEW:
+            with self._each_word(layout, value) as word:
+                emit.branch(Comparison.NE, MemoryValue(word), 0, False, there)
+        else:
+            for at, initial in enumerate(layout.initial_words):
+                emit.branch(Comparison.NE, MemoryValue(beyond(value, WORD * at)), initial, False, there)
+        emit.jump(missing)
+        emit.bind(there)
+
+    def _reset(self, layout: SessionMapLayout, entry: Address) -> None:
+        """Give an entry its initial value, and then no state: a sum in between sets its state and is kept."""
+        value = beyond(entry, layout.value_offset)
+        if layout.value_words > FEW:
+            with self._each_word(layout, value) as word:
+                self._emit.store(word, 0)
+        else:
+            for at, initial in enumerate(layout.initial_words):
+                self._emit.store(beyond(value, WORD * at), initial)
+        if layout.has_state:
+            self._emit.publish(beyond(entry, layout.state), 0)
+
+    @contextmanager
+    def _each_word(self, layout: SessionMapLayout, value: Address) -> Iterator[Address]:
+        """Have the block's code run for each word of a value: a histogram's, which are 0 in the beginning."""
+        emit, again = self._emit, Label()
+        with emit.pool.scratch() as at, emit.pool.scratch() as left:
+            emit.address(at, value)
+            emit.constant(left, layout.value_words)
+            emit.bind(again)
+            yield Address(at)
+            emit.binary(Arithmetic.ADD, at, at, WORD, 64, False)
+            emit.binary(Arithmetic.SUB, left, left, 1, 64, False)
+            emit.branch(Comparison.NE, left, 0, False, again)
+
+    def _exchange(self, to: str, memory: Address, word: int) -> None:
+        """Store a word and load what was there, atomically."""
+        emit, again = self._emit, Label()
+        with emit.pool.scratch() as new:
+            emit.constant(new, word)
+            emit.bind(again)
+            emit.load(to, MemoryValue(memory))
+            emit.compare_and_swap(memory, to, new, again)
+
+    def _refuse_absent(self, word: Word, node: Operand, refused: Label) -> None:
+        """Jump to the label if a word is the one that cannot be stored."""
+        if isinstance(word, int):
+            if word == ABSENT:
+                self._emit.jump(refused)
+            return
+        match node:
+            case Binary(op) if op.compares:
+                return
+            case Convert() | Load(size=1 | 2 | 4):
+                return
+        with self._emit.pool.scratch() as absent:
+            self._emit.constant(absent, ABSENT)
+            left = MemoryValue(word) if isinstance(word, Address) else word
+            self._emit.branch(Comparison.EQ, left, absent, False, refused)
+
+    def _stored(self, operand: Operand, entry: Address, at: int, words: ExpressionLowering) -> int:
+        """Store a column of a value at an offset of the entry; return the offset behind it."""
+        size = size_of(operand)
+        into = beyond(entry, at)
+        if isinstance(operand, Slice | Literal):
+            words.store_bytes(operand, into)
+        elif isinstance(operand, StringLoad) and not operand.mapped:
+            words.store_text(operand, into)
+        else:
+            with ExitStack() as stack:
+                for index, word in enumerate(words.words(stack, operand)):
+                    self._emit.store(beyond(into, WORD * index), word)
+        return at + size
+
+    # keys
+
+    @contextmanager
+    def _entry(
+        self, target: Map, by: Sequence[Operand], words: ExpressionLowering, missing: Label, create: bool
+    ) -> Iterator[Address]:
+        """Yield the address of the entry of a key. Jump to the label where there is none, or no room for it."""
+        table = self.table(target)
+        if not by:
+            yield table.header(HEADER)
+            return
+        emit, (register, is_known) = self._emit, self._held or ("", False)
+        if is_known:
+            emit.branch(Comparison.EQ, register, 0, False, missing)
+            yield Address(register)
+            return
+        with ExitStack() as stack:
+            with noted(emit, "key"):
+                key = self._words(stack, by, words, in_place=False)
+            entry = register or stack.enter_context(emit.pool.scratch())
+            if register:
+                missing = self._apart(words, missing, lambda: emit.constant(register, 0))
+            with noted(emit, "lookup"):
+                self._find(entry, key, table, words, missing, create)
+            yield Address(entry)
+
+    def _words(
+        self, stack: ExitStack, operands: Sequence[Operand], words: ExpressionLowering, in_place: bool
+    ) -> list[Word]:
+        """Evaluate operands to words: what is in the frame stays there. in_place: it is no more than fits registers."""
+        emit, found, at = self._emit, list[Word](), 0
+        in_registers = in_place or sum(map(size_of, operands)) <= WORD * IN_REGISTERS
+        for operand in operands:
+            size = size_of(operand)
+            if isinstance(operand, Literal):
+                found += literal_words(operand)
+            elif isinstance(operand, Slice):
+                place = words.place(operand.buffer, operand.offset)
+                found += [beyond(place, offset) for offset in range(0, size, WORD)]
+            elif in_registers:
+                found += words.words(stack, operand)
+            else:
+                place = emit.local(self._scratch)
+                self._stored(operand, place, at, words)
+                found += [beyond(place, at + offset) for offset in range(0, size, WORD)]
+                at += size
+        return found
+
+    def _find(
+        self, entry: str, key: Sequence[Word], table: _Table, words: ExpressionLowering, missing: Label, create: bool
+    ) -> None:
+        emit, layout = self._emit, table.layout
+        look, unnamed, other = Label(), Label(), Label()
+        # Where a key is added, there is no register to spare for what the swap needs.
+        with emit.pool.scratch(emit.swap_clobbers) as tag, emit.pool.scratch(emit.swap_clobbers) as slot:
+            self._hash(tag, slot, key)
+            emit.binary(Arithmetic.SHR, slot, tag, 64 - layout.bits, 64, False)
+            emit.binary(Arithmetic.OR, tag, tag, ENTRY_MASK, 64, False)
+            emit.address(slot, Address(None, table.at + layout.index, slot))
+            emit.bind(look)
+            emit.load(entry, MemoryValue(Address(slot)))
+            emit.binary(Arithmetic.XOR, entry, entry, tag, 64, False)
+            emit.branch(Comparison.GE, entry, layout.entries, False, unnamed)
+            emit.binary(Arithmetic.MUL, entry, entry, layout.entry_size, 64, False)
+            emit.address(entry, Address(entry, as_number(table.at + HEADER, True)))
+            for index, word in enumerate(key):
+                there = MemoryValue(Address(entry, WORD * index))
+                if isinstance(word, Address):
+                    with emit.pool.scratch() as wanted:
+                        self._load(wanted, word)
+                        emit.branch(Comparison.NE, there, wanted, False, other)
+                else:
+                    emit.branch(Comparison.NE, there, word, False, other)
+            labels = (look, unnamed, other, missing)
+            words.apart.put(emit.pool, lambda: self._other(entry, key, tag, slot, table, labels, create))
+
+    def _hash(self, tag: str, slot: str, key: Sequence[Word]) -> None:
+        """Compute what SessionMapLayout.hash mixes. slot: to work with."""
+        emit = self._emit
+        emit.constant(tag, FACTOR)
+        for index, word in enumerate(key):
+            if index:
+                with emit.pool.scratch() as factor:
+                    emit.constant(factor, FACTOR)
+                    self._load(slot, word)
+                    emit.binary(Arithmetic.XOR, tag, tag, slot, 64, False)
+                    emit.binary(Arithmetic.MUL, tag, tag, factor, 64, False)
+            elif isinstance(word, Address):
+                self._load(slot, word)
+                emit.binary(Arithmetic.MUL, tag, tag, slot, 64, False)
+            else:
+                emit.binary(Arithmetic.MUL, tag, tag, word, 64, False)
+
+    def _other(
+        self,
+        entry: str,
+        key: Sequence[Word],
+        tag: str,
+        slot: str,
+        table: _Table,
+        labels: tuple[Label, Label, Label, Label],
+        create: bool,
+    ) -> None:
+        """Lower what few hits do: go to the next place, or add the key in a free one, and look there again.
+
+        entry: where no entry with this tag is named, the word of the index that was looked at, xor the tag: only that
+        tells whether it was free, for another hit may have taken it since.
+        """
+        emit, layout = self._emit, table.layout
+        look, unnamed, other, missing = labels
+        full, lost = Label(), Label()
+        emit.bind(unnamed)
+        if create:
+            emit.branch(Comparison.NE, entry, tag, False, other)
+            self._add(entry, key, tag, slot, table, full, lost)
+            emit.jump(look)
+            emit.bind(lost)
+            emit.atomic_add(table.header(LEAKED), 1)
+            emit.jump(look)
+        else:
+            emit.branch(Comparison.EQ, entry, tag, False, missing)
+        emit.bind(other)
+        emit.binary(Arithmetic.ADD, slot, slot, WORD, 64, False)
+        emit.branch(Comparison.LT, slot, table.at + layout.size, False, look)
+        if create:
+            emit.bind(full)
+            emit.atomic_add(table.header(DROPPED), 1)
+        emit.jump(missing)
+
+    def _add(
+        self, entry: str, key: Sequence[Word], tag: str, slot: str, table: _Table, full: Label, lost: Label
+    ) -> None:
+        """Give a free entry the key, and name it in the index; jump to the labels if there is none, or if another did.
+
+        entry: a register to work with.
+        """
+        emit, layout = self._emit, table.layout
+        number = entry
+        emit.atomic_fetch_add(number, table.header(USED), 1)
+        with emit.pool.scratch() as other:
+            emit.load(other, MemoryValue(table.header(LEAKED)))
+            emit.binary(Arithmetic.ADD, other, other, layout.most, 64, False)
+            emit.branch(Comparison.GE, number, other, False, full)
+            emit.branch(Comparison.GE, number, layout.entries, False, full)
+            emit.binary(Arithmetic.MUL, other, number, layout.entry_size, 64, False)
+            emit.address(other, Address(other, as_number(table.at + HEADER, True)))
+            for index, word in enumerate(key):
+                into = Address(other, WORD * index)
+                if isinstance(word, Address):
+                    with emit.pool.scratch() as copied:
+                        self._load(copied, word)
+                        emit.store(into, copied)
+                else:
+                    emit.store(into, word)
+        emit.binary(Arithmetic.XOR, number, number, tag, 64, False)
+        emit.compare_and_swap(Address(slot), 0, number, lost)
+
+    def _load(self, to: str, word: Word) -> None:
+        match word:
+            case Address():
+                self._emit.load(to, MemoryValue(word))
+            case str():
+                self._emit.copy(to, word)
+            case _:
+                self._emit.constant(to, word)
+
+    # parts
+
+    @contextmanager
+    def _assigned(self, variable: Variable, words: ExpressionLowering) -> Iterator[str]:
+        """Yield a register whose word the variable gets at the end of the block."""
+        at = words.locals.registers.get(variable.name)
+        if at is not None:
+            with self._emit.pool.scratch() as to:  # the key may be computed from the variable
+                yield to
+                self._emit.copy(at, to)
+            return
+        with self._emit.pool.scratch() as to:
+            yield to
+            words.assign(variable, to)
+
+    def _apart(self, words: ExpressionLowering, back: Label, emit: Callable[[], None]) -> Label:
+        """Return a label at which what `emit` emits runs, and then the code at `back`."""
+        label = Label()
+
+        def code() -> None:
+            self._emit.bind(label)
+            emit()
+            self._emit.jump(back)
+
+        words.apart.put(self._emit.pool, code)
+        return label
+
+    def _dropped(self, words: ExpressionLowering, table: _Table, back: Label) -> Label:
+        """Return a label that counts a value which cannot be stored."""
+        return self._apart(words, back, lambda: self._emit.atomic_add(table.header(DROPPED), 1))
+
+
+def _held(word: Word) -> str | int:
+    assert not isinstance(word, Address)
+    return word
+
+
+def size_of(operand: Operand) -> int:
+    """Return the bytes of an operand."""
+    match operand:
+        case Literal(data):
+            return len(data)
+        case Slice(size=size):
+            return size
+        case StringLoad(size=size):
+            return -(-size // WORD) * WORD
+        case _:
+            return WORD
+

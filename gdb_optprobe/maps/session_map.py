@@ -1,0 +1,309 @@
+"""A map of the session in guest memory: what scripts keep by key; lock-free, of fixed size.
+
+    ┌──────┬────────┬─────────┬───┐
+    │ used │ leaked │ dropped │ 0 │  used: entries given out, and tries to get one; leaked: without a key in the index
+    ├──────┴───┬────┴──┬──────┴───┴───┐
+    │ key word…│ state │ value word … │  entry 0       a stored value of one word has no state: see ABSENT
+    ├──────────┼───────┼──────────────┤
+    │ …        │       │              │  `most` entries, and SPARE more for those that leak
+    ├──────────┴───────┴──────────────┤
+    │ tag ^ number of an entry, or 0  │  the index: 2**bits places that a hash can lead to,
+    │ …                               │  and TAIL more, so that a search need not turn round
+    └─────────────────────────────────┘
+A scalar is the header and one entry without a key, there from the beginning.
+
+**Finding a key.** Its hash gives a tag, whose low ENTRY_BITS are all set, and the place where the search begins. A word
+of the index that differs from the tag in these bits alone names an entry, whose key is then compared. A word that is 0
+ends the search. Once it is not 0, a word of the index never changes, so a key is always found in the same place, and
+nothing that a hit holds while it is interrupted can become another key's.
+
+**Adding one.** A hit takes the next entry, which no other hit can reach, writes the key, and then puts its number into
+the first free word of the index by compare-and-swap. If another hit was faster, the search continues at this word; the
+entry is lost to all (`leaked`), which SPARE makes up for. So a key is in the index once, whole from its first instant
+on, and no hit waits for an interrupted one. Entries have their initial value from the beginning.
+
+**Removing one** removes the value and leaves the key: a key that comes back finds its entry again, and a hit that is in
+the middle of a change of that entry does no harm. Keys without a value are freed by the host, which writes the whole
+map anew while no thread is inside a program that uses it.
+
+**Values.** A stored word is there unless it is ABSENT; so storing it, reading it and removing it are one instruction
+each, whatever other hits do. (The one word that cannot be stored is dropped and counted.) Other stored values have a
+state, 1 where they are there, written after them. An aggregate is there if its words are not the initial ones, or if
+its state is 1, which a sum sets (it may be 0) and the host, when it sets values to 0 but keeps the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gdb_optprobe.maps.aggregate import MASK, Aggregate, decode, encode, initial
+
+WORD = 8
+USED, LEAKED, DROPPED, HEADER = 0, 8, 16, 32
+"""Offsets."""
+ABSENT = 0xA5EB_3C0F_96D2_784B
+"""Odd, and neither a pointer, a small number, a time nor text."""
+ENTRY_BITS = 20
+ENTRY_MASK = (1 << ENTRY_BITS) - 1
+SPARE, TAIL = 64, 64
+MOST = 1 << ENTRY_BITS - 1
+FACTOR = 0x9E37_79B9_7F4A_7C15  # as of hash_map.py
+
+
+class Memory(Protocol):
+    """Bytes that can be read piece by piece: `bytes`, or the guest's."""
+
+    def __getitem__(self, part: slice, /) -> bytes | bytearray: ...
+
+
+class ChangedMemory(Memory, Protocol):
+    """Those that can be written too."""
+
+    def __setitem__(self, part: slice, data: bytes, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMapContents:
+    """by_key: the words of each key that has a value. dropped: insertions that found no room. entries: given out."""
+
+    by_key: Mapping[bytes, tuple[int, ...]]
+    dropped: int
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMapLayout:
+    """key_words: 0 for a scalar. value: an aggregate, or how many words are stored. most: keys, at most MOST."""
+
+    key_words: int
+    value: Aggregate | int
+    most: int = 4096
+
+    @property
+    def value_words(self) -> int:
+        return self.value if isinstance(self.value, int) else self.value.words
+
+    @property
+    def has_state(self) -> bool:
+        return self.value != 1
+
+    @property
+    def state(self) -> int:
+        """Return the offset of the state in an entry."""
+        return WORD * self.key_words
+
+    @property
+    def value_offset(self) -> int:
+        """Return the offset of the value in an entry."""
+        return WORD * (self.key_words + self.has_state)
+
+    @property
+    def entry_size(self) -> int:
+        return self.value_offset + WORD * self.value_words
+
+    @property
+    def entries(self) -> int:
+        return self.most + SPARE if self.key_words else 1
+
+    @property
+    def bits(self) -> int:
+        """Return of how many bits a place in the index is: the index is at most half full."""
+        return max(2, (2 * self.entries - 1).bit_length())
+
+    @property
+    def places(self) -> int:
+        return (1 << self.bits) + TAIL if self.key_words else 0
+
+    @property
+    def index(self) -> int:
+        """Return the offset of the index."""
+        return HEADER + self.entries * self.entry_size
+
+    @property
+    def size(self) -> int:
+        return self.index + WORD * self.places
+
+    @property
+    def initial_words(self) -> tuple[int, ...]:
+        """Return the words of a value that is not there."""
+        if not isinstance(self.value, int):
+            return initial(self.value)
+        return (ABSENT,) if self.value == 1 else (0,) * self.value
+
+    def initial(self) -> bytes:
+        return bytes(HEADER) + self._unused() * self.entries + bytes(WORD * self.places)
+
+    def _unused(self) -> bytes:
+        return bytes(self.value_offset) + encode(self.initial_words)
+
+    def hash(self, key: bytes) -> tuple[int, int]:
+        """Return the tag of a key, and the place where the search for it begins."""
+        first, *others = decode(key)
+        mixed = first
+        for word in others:
+            mixed = mixed * FACTOR & MASK ^ word
+        mixed = mixed * FACTOR & MASK
+        return mixed | ENTRY_MASK, mixed >> 64 - self.bits
+
+    def used(self, data: Memory) -> int:
+        """Return how many entries are given out. data: the header at least."""
+        return min(int.from_bytes(data[USED : USED + WORD], "little"), self.entries) if self.key_words else 1
+
+    def read_size(self, header: Memory) -> int:
+        """Return how much of the memory `decode` needs: the header and the entries that are given out."""
+        return HEADER + self.used(header) * self.entry_size
+
+    def decode(self, data: Memory) -> SessionMapContents:
+        """Decode the memory, at least `read_size` bytes of it."""
+        found = {}
+        for at in self._used_entries(data):
+            if (words := self._value(data, at)) is not None:
+                found[bytes(data[at : at + WORD * self.key_words])] = words
+        return SessionMapContents(found, int.from_bytes(data[DROPPED : DROPPED + WORD], "little"), self.used(data))
+
+    def _used_entries(self, data: Memory) -> Iterator[int]:
+        """Yield the offsets of the entries that are given out."""
+        return (HEADER + number * self.entry_size for number in range(self.used(data)))
+
+    def _value(self, data: Memory, at: int) -> tuple[int, ...] | None:
+        """Return the words of the entry at an offset; None if it has no value."""
+        words = decode(data[at + self.value_offset : at + self.entry_size])
+        state = data[at + self.state : at + self.state + 1] != b"\0" if self.has_state else False
+        if isinstance(self.value, int):
+            return words if (state if self.has_state else words[0] != ABSENT) else None
+        return words if state or words != self.initial_words else None
+
+    def zeroed(self, data: bytes) -> bytes:
+        """Return the start of the memory, as read, with initial values for all keys that have one: `zero`."""
+        return self._with_values(data, keep=True)
+
+    def cleared(self, data: bytes) -> bytes:
+        """Return the start of the memory, as read, without values: a hit that is changing an entry finds it again."""
+        return self._with_values(data, keep=False)
+
+    def _with_values(self, data: bytes, keep: bool) -> bytes:
+        changed = bytearray(data)
+        for at in self._used_entries(data):
+            shown = keep and self._value(data, at) is not None
+            zero = (0,) if self.value == 1 and shown else self.initial_words
+            state = encode((int(shown),)) if self.has_state else b""
+            changed[at + self.state : at + self.entry_size] = state + encode(zero)
+        changed[DROPPED : DROPPED + WORD] = bytes(WORD)
+        return bytes(changed)
+
+    def find(self, data: Memory, key: bytes) -> int | None:
+        """Return the offset of the entry of a key; None if it has none. data: all of the memory."""
+        if not self.key_words:
+            return HEADER
+        place = self._place(data, key)
+        return None if place is None else self._named(data, place, self.hash(key)[0])
+
+    def _place(self, data: Memory, key: bytes) -> int | None:
+        """Return the offset of the word of the index that is the key's, or the free one that it would get."""
+        tag, home = self.hash(key)
+        for place in range(home, self.places):
+            at = self.index + WORD * place
+            entry = self._named(data, at, tag)
+            if entry is not None and data[entry : entry + len(key)] == key:
+                return at
+            if data[at : at + WORD] == bytes(WORD):
+                return at
+        return None
+
+    def _named(self, data: Memory, at: int, tag: int) -> int | None:
+        """Return the offset of the entry that a word of the index names; None if that has another tag, or is 0."""
+        number = int.from_bytes(data[at : at + WORD], "little") ^ tag
+        return HEADER + number * self.entry_size if number < self.entries else None
+
+    def get(self, data: Memory, key: bytes) -> tuple[int, ...] | None:
+        """Return the words of a key; None if it has no value."""
+        at = self.find(data, key)
+        return None if at is None else self._value(data, at)
+
+    def put(self, data: ChangedMemory, key: bytes, words: tuple[int, ...]) -> bool:
+        """Set the words of a key as the guest does it; return whether there was room. What finds none is counted."""
+        at = self.find(data, key)
+        if at is None:
+            at = self._add(data, key)
+        if at is None or (self.value == 1 and words[0] == ABSENT):
+            self._count(data, DROPPED)
+            return False
+        state = encode((1,)) if self.has_state else b""
+        data[at + self.state : at + self.entry_size] = state + encode(words)
+        return True
+
+    def _add(self, data: ChangedMemory, key: bytes) -> int | None:
+        number, leaked = decode(data[USED : USED + 2 * WORD])
+        place = self._place(data, key)
+        self._count(data, USED)
+        if number - leaked >= self.most or number >= self.entries:
+            return None
+        if place is None:
+            self._count(data, LEAKED)
+            return None
+        at = HEADER + number * self.entry_size
+        data[at : at + len(key)] = key
+        data[place : place + WORD] = encode((self.hash(key)[0] ^ number,))
+        return at
+
+    @staticmethod
+    def _count(data: ChangedMemory, at: int) -> None:
+        data[at : at + WORD] = encode((int.from_bytes(data[at : at + WORD], "little") + 1,))
+
+    def delete(self, data: ChangedMemory, key: bytes) -> bool:
+        """Remove the value of a key; return whether it had one."""
+        at = self.find(data, key)
+        if at is None or self._value(data, at) is None:
+            return False
+        data[at + self.state : at + self.entry_size] = bytes(WORD * self.has_state) + encode(self.initial_words)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMap:
+    """All of a map's memory, to be read and changed while the guest is stopped: implements interpreter.MapContents."""
+
+    layout: SessionMapLayout
+    data: ChangedMemory
+
+    def get(self, key: bytes) -> tuple[int, ...] | None:
+        return self.layout.get(self.data, key)
+
+    def put(self, key: bytes, words: tuple[int, ...]) -> bool:
+        return self.layout.put(self.data, key, words)
+
+    def delete(self, key: bytes) -> bool:
+        return self.layout.delete(self.data, key)
+
+    def all_keys(self) -> list[bytes]:
+        return [*self.contents().by_key]
+
+    def contents(self) -> SessionMapContents:
+        """Return all that the map has, read in two pieces."""
+        return self.layout.decode(self.head())
+
+    def head(self) -> bytes:
+        """Return the header and the entries that are given out."""
+        return bytes(self.data[: self.layout.read_size(self.data[:HEADER])])
+
+    def clear(self) -> None:
+        """Remove all values; the keys keep their entries, for a hit that is changing one."""
+        self._write(self.layout.cleared(self.head()))
+
+    def zero(self) -> None:
+        """Set the values of all keys to 0, or to what they were before the first hit."""
+        self._write(self.layout.zeroed(self.head()))
+
+    def reclaim(self) -> None:
+        """Free the entries of keys without a value. No thread may be inside a program that uses the map."""
+        anew = bytearray(self.layout.initial())
+        found = self.contents()
+        for key, words in found.by_key.items():
+            self.layout.put(anew, key, words)
+        anew[DROPPED : DROPPED + WORD] = encode((found.dropped,))
+        self.data[: len(anew)] = bytes(anew)
+
+    def _write(self, head: bytes) -> None:
+        self.data[USED + WORD : len(head)] = head[USED + WORD :]
