@@ -438,7 +438,7 @@ def _linux(
     arena = found.unpatched.earlier = LinuxArena(linux, current_settings, note)
     unwind = _unwind(linux, recovered, machine)
     loaded = kernel_symbols.provide(recovered, default_cache(), linux.isa.elf, unwound=unwind is not None)
-    locations = Locations(recovered.symbols, linux.entries, linux.text)
+    locations = Locations(recovered.symbols, linux.entries, linux.text, linux.event_addresses)
     target = Target(
         guest=linux,
         debugger=GdbDebugger(locations, linux),

@@ -26,6 +26,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.probes import kernel_rethooks, kretprobe, site_views
+from gdb_optprobe.probes.event_probes import names_at
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour, trial
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -146,7 +147,7 @@ class Kprobes:
         if spec.is_return:
             program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.target.guest, limits)
         else:
-            scope, entry = self.target.guest.names_at(plan.address), EntryProgram()
+            scope, entry = names_at(spec, plan.address, self.target.guest), EntryProgram()
             program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         made = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits, overwrites=spec.overwrite)

@@ -15,6 +15,7 @@ from gdb_optprobe.detours.arena import Lack
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.refusal import Reason, Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.guest.scope import ARGS
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
@@ -24,6 +25,7 @@ from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save, site_views
 from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.event_probes import names_at, names_at_return
 from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
 from gdb_optprobe.probes.leftovers import clear_leftovers
@@ -399,8 +401,8 @@ class Session:
         if not expression:
             return guest.parameters(address)
         # A return probe saves its parameters at the entry.
-        at_return = spec.is_return and expression.startswith("$retval")
-        found = guest.names_at_return(address) if at_return else guest.names_at(address)
+        at_return = spec.is_return and expression.startswith(("$retval", ARGS))
+        found = names_at_return(spec, address, guest) if at_return else names_at(spec, address, guest)
         return member_names(Fragment.whole(expression), found.names) if found is not None else ()
 
     def value_of(self, expression: str) -> Sequence[str]:

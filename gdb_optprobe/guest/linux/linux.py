@@ -15,11 +15,13 @@ from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say,
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
 from gdb_optprobe.guest.linux.current import Current
+from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
 from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.structures import KernelStructures, Layouts, no_layouts
+from gdb_optprobe.guest.linux.syscall_events import SyscallEvents
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
@@ -207,6 +209,25 @@ class LinuxGuest(Guest):
         site = scope.Site(address, name, function is not None and self._is_entry(address))
         of = abi.of(self.isa)
         return self._names(site, self.debugger.debug(address, of, lambda: self._frame(address, of)))
+
+    def event_addresses(self, event: EventName) -> tuple[int, ...]:
+        return tuple(sorted({*self.entries(self.syscall_events.find(event))}))
+
+    def event_at(self, event: EventName, address: int) -> EventName:
+        function = self.text.function(address)
+        return self.syscall_events.named(event, function.start) if function is not None else event
+
+    def event_names_at(self, event: EventName, address: int, returned: bool = False) -> NamesAt:
+        found = self.names_at_return(address) if returned else self.names_at(address)
+        function = self.text.function(address)
+        if found is None or function is None or not isinstance(names := found.names, scope.KernelScope):
+            raise OptprobeError(f"{self.text.spell(address)} is not where {event} occurs")
+        made = self.syscall_events.fields(event, function.start, names, names.abi.result, returned)
+        return replace(found, names=replace(names, event=made))
+
+    @cached_property
+    def syscall_events(self) -> SyscallEvents:
+        return SyscallEvents(self.kernel, self.arch.syscalls)
 
     def parameters(self, address: int) -> Sequence[str]:
         found = self.names_at(address).names

@@ -30,6 +30,7 @@ from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
+from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
@@ -223,6 +224,7 @@ class LinuxArch(Finder, Protocol):
     first_reads: Sequence[tuple[int, int]]
     clock: Sequence[ClockRate]
     loaded: tuple[int, int]
+    syscalls: SyscallAbi
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...
 

@@ -1,0 +1,27 @@
+"""Probes on events of the kernel's: where they go, and what names mean there."""
+
+from __future__ import annotations
+
+from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.probes.spec import Kind, Spec
+
+
+def kind_of(location: str) -> Kind | None:
+    """Return the kind of the probes that serve the event that a location names; None where it names no event."""
+    event = Spec(location).event
+    if event is None:
+        return None
+    return Kind.KRETPROBE if event.returns else Kind.KPROBE
+
+
+def names_at(spec: Spec, address: int, guest: Guest) -> NamesAt:
+    """Return what names mean at `address` in a probe of `spec`. Raises OptprobeError."""
+    event = spec.event
+    return guest.names_at(address) if event is None else guest.event_names_at(event, address)
+
+
+def names_at_return(spec: Spec, address: int, guest: Guest) -> NamesAt | None:
+    """Return the same after the return of the function entered at `address`; None for no entry."""
+    event = spec.event
+    return guest.names_at_return(address) if event is None else guest.event_names_at(event, address, returned=True)
