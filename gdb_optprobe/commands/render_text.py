@@ -337,7 +337,7 @@ def _what(probe: ProbeView) -> str:
 def _asked(probe: ProbeView) -> str:
     parts = [probe.symbol or probe.location]
     if event_name.parse(probe.location) is not None:
-        parts.append(f"({probe.location})" if probe.symbol else "")
+        parts.append(f"({probe.location})" if parts != [probe.location] else "")
     elif probe.kind != "kprobe":
         parts.append(f"({probe.kind})")
     if probe.name:

@@ -149,6 +149,7 @@ class KernelScope:
     convenience: returns the value of a GDB variable; None where there is none of that name.
     debug:       GDB's debug information at the address; it takes precedence over `types`.
     event:       the fields of the event that occurs here, the members of `args`; None for no event.
+    hidden:      how many arguments are before `$arg1`, which no source code has.
     """
 
     site: Site
@@ -161,6 +162,7 @@ class KernelScope:
     convenience: Callable[[str], int | None] = lambda name: None
     debug: Debug | None = None
     event: Fields | None = None
+    hidden: int = 0
 
     def is_type(self, name: str) -> bool:
         if name in self._parameters or (self.debug is not None and name in self.debug.names()):
@@ -304,7 +306,7 @@ class KernelScope:
         if not self.site.entry:
             hint = f"arguments are known at the function's entry: {self.site.function or 'probe a function'}"
             return Missing(f"${name} is not available at this address", hint)
-        return Rvalue(self._word(number - 1), UNSIGNED_LONG)
+        return Rvalue(self._word(number - 1 + self.hidden), UNSIGNED_LONG)
 
     def _word(self, slot: int) -> Expr:
         """Return a word of a function's arguments, at its entry."""

@@ -12,6 +12,8 @@ def kind_of(location: str) -> Kind | None:
     event = Spec(location).event
     if event is None:
         return None
+    if not event.is_syscall:
+        return Kind.TRACEPOINT
     return Kind.KRETPROBE if event.returns else Kind.KPROBE
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gdb_optprobe.detours import patch, quiescence
 from gdb_optprobe.detours.arena import Arena
@@ -49,6 +50,8 @@ def clear_leftovers(target: Target, optimizer: Optimizer, users: Uprobes) -> Non
     arena = adopt_arena(left, undone, target, optimizer, users)
     arena.release_data((*optimizer.traps.dispatcher.memory, *users.rethooks.memory))
     optimizer.rethooks.end_adopted(arena)
+    with suppress(OptprobeError):  # a handler that stays does nothing, and goes with the next one
+        optimizer.tracepoints.release_unused(arena)
     optimizer.write_records()
 
 
@@ -142,6 +145,7 @@ def _replace_text(
     # Its patches are at the same addresses: their new records stay.
     optimizer.traps.adopt(left.texts, arena)
     users.adopt_traps(gone, arena)
+    optimizer.tracepoints.adopt(left, arena)
     return arena
 
 

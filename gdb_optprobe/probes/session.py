@@ -37,7 +37,7 @@ from gdb_optprobe.probes.read_results import clear_results, empty_ring, read_new
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, Settings, sizes_of
-from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Command, Target
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import (
@@ -134,6 +134,28 @@ class Session:
         """
         self.check_alive()
         clear_leftovers(self.target, self.optimizer, self.uprobes)
+        try:
+            self._register(specs)
+            return self._add_all(specs)
+        except BaseException:
+            if self.optimizer.arena is not None:
+                with suppress(OptprobeError):  # one that stays does nothing; why `add` is refused is what to read
+                    self.optimizer.tracepoints.release_unused(self.optimizer.arena)
+            raise
+
+    def _register(self, specs: Sequence[Spec]) -> None:
+        """Have the kernel call a handler where a probe is to be on a tracepoint; what is refused is so before that."""
+        some = [spec for spec in specs if spec.kind is Kind.TRACEPOINT]
+        if not some:
+            return
+        self.explain(*some)
+        self.target.debugger.guard()
+        arena = self.optimizer.take_arena(borrow=True)
+        for spec in some:
+            if (event := spec.event) is not None:
+                self.optimizer.tracepoints.register(event, arena)
+
+    def _add_all(self, specs: Sequence[Spec]) -> Sequence[ProbeView]:
         places = self._resolve(specs)
         if self._borrow_memory(places):
             places = self._resolve(specs)  # the guest has run
@@ -314,6 +336,8 @@ class Session:
         self.uprobes.check_switch(probes, on=False)
         deleted = _numbers_of(blocks, probes)
         self._remove(probes, blocks)
+        if self.optimizer.arena is not None:
+            self.optimizer.tracepoints.release_unused(self.optimizer.arena)
         return deleted
 
     def _remove(self, probes: Sequence[Probe], blocks: Sequence[CountBlock] = ()) -> None:
@@ -475,8 +499,10 @@ class Session:
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
         self.check_alive()
-        places = self._resolve(specs)
-        return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
+        events = [spec.event for spec in specs if spec.kind is Kind.TRACEPOINT]
+        with self.optimizer.tracepoints.trial(filter(None, events), self.optimizer.find_arena):
+            places = self._resolve(specs)
+            return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
 
     def hits(self, number: int) -> int:
         self.check_alive()
@@ -524,7 +550,8 @@ class Session:
         """Return where the guest's memory does not hold what we wrote, in words."""
         self.check_alive()
         own = memory_check.problems(self.optimizer, self.probe_read_code)
-        return (*own, *self.batches.problems(), *self.uprobes.problems())
+        found = (*self.batches.problems(), *self.uprobes.problems(), *self.optimizer.tracepoints.problems())
+        return (*own, *found)
 
     def untraced(self) -> tuple[str, ...]:
         """Return what tracers of the guest's own do not see because of us, in words."""
@@ -778,6 +805,7 @@ class Session:
         self.optimizer.rethooks.abandon()
         self.module_tracker.abandon()
         self.optimizer.traps.dispatcher.abandon()
+        self.optimizer.tracepoints.abandon()
 
 
 def _numbers_of(blocks: Iterable[CountBlock], probes: Iterable[Probe]) -> tuple[int, ...]:

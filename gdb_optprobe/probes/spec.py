@@ -21,6 +21,7 @@ class Kind(Enum):
     KRETPROBE = "kretprobe"
     UPROBE = "uprobe"
     URETPROBE = "uretprobe"
+    TRACEPOINT = "tracepoint"
 
     @property
     def in_program(self) -> bool:

@@ -143,6 +143,7 @@ def remove(session: Session, timeout: float) -> int:
     for block in left.live_blocks:
         session.batches.leave(block, release=False)
     session.optimizer.rethooks.end_adopted(arena)
+    session.optimizer.tracepoints.release_unused(arena)
     session.optimizer.write_records()
     session.uprobes.tidy()
     if not session.optimizer.release_arena():

@@ -16,12 +16,14 @@ from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.event_name import EventName
+from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
 from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.structures import KernelStructures, Layouts, no_layouts
 from gdb_optprobe.guest.linux.syscall_events import SyscallEvents
+from gdb_optprobe.guest.linux.tracepoints import ITERATOR, WITHOUT, Tracepoints
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
@@ -114,6 +116,7 @@ class LinuxGuest(Guest):
         kernel = arch.kernel(memory, recovered.symbols, structures)
         core = arch.text(kernel, unpatched, recovered.shelf, say)
         text = arch.modular(kernel, core)
+        text.handlers = HandlerText(isa)
         facts = recovered, machine, memory, isa, kernel, structures, core, text, arch
         return cls(*facts, debugger, unpatched.originals, say)
 
@@ -189,7 +192,7 @@ class LinuxGuest(Guest):
 
     def symbol(self, address: int) -> str:
         """Return "vfs_read+0x13", with the module's name where it is one's; "" where no symbol is known."""
-        return str(self.recovered.symbols.at(address) or self.text.symbol(address))
+        return self.handlers.symbol(address) or str(self.recovered.symbols.at(address) or self.text.symbol(address))
 
     def symbols(self, addresses: Sequence[int]) -> list[str]:
         found = self.recovered.symbols.spelled(addresses)
@@ -210,14 +213,33 @@ class LinuxGuest(Guest):
         of = abi.of(self.isa)
         return self._names(site, self.debugger.debug(address, of, lambda: self._frame(address, of)))
 
+    @cached_property
+    def handlers(self) -> HandlerText:
+        return self.text.handlers or HandlerText(self.isa)
+
+    @cached_property
+    def tracepoints(self) -> Tracepoints:
+        if self.arch.tracepoints is None:
+            raise OptprobeError(f"no function can be registered on a tracepoint of {self.isa.name}", WITHOUT)
+        return Tracepoints(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say)
+
     def event_addresses(self, event: EventName) -> tuple[int, ...]:
+        if not event.is_syscall:
+            return self.handlers.called(str(event))
         return tuple(sorted({*self.entries(self.syscall_events.find(event))}))
 
     def event_at(self, event: EventName, address: int) -> EventName:
+        if not event.is_syscall:
+            return event
         function = self.text.function(address)
         return self.syscall_events.named(event, function.start) if function is not None else event
 
     def event_names_at(self, event: EventName, address: int, returned: bool = False) -> NamesAt:
+        if not event.is_syscall:
+            # A handler has the arguments of the function that calls all handlers, and types know that one's.
+            handled = self._names(scope.Site(address, f"{ITERATOR}{event.event}", entry=True))
+            assert isinstance(handled.names, scope.KernelScope), "of this kernel"
+            return replace(handled, names=replace(handled.names, hidden=1))
         found = self.names_at_return(address) if returned else self.names_at(address)
         function = self.text.function(address)
         if found is None or function is None or not isinstance(names := found.names, scope.KernelScope):

@@ -31,6 +31,7 @@ from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
+from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
@@ -216,6 +217,7 @@ class Unwinder(Protocol):
 class LinuxArch(Finder, Protocol):
     """clock: variables that may say how fast it runs. loaded: from where to where modules can be.
 
+    tracepoints: None where no function of ours can be registered on one.
     first_reads: memory (start, size) that a kernel reads once it is in place, before it starts, and nothing reads
     before it.
     """
@@ -225,6 +227,7 @@ class LinuxArch(Finder, Protocol):
     clock: Sequence[ClockRate]
     loaded: tuple[int, int]
     syscalls: SyscallAbi
+    tracepoints: TracepointArch | None
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...
 

@@ -49,6 +49,7 @@ from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
+from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -94,6 +95,7 @@ class _Linux:
     )
     log_clock = staticmethod(sched_clock.log_clock)
     syscalls: SyscallAbi = SYSCALLS
+    tracepoints: TracepointArch | None = None
     loaded = VMALLOC
     # early_setup() patches the first instruction, at the start of the linear map (arch/powerpc/kernel/setup_64.c). What
     # copies the kernel there flushes each cache line by the line's last word (copy_and_flush in head_64.S).
