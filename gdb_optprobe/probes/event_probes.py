@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.probes.spec import Kind, Spec
+
+_FIELD = re.compile(r"\bargs\s*(?:->|\.)")
 
 
 def kind_of(location: str) -> Kind | None:
@@ -15,6 +20,18 @@ def kind_of(location: str) -> Kind | None:
     if not event.is_syscall:
         return Kind.TRACEPOINT
     return Kind.KRETPROBE if event.returns else Kind.KPROBE
+
+
+def handled(spec: Spec) -> EventName | None:
+    """Return the event that a handler is registered for; None where the spec needs none.
+
+    One that has no use for fields has the arguments alone, which cost nothing.
+    """
+    event = spec.event
+    if event is None or event.is_syscall:
+        return None
+    has_fields = any(_FIELD.search(part) for part in (spec.condition, *spec.actions))
+    return event if has_fields and not event.is_raw else EventName("", event.event, is_raw=True)
 
 
 def names_at(spec: Spec, address: int, guest: Guest) -> NamesAt:

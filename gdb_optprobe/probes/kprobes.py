@@ -26,7 +26,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.probes import kernel_rethooks, kretprobe, site_views
-from gdb_optprobe.probes.event_probes import names_at
+from gdb_optprobe.probes.event_probes import handled, names_at
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour, trial
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -36,7 +36,7 @@ from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.rethook import Costs, Rethook
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.site import Site
-from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import ExplainView
 
@@ -65,8 +65,8 @@ class Kprobes:
         if spec.tier and spec.tier not in {tier.value for tier in Tier}:
             tiers = ", ".join(tier.value for tier in Tier)
             raise OptprobeError(f"no tier is called '{spec.tier}'", f"there are: {tiers}")
-        if (event := spec.event) is not None and spec.kind is Kind.TRACEPOINT:
-            return self.optimizer.tracepoints.addresses(event)
+        if (event := spec.event) is not None and (handler := handled(spec)) is not None:
+            return self.optimizer.tracepoints.addresses(event, handler)
         try:
             return self.target.debugger.resolve(spec.location, spec.glob)
         except OptprobeError:

@@ -48,7 +48,8 @@ def clear_leftovers(target: Target, optimizer: Optimizer, users: Uprobes) -> Non
         raise OptprobeError(LEFT, RECOVER)
     left, _, undone = read_leftovers(target, users)
     arena = adopt_arena(left, undone, target, optimizer, users)
-    arena.release_data((*optimizer.traps.dispatcher.memory, *users.rethooks.memory))
+    kept = (optimizer.traps.dispatcher, users.rethooks, optimizer.tracepoints)
+    arena.release_data([memory for each in kept for memory in each.memory])
     optimizer.rethooks.end_adopted(arena)
     with suppress(OptprobeError):  # a handler that stays does nothing, and goes with the next one
         optimizer.tracepoints.release_unused(arena)

@@ -25,7 +25,7 @@ from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save, site_views
 from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.count_block import CountBlock
-from gdb_optprobe.probes.event_probes import names_at, names_at_return
+from gdb_optprobe.probes.event_probes import handled, names_at, names_at_return
 from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
 from gdb_optprobe.probes.leftovers import clear_leftovers
@@ -37,7 +37,7 @@ from gdb_optprobe.probes.read_results import clear_results, empty_ring, read_new
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, Settings, sizes_of
-from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command, Target
 from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import (
@@ -145,15 +145,14 @@ class Session:
 
     def _register(self, specs: Sequence[Spec]) -> None:
         """Have the kernel call a handler where a probe is to be on a tracepoint; what is refused is so before that."""
-        some = [spec for spec in specs if spec.kind is Kind.TRACEPOINT]
+        some = [(spec, event) for spec in specs if (event := handled(spec)) is not None]
         if not some:
             return
-        self.explain(*some)
+        self.explain(*(spec for spec, _ in some))
         self.target.debugger.guard()
         arena = self.optimizer.take_arena(borrow=True)
-        for spec in some:
-            if (event := spec.event) is not None:
-                self.optimizer.tracepoints.register(event, arena)
+        for _, event in some:
+            self.optimizer.tracepoints.register(event, arena)
 
     def _add_all(self, specs: Sequence[Spec]) -> Sequence[ProbeView]:
         places = self._resolve(specs)
@@ -499,8 +498,8 @@ class Session:
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
         self.check_alive()
-        events = [spec.event for spec in specs if spec.kind is Kind.TRACEPOINT]
-        with self.optimizer.tracepoints.trial(filter(None, events), self.optimizer.find_arena):
+        events = filter(None, map(handled, specs))
+        with self.optimizer.tracepoints.trial(events, self.optimizer.find_arena):
             places = self._resolve(specs)
             return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
 

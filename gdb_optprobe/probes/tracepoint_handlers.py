@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from gdb_optprobe.detours import patch
@@ -21,16 +22,19 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.patch import TextChanged
+from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import event_name
+from gdb_optprobe.guest.linux.event_fields import EventFormat
 from gdb_optprobe.guest.linux.event_name import EventName
-from gdb_optprobe.guest.linux.tracepoints import Call, Tracepoint, Tracepoints
+from gdb_optprobe.guest.linux.tracepoints import Call, HandlerCode, Tracepoint, Tracepoints
 from gdb_optprobe.guest.native_call import LATER, CallFailed, Runner
+from gdb_optprobe.isa.base import Code, Insn, OutOfReach
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import Damaged
+from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.collector import Collector, Trigger
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.registry import Registry
@@ -38,18 +42,33 @@ from gdb_optprobe.probes.registry import Registry
 REACHING, LEAVING = 20.0, 5.0
 """Seconds in which a thread is to be reached: to register; to take a function off."""
 CALL = 30.0
+TRIAL = 256
+"""Bytes between handlers that are only tried."""
+WORD = 8
 ONE = "name one tracepoint: each is registered by a call in the guest"
 
 
 @dataclass(frozen=True, slots=True)
 class EventHandler:
-    """A function of ours on a tracepoint. probed: the address of its instruction that probes are on."""
+    """A function of ours on a tracepoint. probed: the address of its instruction that probes are on.
+
+    made:   how the kernel assigns the event's fields in it; None where it has the arguments alone.
+    missed: what counts the events that had no room for their fields.
+    hooks:  what leads from the assignment to the gates.
+    """
 
     event: EventName
     tracepoint: Tracepoint
     slot: Slot
     detour: Detour
     probed: int
+    made: EventFormat | None = None
+    missed: Slot | None = None
+    hooks: tuple[Patch, ...] = ()
+
+    @property
+    def uses(self) -> tuple[int, ...]:
+        return (self.slot.address, *((self.missed.address,) if self.missed is not None else ()))
 
 
 @dataclass
@@ -61,16 +80,28 @@ class TracepointHandlers:
     collector: Collector
     may_stop_at: Callable[[int], bool]
     _known: dict[int, EventHandler] = field(default_factory=dict)
+    _gates: dict[int, InstalledDetour] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> tuple[Slot, ...]:
+        """Data of handlers that are there."""
+        return tuple(handler.missed for handler in self._known.values() if handler.missed is not None)
+
+    def missed(self, address: int) -> int:
+        """Return how many events the probes at an address missed: there was no room for their fields."""
+        found = next((handler for handler in self._known.values() if handler.probed == address), None)
+        if found is None or found.missed is None:
+            return 0
+        return int.from_bytes(self.guest.machine.read(found.missed.address, WORD), "little")
 
     # added -----------------------------------------------------------------------------------------------------------
 
-    def addresses(self, event: EventName) -> tuple[int, ...]:
-        """Return where the event's handler is probed. Raises OptprobeError where there is none."""
+    def addresses(self, event: EventName, handled: EventName) -> tuple[int, ...]:
+        """Return where the handler of an event is probed. Raises OptprobeError where there is none."""
         if event.is_glob:
             raise OptprobeError(f"{event} may be several tracepoints", ONE)
-        found = self.guest.handlers.called(str(event))
-        if not found:
-            self.guest.tracepoints.find(event)
+        self.guest.tracepoints.find(event)
+        if not (found := self.guest.handlers.called(str(handled))):
             raise OptprobeError(f"no function is registered on {event}", f"optprobe add {event}")
         return found
 
@@ -87,9 +118,11 @@ class TracepointHandlers:
                     continue
                 facts = self.guest.tracepoints
                 facts.find(event)
-                code = facts.arch.handler()
-                first = arena().free_code(facts.register_at, self.guest.isa.branch_reach)
-                at = first + len(tried) * arena().rounded(len(code.data))
+                made = None if event.is_raw else facts.format(event)
+                if made is not None:
+                    self._calls(made, facts)
+                at = arena().free_code(facts.register_at, self.guest.isa.branch_reach) + TRIAL * len(tried)
+                code = _code(made, at, at, facts)
                 handlers.add(str(event), at, code.data, at + code.probed)
                 tried.append(at)
             yield
@@ -113,21 +146,28 @@ class TracepointHandlers:
         runner = facts.reach(self.may_stop_at, REACHING)
         made = self._place(event, tracepoint, facts, arena)
         try:
+            made = self._lead_to_gates(made, facts, arena)
             result = self._call(runner, facts.register(tracepoint, made.slot.address), arena, made)
-        except CallFailed as failed:
-            if not failed.unfinished:
-                self._forget(made, arena, was_registered=False)
+        except OptprobeError as failed:
+            if not (isinstance(failed, CallFailed) and failed.unfinished):
+                self._forget(made, arena)
             raise
-        if result & 0xFFFF_FFFF or not self._is_registered(made, facts):
-            if not self._is_registered(made, facts):
-                self._forget(made, arena, was_registered=False)
-            raise OptprobeError(f"the kernel has not registered a handler on {event} (error {-(result - (1 << 64))})")
+        if not self._is_registered(made, facts):
+            self._forget(made, arena)
+            raise OptprobeError(f"the kernel has registered no handler on {event}: it returned {result:#x}", LATER)
 
     def _place(self, event: EventName, tracepoint: Tracepoint, facts: Tracepoints, arena: Arena) -> EventHandler:
         """Write the code of a handler, which the journal lists before. Raises OptprobeError with nothing changed."""
-        code, isa, machine = facts.arch.handler(), self.guest.isa, self.guest.machine
+        isa, machine, near = self.guest.isa, self.guest.machine, facts.register_at
+        made = None if event.is_raw else facts.format(event)
+        missed = arena.allocate_data(WORD, near, isa.data_reach) if made is not None else None
+        at = missed.address if missed is not None else 0
+        if missed is not None:
+            machine.write(missed.address, bytes(WORD))
+        size = len(_code(made, at, near, facts).data)
         while True:
-            slot = arena.allocate_code(len(code.data), facts.register_at, isa.branch_reach)
+            slot = arena.allocate_code(size, near, isa.branch_reach)
+            code = _code(made, at, slot.address, facts)
             if why := facts.arch.why_not_at(facts.kernel, slot.address):
                 arena.code.free(slot)
                 raise OptprobeError(why, "set optprobe arena to a range that is nearer")
@@ -137,9 +177,9 @@ class TracepointHandlers:
             except TextChanged:
                 continue  # the arena has struck that piece off
         detour = Detour(slot.address, code.data, slot.address, ())
-        arena.journal.put(Item.EVENT, slot.address, [tracepoint.address, str(event)])
+        arena.journal.put(Item.EVENT, slot.address, [tracepoint.address, str(event), at])
         arena.journal.code(slot, detour)
-        arena.set_references(slot, ())
+        arena.set_references(slot, (at,) if at else ())
         try:
             arena.journal.flush()
             if not arena.journal.is_open:
@@ -149,7 +189,39 @@ class TracepointHandlers:
             arena.journal.drop(Item.EVENT, slot.address)
             arena.code.discard(slot)
             raise
-        return self._know(EventHandler(event, tracepoint, slot, detour, slot.address + code.probed))
+        return self._know(EventHandler(event, tracepoint, slot, detour, slot.address + code.probed, made, missed))
+
+    def _calls(self, made: EventFormat, facts: Tracepoints) -> Sequence[Insn]:
+        """Return the calls in the assignment that lead to gates. Raises OptprobeError where they are not found."""
+        function = self.guest.text.function(made.assigns)
+        code = function.whole.code.values() if function is not None else ()
+        replaced = [target for target, _ in facts.arch.gates(made)]
+        found = [insn for insn in code if insn.target in replaced]
+        if {insn.target for insn in found} != {*replaced}:
+            name = self.guest.symbol(made.assigns)
+            raise OptprobeError(f"how {name} assigns fields is not known", "rawtracepoint:EVENT has the arguments")
+        return found
+
+    def _lead_to_gates(self, handler: EventHandler, facts: Tracepoints, arena: Arena) -> EventHandler:
+        """Have the assignment of a handler's fields come to the gates. Raises OptprobeError with nothing led there."""
+        if (made := handler.made) is None:
+            return handler
+        guest = self.guest
+        for function, code in facts.arch.gates(made):
+            if function not in self._gates:
+                self._gates[function] = InstalledDetour.install(
+                    function, partial(_gate, code, function), guest, arena, ()
+                )
+        to = {function: placed.detour.address for function, placed in self._gates.items()}
+        patches = tuple(
+            Patch(insn.address, insn.data, guest.isa.redirect(insn, to[insn.target]))
+            for insn in self._calls(made, facts)
+            if insn.target is not None
+        )
+        hooks.install(patches, guest, arena)
+        self.registry.event_hooks += patches
+        self._known[handler.slot.address] = replace(handler, hooks=patches)
+        return self._known[handler.slot.address]
 
     def _know(self, handler: EventHandler) -> EventHandler:
         self._known[handler.slot.address] = handler
@@ -187,22 +259,29 @@ class TracepointHandlers:
         finally:
             arena.journal.flush()
         for handler in unused:
-            self._forget(handler, arena, was_registered=True)
+            self._forget(handler, arena)
         self.collector.collect(arena, Trigger.COMMIT)
 
     def _unused(self) -> Sequence[EventHandler]:
         used = {probe.address for probe in self.registry.single_probes()}
         return [handler for handler in self._known.values() if handler.probed not in used]
 
-    def _forget(self, handler: EventHandler, arena: Arena, was_registered: bool) -> None:
-        """Free the code of a handler that no CPU uses as such any more; a thread may still be in it."""
-        del self._known[handler.slot.address]
+    def _forget(self, handler: EventHandler, arena: Arena) -> None:
+        """Free the code of a handler that no CPU calls any more; a thread may still be in what is behind the gates."""
+        handler = self._known.pop(handler.slot.address)
         self.guest.handlers.remove(handler.slot.address)
+        hooks.remove(handler.hooks, self.guest, arena)
+        self.registry.event_hooks = tuple(one for one in self.registry.event_hooks if one not in handler.hooks)
+        if not any(other.made is not None for other in self._known.values()):
+            for placed in self._gates.values():
+                placed.release(self.guest, arena, reached=True)
+            self._gates.clear()
         arena.journal.drop(Item.EVENT, handler.slot.address)
         arena.retire(handler.slot, handler.detour)
+        if handler.missed is not None:
+            arena.data.release(handler.missed)
         arena.journal.flush()
-        if not was_registered:
-            self.collector.collect(arena, Trigger.COMMIT)
+        self.collector.collect(arena, Trigger.COMMIT)
 
     def _is_registered(self, handler: EventHandler, facts: Tracepoints) -> bool:
         return any(function == handler.slot.address for function, _ in facts.functions(handler.tracepoint))
@@ -216,7 +295,7 @@ class TracepointHandlers:
             handler = self._read(at, value, slot, left)
             held = self.guest.machine.read(at, handler.detour.size)
             if held == handler.detour.data:
-                self._know(handler)
+                self._lead_to_gates(self._know(handler), self.guest.tracepoints, arena)
             elif self._is_registered(handler, self.guest.tracepoints):
                 raise TextChanged(at, handler.detour.data, held)
             else:
@@ -228,18 +307,22 @@ class TracepointHandlers:
         """Return the handler of a journal record. Raises Damaged, OptprobeError."""
         facts = self.guest.tracepoints
         try:
-            address, name = validate.row(value, 2)
+            address, name, counter = validate.row(value, 3)
             event = event_name.parse(validate.text(name))
             if event is None or event.is_syscall or event.is_glob:
                 raise ValueError("an event")
             tracepoint = facts.find(event)
-            code = facts.arch.handler()
+            made = None if event.is_raw else facts.format(event)
+            missed = left.data_at(validate.number(counter)) if made is not None else None
+            if made is not None and (missed is None or missed.size != WORD):
+                raise ValueError("its counter")
+            code = _code(made, missed.address if missed is not None else 0, at, facts)
             if validate.number(address) != tracepoint.address or slot.size < len(code.data):
                 raise ValueError("a tracepoint")
-        except ValueError as wrong:
+        except (ValueError, OutOfReach) as wrong:
             raise Damaged(f"code at {at:#x} is for no tracepoint: {wrong}") from None
         detour = Detour(at, code.data, at, ())
-        return EventHandler(event, tracepoint, slot, detour, at + code.probed)
+        return EventHandler(event, tracepoint, slot, detour, at + code.probed, made, missed)
 
     def problems(self) -> Iterator[str]:
         """Yield what is not as it was left, in words."""
@@ -252,6 +335,8 @@ class TracepointHandlers:
         for start in [*self._known]:
             self.guest.handlers.remove(start)
         self._known.clear()
+        self._gates.clear()
+        self.registry.event_hooks = ()
 
     # calls -----------------------------------------------------------------------------------------------------------
 
@@ -262,7 +347,7 @@ class TracepointHandlers:
         def lay_out(at: int) -> Detour:
             return Detour(at, calling.thunk(at, call.function, call.arguments, back).data, at, ())
 
-        uses = [handler.slot.address for handler in handlers]
+        uses = [at for handler in handlers for at in handler.uses]
         placed = InstalledDetour.install(back, lay_out, guest, arena, uses)
         thunk = calling.thunk(placed.detour.address, call.function, call.arguments, back)
         try:
@@ -274,3 +359,12 @@ class TracepointHandlers:
             guest.forget()
         placed.release(guest, arena, reached=False)
         return result
+
+
+def _code(made: EventFormat | None, missed: int, address: int, facts: Tracepoints) -> HandlerCode:
+    """Return the code of a handler for its address. Raises OutOfReach."""
+    return facts.arch.handler() if made is None else facts.arch.fields_handler(made, missed, address)
+
+
+def _gate(code: Code, function: int, at: int) -> Detour:
+    return Detour(at, code(at), function, ())

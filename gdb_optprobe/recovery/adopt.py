@@ -71,7 +71,12 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     kept = (left.data_at(one.data) for one in programs)
     memory |= {data for block in left.live_blocks for _, data in block.pieces()}
     arena.release_data(
-        memory.union(filter(None, kept), session.optimizer.traps.dispatcher.memory, session.uprobes.rethooks.memory)
+        memory.union(
+            filter(None, kept),
+            session.optimizer.traps.dispatcher.memory,
+            session.uprobes.rethooks.memory,
+            session.optimizer.tracepoints.memory,
+        )
     )
     blocks, alone = _adopt_blocks(session, left, lost)
     for probe in there:
@@ -137,7 +142,8 @@ def remove(session: Session, timeout: float) -> int:
     session.check_alive()
     left, found, undone = read_leftovers(session.target, session.uprobes)
     arena = adopt_arena(left, undone, session.target, session.optimizer, session.uprobes)
-    arena.release_data((*session.optimizer.traps.dispatcher.memory, *session.uprobes.rethooks.memory))
+    kept = (session.optimizer.traps.dispatcher, session.uprobes.rethooks, session.optimizer.tracepoints)
+    arena.release_data([memory for each in kept for memory in each.memory])
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
     for block in left.live_blocks:

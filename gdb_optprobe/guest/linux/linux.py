@@ -10,7 +10,7 @@ from typing import Protocol
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest
-from gdb_optprobe.guest.linux import boot, bypasses, frame
+from gdb_optprobe.guest.linux import boot, bypasses, event_name, frame
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
@@ -221,7 +221,13 @@ class LinuxGuest(Guest):
     def tracepoints(self) -> Tracepoints:
         if self.arch.tracepoints is None:
             raise OptprobeError(f"no function can be registered on a tracepoint of {self.isa.name}", WITHOUT)
-        return Tracepoints(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say)
+        return Tracepoints(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say, self._words)
+
+    def _words(self, function: str) -> int:
+        """Return how many words of arguments a function has; 0 where that is not known."""
+        found = self._types.btf.function(function) if self._types is not None else None
+        placed = abi.slots(found.parameters, self._types.btf, abi.of(self.isa)) if found and self._types else {}
+        return len(placed) if found is not None and len(placed) == len(found.parameters) else 0
 
     def event_addresses(self, event: EventName) -> tuple[int, ...]:
         if not event.is_syscall:
@@ -236,15 +242,25 @@ class LinuxGuest(Guest):
 
     def event_names_at(self, event: EventName, address: int, returned: bool = False) -> NamesAt:
         if not event.is_syscall:
-            # A handler has the arguments of the function that calls all handlers, and types know that one's.
-            handled = self._names(scope.Site(address, f"{ITERATOR}{event.event}", entry=True))
-            assert isinstance(handled.names, scope.KernelScope), "of this kernel"
-            return replace(handled, names=replace(handled.names, hidden=1))
+            return self._handler_names(event, address)
         found = self.names_at_return(address) if returned else self.names_at(address)
         function = self.text.function(address)
         if found is None or function is None or not isinstance(names := found.names, scope.KernelScope):
             raise OptprobeError(f"{self.text.spell(address)} is not where {event} occurs")
         made = self.syscall_events.fields(event, function.start, names, names.abi.result, returned)
+        return replace(found, names=replace(names, event=made))
+
+    def _handler_names(self, event: EventName, address: int) -> NamesAt:
+        """Return what names mean in a handler: the arguments, or the fields in its frame."""
+        handled = event_name.parse(self.handlers.symbol(address)) or event
+        # A handler has the arguments of the function that calls all handlers, and types know that one's.
+        called = f"{ITERATOR}{event.event}" if handled.is_raw else ""
+        found = self._names(scope.Site(address, called, entry=handled.is_raw))
+        names = found.names
+        assert isinstance(names, scope.KernelScope), "of this kernel"
+        if handled.is_raw:
+            return replace(found, names=replace(names, hidden=1))
+        made = self.tracepoints.format(handled).members(str(event), names.abi.sp, names)
         return replace(found, names=replace(names, event=made))
 
     @cached_property

@@ -15,6 +15,8 @@ from struct import Struct
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux import event_fields
+from gdb_optprobe.guest.linux.event_fields import EventFormat
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.safe_points import SafePoints
@@ -22,6 +24,7 @@ from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.native_call import Runner
 from gdb_optprobe.guest_text import until_zero
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.calling import Calling
 
 REGISTER, UNREGISTER = "tracepoint_probe_register", "tracepoint_probe_unregister"
@@ -41,6 +44,8 @@ ROW = 24
 """Bytes of a struct tracepoint_func."""
 MOST_FUNCTIONS = 64
 LONGEST_NAME = 128
+MOST_ARGUMENTS = 6
+"""Words that are passed in registers on every ISA, that of the registered data among them."""
 WITHOUT = "a probe of its own on a function that passes the event: bt at a breakpoint shows them"
 
 
@@ -74,7 +79,16 @@ class TracepointArch(Protocol):
     calling: Calling
     vcpus: Vcpus
 
-    def handler(self) -> HandlerCode: ...
+    def handler(self) -> HandlerCode:
+        """Return the code of one that leaves the arguments where they are."""
+
+    def fields_handler(self, made: EventFormat, missed: int, address: int) -> HandlerCode:
+        """Return the code, for its address, of one that has the fields assigned. missed: address of what counts those
+        events that had no room. Raises OutOfReach.
+        """
+
+    def gates(self, made: EventFormat) -> Sequence[tuple[int, Code]]:
+        """Return the functions that are replaced where the fields are assigned, each with the code instead."""
 
     def why_not(self, kernel: Kernel) -> str:
         """Return why no function of ours can be registered in this kernel, in words; "" where one can."""
@@ -88,6 +102,7 @@ class Tracepoints:
     """The tracepoints of the kernel itself; a module's come and go with it.
 
     forget: drops what may have changed while the guest ran. say: tells the user.
+    parameters: returns how many words of arguments a function has, 0 where that is not known.
     """
 
     kernel: Kernel
@@ -95,6 +110,7 @@ class Tracepoints:
     arch: TracepointArch
     forget: Callable[[], None]
     say: Callable[[str], None]
+    parameters: Callable[[str], int]
 
     def check(self) -> None:
         """Raise OptprobeError where nothing can be registered in this kernel."""
@@ -118,7 +134,17 @@ class Tracepoints:
         iterator = symbols.address(ITERATOR + name)
         if called != name or (iterator is not None and self._word(address, "iterator") != iterator):
             raise NoSuchKernel(f"what is at {address:#x} is not the tracepoint {name}")
+        if event.system and not event.is_raw:
+            event_fields.check_system(self.kernel, name, event.system)
         return Tracepoint(name, address)
+
+    def format(self, event: EventName) -> EventFormat:
+        """Return how the fields of an event are assigned. Raises OptprobeError."""
+        made = event_fields.find(self.kernel, event.event, event.system, self.find(event).address)
+        if self.parameters(ITERATOR + event.event) not in range(1, MOST_ARGUMENTS + 1):
+            message = f"the fields of {event} are assigned from arguments that are not all in registers"
+            raise NoSuchKernel(message, f"rawtracepoint:{event.event} has the arguments")
+        return made
 
     def functions(self, of: Tracepoint) -> Sequence[tuple[int, int]]:
         """Return the functions that are registered, each with its data. Raises OptprobeError."""

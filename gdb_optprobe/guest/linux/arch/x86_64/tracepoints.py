@@ -7,11 +7,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
+from gdb_optprobe.guest.linux.arch.x86_64 import event_fields
 from gdb_optprobe.guest.linux.arch.x86_64.text import MODULES
 from gdb_optprobe.guest.linux.arch.x86_64.user_kernel import VCPUS
+from gdb_optprobe.guest.linux.event_fields import EventFormat
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.tracepoints import HandlerCode
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.calling import Calling
 from gdb_optprobe.isa.x86_64.calling import CALLING
 
@@ -27,6 +33,15 @@ class _Tracepoints:
 
     def handler(self) -> HandlerCode:
         return HandlerCode(LANDING_PAD + PROBED + RETURN, len(LANDING_PAD))
+
+    def fields_handler(self, made: EventFormat, missed: int, address: int) -> HandlerCode:
+        return HandlerCode(*event_fields.handler(made, missed, address))
+
+    def gates(self, made: EventFormat) -> Sequence[tuple[int, Code]]:
+        return (
+            (made.reserve, partial(event_fields.reserve, made)),
+            (made.commit, partial(event_fields.commit, made)),
+        )
 
     def why_not(self, kernel: Kernel) -> str:
         if kernel.symbols.address(f"__cfi_{FIRST}") is not None:
