@@ -210,9 +210,10 @@ class Kprobes:
         return probe.is_in_kernel and self.registry.site_of(probe).is_lost
 
     def missed(self, probe: Probe) -> int:
-        """Return how many calls of its function found no room, of a return probe."""
+        """Return how many calls of its function, or events, found no room, of a return probe or of a tracepoint."""
         found = [site_views.read_calls(site, probe, self.target.guest) for site in self.registry.sites([probe])]
-        return sum(calls.missed for calls in found if calls is not None)
+        events = self.optimizer.tracepoints.missed(probe.address)
+        return events + sum(calls.missed for calls in found if calls is not None)
 
     def needs_memory(self, spec: Spec, addresses: Sequence[int]) -> bool:
         """Return whether a probe at one of `addresses` needs memory of the guest."""
@@ -231,7 +232,8 @@ class Kprobes:
         if probe.absence is not None:
             return site_views.absent_site_view(probe, self.target)
         site = self.registry.site_of(probe)
-        return site_views.site_view(probe, site, self.target, self.optimizer.active_calls)
+        view = site_views.site_view(probe, site, self.target, self.optimizer.active_calls)
+        return replace(view, missed=self.optimizer.tracepoints.missed(probe.address))
 
     def site_code(self, probe: Probe) -> SiteCode:
         """Return what `show` lists of it. Raises OptprobeError where its text is not there."""

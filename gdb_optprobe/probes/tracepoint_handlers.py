@@ -23,11 +23,12 @@ from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import Patch, TextChanged
+from gdb_optprobe.detours.refusal import Refusal, Refused, reason_of
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import event_name
-from gdb_optprobe.guest.linux.event_fields import EventFormat
+from gdb_optprobe.guest.linux.event_fields import ASSIGNS, EventFormat
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.tracepoints import Call, HandlerCode, Tracepoint, Tracepoints
 from gdb_optprobe.guest.native_call import LATER, CallFailed, Runner
@@ -67,7 +68,13 @@ class EventHandler:
     hooks: tuple[Patch, ...] = ()
 
     @property
+    def value(self) -> list[Any]:
+        """Return what the journal keeps of it."""
+        return [self.tracepoint.address, str(self.event), self.missed.address if self.missed is not None else 0]
+
+    @property
     def uses(self) -> tuple[int, ...]:
+        """Return what is used by code that leads to it."""
         return (self.slot.address, *((self.missed.address,) if self.missed is not None else ()))
 
 
@@ -100,7 +107,7 @@ class TracepointHandlers:
         """Return where the handler of an event is probed. Raises OptprobeError where there is none."""
         if event.is_glob:
             raise OptprobeError(f"{event} may be several tracepoints", ONE)
-        self.guest.tracepoints.find(event)
+        self._facts.find(event)
         if not (found := self.guest.handlers.called(str(handled))):
             raise OptprobeError(f"no function is registered on {event}", f"optprobe add {event}")
         return found
@@ -116,9 +123,9 @@ class TracepointHandlers:
             for event in events:
                 if event.is_glob or handlers.called(str(event)):
                     continue
-                facts = self.guest.tracepoints
+                facts = self._facts
                 facts.find(event)
-                made = None if event.is_raw else facts.format(event)
+                made = self._format(event)
                 if made is not None:
                     self._calls(made, facts)
                 at = arena().free_code(facts.register_at, self.guest.isa.branch_reach) + TRIAL * len(tried)
@@ -137,9 +144,8 @@ class TracepointHandlers:
         """
         if self.guest.handlers.called(str(event)):
             return
-        facts = self.guest.tracepoints
+        facts = self._facts
         tracepoint = facts.find(event)
-        facts.waits()
         if not arena.journal.is_open:
             raise OptprobeError("the journal in the guest is full, or none can be kept: another GDB could not find out")
         facts.say(f"the guest runs until its kernel has registered a handler on {event}")
@@ -159,7 +165,7 @@ class TracepointHandlers:
     def _place(self, event: EventName, tracepoint: Tracepoint, facts: Tracepoints, arena: Arena) -> EventHandler:
         """Write the code of a handler, which the journal lists before. Raises OptprobeError with nothing changed."""
         isa, machine, near = self.guest.isa, self.guest.machine, facts.register_at
-        made = None if event.is_raw else facts.format(event)
+        made = self._format(event)
         missed = arena.allocate_data(WORD, near, isa.data_reach) if made is not None else None
         at = missed.address if missed is not None else 0
         if missed is not None:
@@ -177,7 +183,8 @@ class TracepointHandlers:
             except TextChanged:
                 continue  # the arena has struck that piece off
         detour = Detour(slot.address, code.data, slot.address, ())
-        arena.journal.put(Item.EVENT, slot.address, [tracepoint.address, str(event), at])
+        handler = EventHandler(event, tracepoint, slot, detour, slot.address + code.probed, made, missed)
+        arena.journal.put(Item.EVENT, slot.address, handler.value)
         arena.journal.code(slot, detour)
         arena.set_references(slot, (at,) if at else ())
         try:
@@ -189,7 +196,7 @@ class TracepointHandlers:
             arena.journal.drop(Item.EVENT, slot.address)
             arena.code.discard(slot)
             raise
-        return self._know(EventHandler(event, tracepoint, slot, detour, slot.address + code.probed, made, missed))
+        return self._know(handler)
 
     def _calls(self, made: EventFormat, facts: Tracepoints) -> Sequence[Insn]:
         """Return the calls in the assignment that lead to gates. Raises OptprobeError where they are not found."""
@@ -199,8 +206,30 @@ class TracepointHandlers:
         found = [insn for insn in code if insn.target in replaced]
         if {insn.target for insn in found} != {*replaced}:
             name = self.guest.symbol(made.assigns)
-            raise OptprobeError(f"how {name} assigns fields is not known", "rawtracepoint:EVENT has the arguments")
+            why = f"{name} does not call what makes room for an entry, or commits it"
+            raise Refused(Refusal.EVENT_FIELDS_MISSING.because(event=name.removeprefix(ASSIGNS), why=why))
         return found
+
+    @property
+    def _facts(self) -> Tracepoints:
+        """Return the kernel's tracepoints. Raises Refused where no function can be registered on them."""
+        try:
+            facts = self.guest.tracepoints
+            facts.check()
+            return facts
+        except OptprobeError as error:
+            raise Refused(reason_of(error, Refusal.TRACEPOINTS_MISSING)) from error
+
+    def _format(self, event: EventName) -> EventFormat | None:
+        """Return how the fields of an event are assigned; None where its handler has none. Raises Refused."""
+        if event.is_raw:
+            return None
+        try:
+            return self._facts.format(event)
+        except Refused:
+            raise
+        except OptprobeError as error:
+            raise Refused(Refusal.EVENT_FIELDS_MISSING.because(event=event, why=error.message)) from error
 
     def _lead_to_gates(self, handler: EventHandler, facts: Tracepoints, arena: Arena) -> EventHandler:
         """Have the assignment of a handler's fields come to the gates. Raises OptprobeError with nothing led there."""
@@ -312,7 +341,7 @@ class TracepointHandlers:
             if event is None or event.is_syscall or event.is_glob:
                 raise ValueError("an event")
             tracepoint = facts.find(event)
-            made = None if event.is_raw else facts.format(event)
+            made = self._format(event)
             missed = left.data_at(validate.number(counter)) if made is not None else None
             if made is not None and (missed is None or missed.size != WORD):
                 raise ValueError("its counter")

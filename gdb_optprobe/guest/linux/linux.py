@@ -23,7 +23,7 @@ from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.structures import KernelStructures, Layouts, no_layouts
 from gdb_optprobe.guest.linux.syscall_events import SyscallEvents
-from gdb_optprobe.guest.linux.tracepoints import ITERATOR, WITHOUT, Tracepoints
+from gdb_optprobe.guest.linux.tracepoints import ITERATOR, Tracepoints
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
@@ -220,7 +220,7 @@ class LinuxGuest(Guest):
     @cached_property
     def tracepoints(self) -> Tracepoints:
         if self.arch.tracepoints is None:
-            raise OptprobeError(f"no function can be registered on a tracepoint of {self.isa.name}", WITHOUT)
+            raise OptprobeError(f"how functions of the kernel are called is not built for {self.isa.name} yet")
         return Tracepoints(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say, self._words)
 
     def _words(self, function: str) -> int:

@@ -46,7 +46,6 @@ MOST_FUNCTIONS = 64
 LONGEST_NAME = 128
 MOST_ARGUMENTS = 6
 """Words that are passed in registers on every ISA, that of the registered data among them."""
-WITHOUT = "a probe of its own on a function that passes the event: bt at a breakpoint shows them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class Tracepoints:
     def check(self) -> None:
         """Raise OptprobeError where nothing can be registered in this kernel."""
         if why := self.arch.why_not(self.kernel):
-            raise NoSuchKernel(f"no function can be registered on a tracepoint: {why}", WITHOUT)
+            raise NoSuchKernel(why)
         for name in (REGISTER, UNREGISTER, MUST_WAIT):
             self.kernel.address(name)
         self.kernel.offset("tracepoint", "funcs")
