@@ -55,7 +55,7 @@ class EventHandler:
 
     made:   how the kernel assigns the event's fields in it; None where it has the arguments alone.
     missed: what counts the events that had no room for their fields.
-    hooks:  what leads from the assignment to the gates.
+    hooks:  what leads from the assignment to the gates. frame: see HandlerText.add.
     """
 
     event: EventName
@@ -66,6 +66,7 @@ class EventHandler:
     made: EventFormat | None = None
     missed: Slot | None = None
     hooks: tuple[Patch, ...] = ()
+    frame: int = 0
 
     @property
     def value(self) -> list[Any]:
@@ -130,7 +131,7 @@ class TracepointHandlers:
                     self._calls(made, facts)
                 at = arena().free_code(facts.register_at, self.guest.isa.branch_reach) + TRIAL * len(tried)
                 code = _code(made, at, at, facts)
-                handlers.add(str(event), at, code.data, at + code.probed)
+                handlers.add(str(event), at, code.data, at + code.probed, code.frame)
                 tried.append(at)
             yield
         finally:
@@ -183,7 +184,8 @@ class TracepointHandlers:
             except TextChanged:
                 continue  # the arena has struck that piece off
         detour = Detour(slot.address, code.data, slot.address, ())
-        handler = EventHandler(event, tracepoint, slot, detour, slot.address + code.probed, made, missed)
+        probed = slot.address + code.probed
+        handler = EventHandler(event, tracepoint, slot, detour, probed, made, missed, frame=code.frame)
         arena.journal.put(Item.EVENT, slot.address, handler.value)
         arena.journal.code(slot, detour)
         arena.set_references(slot, (at,) if at else ())
@@ -254,7 +256,8 @@ class TracepointHandlers:
 
     def _know(self, handler: EventHandler) -> EventHandler:
         self._known[handler.slot.address] = handler
-        self.guest.handlers.add(str(handler.event), handler.slot.address, handler.detour.data, handler.probed)
+        start, data = handler.slot.address, handler.detour.data
+        self.guest.handlers.add(str(handler.event), start, data, handler.probed, handler.frame)
         return handler
 
     # removed ---------------------------------------------------------------------------------------------------------
@@ -351,7 +354,7 @@ class TracepointHandlers:
         except (ValueError, OutOfReach) as wrong:
             raise Damaged(f"code at {at:#x} is for no tracepoint: {wrong}") from None
         detour = Detour(at, code.data, at, ())
-        return EventHandler(event, tracepoint, slot, detour, at + code.probed, made, missed)
+        return EventHandler(event, tracepoint, slot, detour, at + code.probed, made, missed, frame=code.frame)
 
     def problems(self) -> Iterator[str]:
         """Yield what is not as it was left, in words."""

@@ -3,7 +3,7 @@
     our handler's frame                                   the kernel's assignment
     ┌──────────────────────────┐   file, arguments…       ┌────────────────────────────────────┐
     │ struct trace_event_file  │ ───────────────────────► │ call trace_event_buffer_reserve ───┼─► our gate: the frame
-    │ room │ assigned          │                          │ entry->prev_pid = prev->pid; …     │
+    │ room                     │                          │ entry->prev_pid = prev->pid; …     │
     │ entry                    │ ◄─────────────────────── │ call trace_event_buffer_commit ────┼─► our gate: nothing
     └──────────────────────────┘                          └────────────────────────────────────┘
 The two calls of that function are redirected to gates: code that knows our file by a mark, and has the kernel's own
@@ -39,7 +39,7 @@ LARGEST = 512
 EXTRA = 512
 """Bytes for strings and arrays that have no fixed size, all of an event together."""
 WORDS = 16
-"""Bytes between file and entry: the room, and whether the entry was assigned."""
+"""Bytes between file and entry, the first of them the room: 0 once it is taken. The entry is aligned to them."""
 _ARRAY = re.compile(r"(.+?)\s*\[(.+)\]")
 
 

@@ -15,10 +15,14 @@ class HandlerText:
         self._isa = isa
         self._known: dict[int, Function] = {}
         self._probed: dict[int, int] = {}
+        self._frames: dict[int, int] = {}
 
-    def add(self, name: str, start: int, data: bytes, probed: int) -> None:
-        """Know `data` at `start` as a function, whether or not it is written there yet. probed: where it is probed."""
-        self._probed[start] = probed
+    def add(self, name: str, start: int, data: bytes, probed: int, frame: int = 0) -> None:
+        """Know `data` at `start` as a function, whether or not it is written there yet.
+
+        probed: where it is probed. frame: bytes on the stack there that it has made room for.
+        """
+        self._probed[start], self._frames[start] = probed, frame
         code = {insn.address: insn for insn in self._isa.decode(data, start)}
         self._known[start] = Function(
             name, start, start + len(data), code, lambda: Whole(code, complete=True), by_abi=True
@@ -34,6 +38,11 @@ class HandlerText:
         """Return where functions of that name are probed, ascending."""
         found = (self._probed[start] for start, one in self._known.items() if one.name == name)
         return tuple(sorted(found))
+
+    def frame(self, address: int) -> int | None:
+        """Return the bytes that the function around `address` has on the stack; None where there is none."""
+        found = self.function(address)
+        return self._frames[found.start] if found is not None else None
 
     def symbol(self, address: int) -> str:
         found = self.function(address)

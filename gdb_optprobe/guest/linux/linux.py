@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import boot, bypasses, event_name, frame
@@ -180,7 +180,15 @@ class LinuxGuest(Guest):
     def backtrace(self, registers: Mapping[str, int], stack: bytes) -> Iterable[tuple[int, bool]]:
         if self.own_unwinder is None:
             return ()
-        return backtrace(self.own_unwinder, registers, self.isa.pc, Copy(registers[self.isa.sp], stack))
+        copy = Copy(registers[self.isa.sp], stack)
+        frame = self.handlers.frame(registers[self.isa.pc])
+        if frame is None or self.arch.tracepoints is None:
+            return backtrace(self.own_unwinder, registers, self.isa.pc, copy)
+        try:
+            caller = self.arch.tracepoints.caller(registers, frame, copy.read)
+        except Unreadable:
+            return ((registers[self.isa.pc], True), (0, True))
+        return ((registers[self.isa.pc], True), *backtrace(self.own_unwinder, caller, self.isa.pc, copy, exact=False))
 
     @cached_property
     def hidden_returns(self) -> tuple[int, ...]:
@@ -207,6 +215,8 @@ class LinuxGuest(Guest):
         return self.recovered.symbols.completions(prefix)
 
     def names_at(self, address: int) -> NamesAt:
+        if (event := event_name.parse(self.handlers.symbol(address))) is not None:
+            return self._handler_names(event, address)
         function = self.text.function(address)
         name = self._named(function) if function is not None else ""
         site = scope.Site(address, name, function is not None and self._is_entry(address))

@@ -9,7 +9,7 @@ every grace period has passed that tracepoints use (kernel/tracepoint.c).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Protocol
@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.native_call import Runner
 from gdb_optprobe.guest_text import until_zero
-from gdb_optprobe.isa.base import Code
+from gdb_optprobe.isa.base import Code, ReadMemory
 from gdb_optprobe.isa.calling import Calling
 
 REGISTER, UNREGISTER = "tracepoint_probe_register", "tracepoint_probe_unregister"
@@ -50,10 +50,14 @@ MOST_ARGUMENTS = 6
 
 @dataclass(frozen=True, slots=True)
 class HandlerCode:
-    """Code of a function for a tracepoint, which runs anywhere. probed: offset of the instruction for a probe."""
+    """Code of a function for a tracepoint.
+
+    probed: offset of the instruction for a probe. frame: see HandlerText.add.
+    """
 
     data: bytes
     probed: int
+    frame: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,9 @@ class TracepointArch(Protocol):
 
     def gates(self, made: EventFormat) -> Sequence[tuple[int, Code]]:
         """Return the functions that are replaced where the fields are assigned, each with the code instead."""
+
+    def caller(self, registers: Mapping[str, int], frame: int, read: ReadMemory) -> Mapping[str, int]:
+        """Return the registers of a handler's caller, where the handler is probed. Raises Unreadable."""
 
     def why_not(self, kernel: Kernel) -> str:
         """Return why no function of ours can be registered in this kernel, in words; "" where one can."""

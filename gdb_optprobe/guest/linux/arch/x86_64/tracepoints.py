@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from gdb_optprobe.guest.linux.arch.x86_64 import event_fields
@@ -17,7 +17,7 @@ from gdb_optprobe.guest.linux.event_fields import EventFormat
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.tracepoints import HandlerCode
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
-from gdb_optprobe.isa.base import Code
+from gdb_optprobe.isa.base import Code, ReadMemory
 from gdb_optprobe.isa.calling import Calling
 from gdb_optprobe.isa.x86_64.calling import CALLING
 
@@ -42,6 +42,10 @@ class _Tracepoints:
             (made.reserve, partial(event_fields.reserve, made)),
             (made.commit, partial(event_fields.commit, made)),
         )
+
+    def caller(self, registers: Mapping[str, int], frame: int, read: ReadMemory) -> Mapping[str, int]:
+        at = registers["rsp"] + frame
+        return {**registers, "rip": int.from_bytes(read(at, 8), "little"), "rsp": at + 8}
 
     def why_not(self, kernel: Kernel) -> str:
         if kernel.symbols.address(f"__cfi_{FIRST}") is not None:
