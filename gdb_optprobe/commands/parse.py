@@ -18,6 +18,7 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.source import Fragment, fault, split, whole_number
+from gdb_optprobe.probes.event_probes import kind_of
 from gdb_optprobe.probes.spec import Kind, Spec
 
 TIERS = tuple(tier.value for tier in Tier)
@@ -87,12 +88,34 @@ class Place:
         for name in ("-file", "-pid"):
             if name in self.options and not user:
                 raise fault(f"{name} needs -user", self.options[name].where)
-        kind = _KINDS[user, "-return" in self.options]
         file, name = self.value("-file"), self.value("-name")
         return tuple(
-            Spec(location=text, kind=kind, tier=self.tier, name=name, glob=self._is_glob(text), file=file)
-            for text in (location.text for location in self.locations)
+            Spec(
+                location=each.text,
+                kind=self._kind(each),
+                tier=self.tier,
+                name=name,
+                glob=self._is_glob(each.text),
+                file=file,
+            )
+            for each in self.locations
         )
+
+    def _kind(self, location: Fragment) -> Kind:
+        """Return the kind of the probes at a location. Raises OptprobeError where `-return` has no meaning there."""
+        user, returns = "-user" in self.options, "-return" in self.options
+        of_event = kind_of(location.text) if not user else None
+        if of_event is not None and returns:
+            where = self.options["-return"].where
+            raise fault("-return is of functions, and this is an event", where, "sys_exit_… is of a call's return")
+        return of_event or _KINDS[user, returns]
+
+    @property
+    def returns(self) -> bool:
+        """Whether all probes are on returns."""
+        if "-return" in self.options:
+            return True
+        return "-user" not in self.options and all(kind_of(each.text) is Kind.KRETPROBE for each in self.locations)
 
     def _is_glob(self, location: str) -> bool:
         return "-glob" in self.options or ("-user" not in self.options and is_glob(location))
@@ -113,7 +136,7 @@ class Add:
     def specs(self) -> tuple[Spec, ...]:
         """Return the specs for the session. Raises OptprobeError, which points at the fault."""
         places = self.place.specs()
-        returns = "-return" in self.place.options
+        returns = self.place.returns
         if not returns and "-maxactive" in self.place.options:
             raise fault("-maxactive needs -return", self.place.options["-maxactive"].where)
         for action in self.clause.actions:
@@ -152,7 +175,7 @@ def parse_add(text: str, command: str = "add") -> Add:
     entry = None
     found = _KEYWORD.match(text, at)
     if found and found[0] == "entry":
-        if "-return" not in place.options:
+        if not place.returns:
             raise fault("'entry' needs -return", Fragment(text, *found.span()), "quote a location of that name")
         entry, at = _clause(line, line.skip(found.end()))
     clause, at = _clause(line, at)

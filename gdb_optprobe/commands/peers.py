@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.handlers.clauses import ACTIONS
 from gdb_optprobe.handlers.source import Fragment, fault
 
@@ -20,8 +21,12 @@ _OF_BPFTRACE: Mapping[str, str] = {
     **dict.fromkeys(("uretprobe", "ur"), " -user -return"),
 }
 """The options of `add` for each kind of bpftrace's probes."""
+_EVENTS: Mapping[str, str] = {
+    **dict.fromkeys(("tracepoint", "t"), "tracepoint"),
+    **dict.fromkeys(("rawtracepoint", "rt"), "rawtracepoint"),
+}
+"""Kinds of events, which are named here as there."""
 _NOT_HERE: Mapping[str, str] = {
-    **dict.fromkeys(("tracepoint", "t", "rawtracepoint", "rt"), "probe the function that passes the tracepoint"),
     **dict.fromkeys(("profile", "p", "interval", "i"), "optprobe run -for SECONDS, then optprobe report"),
     **dict.fromkeys(("software", "s", "hardware", "h"), "probe a function that handles the event"),
 }
@@ -40,7 +45,7 @@ _NAMES: Mapping[str, str] = {
 
 _NAME = r"(?!\d)[\w.$*?\[\]-]+"
 # The second word decides for the letters: `p:450` is a line of a file p.
-_KIND = re.compile(rf"({'|'.join({**_OF_BPFTRACE, **_NOT_HERE})}):(?!\d)([^\s{{]+)\s*")
+_KIND = re.compile(rf"({'|'.join({**_OF_BPFTRACE, **_NOT_HERE, **_EVENTS})}):(?!\d)([^\s{{]+)\s*")
 _OF_TRACEFS = re.compile(rf"(p|r\d*)(?::(?:\w+/)?([A-Za-z_]\w*))?(?:\s+((?:{_NAME}:)?{_NAME}(?:\+\w+)?))?(?:\s+\S.*)?")
 _NOTHING_NAMED = re.compile(rf"({'|'.join(_OF_BPFTRACE)}|p|r\d*):")
 _OF_PERF = re.compile(rf"({_NAME})%return\b.*")
@@ -58,6 +63,8 @@ _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\bargs(?:->|\.)(?=\w)|(?<![\w$.>])[A-Za-z
 
 def check_location(typed: Fragment, command: str) -> None:
     """Raise OptprobeError, with the line as it is written here, where a location is in a peer's syntax."""
+    if event_name.parse(typed.text) is not None:
+        return
     found = _translated(typed.text)
     if found is None:
         return
@@ -90,6 +97,9 @@ def _translated(text: str) -> tuple[str, str, str] | None:
             options = _OF_BPFTRACE[found[1]]
             return "bpftrace", f"{'BINARY:' if '-user' in options else ''}FUNCTION{options}", ""
         return "tracefs", f"FUNCTION{' -return' if found[1] != 'p' else ''}", ""
+    if (found := _KIND.match(text)) and found[1] in _EVENTS:
+        program, block = re.match(r"([^{]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+        return "bpftrace", f"{_EVENTS[found[1]]}:{found[2]}", _clauses(program, block, is_event=True)
     if found := _KIND.match(text):
         text = re.sub(rf",\s*{found[1]}:", ",", text)  # bpftrace repeats the kind with each of several locations
     program, block = re.match(r"([^{]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -108,43 +118,45 @@ def _translated(text: str) -> tuple[str, str, str] | None:
     return ("bpftrace", program.split()[0], clauses) if clauses and program.split() else None
 
 
-def _clauses(program: str, block: str) -> str:
-    """Return `if …` for a filter between slashes, and `do …` for a block."""
+def _clauses(program: str, block: str, is_event: bool = False) -> str:
+    """Return `if …` for a filter between slashes, and `do …` for a block. is_event: `args` has the fields here too."""
+    if is_event:
+        program, block = (re.sub(r"\bargs\.(?=\w)", "args->", text) for text in (program, block))
     filtered = _FILTER.search(program)
-    condition = f" if {_expression(filtered[1].strip())}" if filtered and filtered[1].strip() else ""
-    actions = _actions(block)
+    condition = f" if {_expression(filtered[1].strip(), is_event)}" if filtered and filtered[1].strip() else ""
+    actions = _actions(block, is_event)
     return condition + (f" do {actions}" if actions else "")
 
 
-def _actions(block: str) -> str:
+def _actions(block: str, is_event: bool = False) -> str:
     """Return the actions for bpftrace's statements; "" where one of them is not known."""
     actions = []
     for statement in filter(None, (part.strip() for part in block.strip().strip("{}").split(";"))):
         found = _STATEMENT.fullmatch(statement)
         if found is None:
             return ""
-        actions.append(_action(found))
+        actions.append(_action(found, is_event))
     return ", ".join(actions) if all(actions) else ""
 
 
-def _action(found: re.Match[str]) -> str:
+def _action(found: re.Match[str], is_event: bool) -> str:
     if found["printed"]:
-        return f"print({_expression(found['printed'])})"
+        return f"print({_expression(found['printed'], is_event)})"
     call = "count" if found["more"] else found["call"]
     if call not in ACTIONS:
         return ""
-    of = f"({_expression(found['of'])})" if found["of"] else ""
-    keys = _expression(found["keys"] or "")
+    of = f"({_expression(found['of'], is_event)})" if found["of"] else ""
+    keys = _expression(found["keys"] or "", is_event)
     return call + of + (f" by ({keys})" if "," in keys else f" by {keys}" if keys else "")
 
 
-def _expression(text: str) -> str:
+def _expression(text: str, is_event: bool = False) -> str:
     """Return an expression of bpftrace's with our names."""
 
     def ours(found: re.Match[str]) -> str:
         word = found[0]
         if word.startswith("args"):
-            return ""
+            return word if is_event else ""
         if number := re.fullmatch(r"s?arg(\d)", word):
             return f"$arg{int(number[1]) + 1}"
         return _NAMES.get(word, word)

@@ -12,6 +12,7 @@ from itertools import count, takewhile
 from gdb_optprobe.commands import aggregates
 from gdb_optprobe.commands.output import BEST, STOPS, Write, in_time_order, pairs, printable_lines, traps
 from gdb_optprobe.commands.parse import is_glob
+from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.probes.follower import Follower
 from gdb_optprobe.probes.views import (
     ActiveCallView,
@@ -340,7 +341,9 @@ def _what(probe: ProbeView) -> str:
 
 def _asked(probe: ProbeView) -> str:
     parts = [probe.symbol or probe.location]
-    if probe.kind != "kprobe":
+    if event_name.parse(probe.location) is not None:
+        parts.append(f"({probe.location})" if parts != [probe.location] else "")
+    elif probe.kind != "kprobe":
         parts.append(f"({probe.kind})")
     if probe.name:
         parts.append(f'"{probe.name}"')
@@ -350,7 +353,7 @@ def _asked(probe: ProbeView) -> str:
         parts.append(f"if {probe.condition}")
     if probe.actions and probe.actions != ("count",):
         parts.append(f"do {', '.join(probe.actions)}")
-    return " ".join(parts)
+    return " ".join(filter(None, parts))
 
 
 def _remarks(probe: ProbeView, width: int) -> tuple[str, ...]:

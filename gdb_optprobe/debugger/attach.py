@@ -444,7 +444,7 @@ def _linux(
     unwind = _unwind(linux, recovered, machine)
     loaded = kernel_symbols.provide(recovered, default_cache(), linux.isa.elf, unwound=unwind is not None)
     types = kernel_types.provide(linux.structures, recovered.shelf, default_cache(), linux.isa.elf)
-    locations = Locations(recovered.symbols, linux.entries, linux.text)
+    locations = Locations(recovered.symbols, linux.entries, linux.text, linux.event_addresses)
     target = Target(
         guest=linux,
         debugger=GdbDebugger(locations, linux),

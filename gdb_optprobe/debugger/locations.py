@@ -15,6 +15,8 @@ from typing import Protocol
 import gdb
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import event_name
+from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.handlers.lexer import tokens
 from gdb_optprobe.handlers.source import Fragment
@@ -41,11 +43,19 @@ class Modules(Protocol):
     def bounds(self, address: int) -> tuple[int, int] | None: ...
 
 class Locations:
-    """Resolves locations. entries_of: from functions' addresses to those of probes on them: LinuxGuest.entries."""
+    """Resolves locations. entries_of: from functions' addresses to those of probes on them: LinuxGuest.entries.
+
+    of_event: returns where an event occurs, Guest.event_addresses.
+    """
 
     def __init__(
-        self, symbols: SymbolTable | None, entries_of: EntriesOf, modules: Modules | None = None
+        self,
+        symbols: SymbolTable | None,
+        entries_of: EntriesOf,
+        modules: Modules | None = None,
+        of_event: Callable[[EventName], tuple[int, ...]] | None = None,
     ) -> None:
+        self._of_event = of_event
         self._symbols = symbols
         self._entries_of = entries_of
         self._modules = modules
@@ -57,6 +67,8 @@ class Locations:
             text = quoted[2]
         if not text:
             raise OptprobeError("a location is missing", "optprobe add LOCATION")
+        if (event := event_name.parse(text)) is not None and self._of_event is not None:
+            return self._of_event(event)
         if text.startswith("*") and not glob:
             return (_expression(text[1:], text),)
         module, rest = self._of_module(text)

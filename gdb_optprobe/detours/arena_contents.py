@@ -65,11 +65,14 @@ class Bounds:
     def is_loaded(self, address: int) -> bool:
         """Return whether text there is loaded and unloaded."""
         (start, end), (first, last) = self.text, self.loaded
-        return first <= address < last and not start <= address < end
+        return first <= address < last and not start <= address < end and not self._is_ours(address)
 
     def has(self, address: int) -> bool:
-        """Return whether the guest can have text there."""
-        return self.text[0] <= address < self.text[1] or self.is_loaded(address)
+        """Return whether the guest can have text there, or a function of ours that can be probed is there."""
+        return self.text[0] <= address < self.text[1] or self.is_loaded(address) or self._is_ours(address)
+
+    def _is_ours(self, address: int) -> bool:
+        return any(start <= address < end for start, end in self.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,7 @@ class ArenaContents:
     tables:     the tables of which there is one.
     bounds:     where all of it can be.
     lent:       data that the kernel lends.
+    events:     journal records of code that the kernel may call, by its address.
     """
 
     texts: tuple[PatchedText, ...] = ()
@@ -141,6 +145,7 @@ class ArenaContents:
     bounds: Bounds = Bounds((0, 0), (), (0, 0))
     blocks: tuple[BlockRecord, ...] = ()
     lent: tuple[LentBlock, ...] = ()
+    events: Mapping[int, Any] = field(default_factory=dict)
 
     @property
     def live_blocks(self) -> tuple[BlockRecord, ...]:
@@ -198,7 +203,8 @@ def decode(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> ArenaConte
     probes, points, users, calls = (kinds.get(kind, {}) for kind in (Item.PROBE, Item.POINT, Item.USER, Item.CALLS))
     there = {table: pieces[at] for table, at in tables.items() if at in pieces}
     items = probes, points, bounds.fill, users, calls, references, there
-    return ArenaContents(texts, code, pages, data, *items, bounds, blocks, lent)
+    events = {at: value for at, value in kinds.get(Item.EVENT, {}).items() if at in starts}
+    return ArenaContents(texts, code, pages, data, *items, bounds, blocks, lent, events)
 
 
 def restoring_patches(contents: ArenaContents, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:
@@ -292,7 +298,7 @@ def _text(at: int, value: Any, bounds: Bounds) -> PatchedText:
     original, traced = validate.row(value, 2)
     original = validate.data(original, LONGEST)
     loaded = bounds.is_loaded(at)
-    _checked_inside(Slot(at, len(original)), bounds.loaded if loaded else bounds.text)
+    _checked_inside(Slot(at, len(original)), *((bounds.loaded,) if loaded else (bounds.text, *bounds.code)))
     return PatchedText(at, original, validate.flag(traced), loaded)
 
 

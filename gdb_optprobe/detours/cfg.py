@@ -79,9 +79,12 @@ class Cfg:
         return before is not None and self.isa.shadows(before)
 
     def is_traced(self, function: int) -> bool:
-        """Return whether the function that starts at `function`, this one or another, begins with an ftrace site."""
+        """Return whether callers of the function that starts at `function`, this one or another, rely on the ABI alone:
+        it begins with an ftrace site, say.
+        """
         if function not in self._traced:
-            self._traced[function] = bool(self.text.ftrace_sites(function, function + FIRST_BYTES))
+            by_abi = function == self.function.start and self.function.by_abi
+            self._traced[function] = by_abi or bool(self.text.ftrace_sites(function, function + FIRST_BYTES))
         return self._traced[function]
 
     # why not -----------------------------------------------------------------------------------------------------

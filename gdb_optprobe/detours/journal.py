@@ -15,6 +15,7 @@
     user   number    probes/user/trap_records.py
     room   -         the arena itself, by its maker                                  first of all
     more   address   of a word of data: see detours/lent_block.py                    before the guest is asked
+    event  address   of code that is registered on a tracepoint, or was to be: probes/tracepoint_handlers.py
 The removal of an item is written with the next change: until then it does no harm.
 """
 
@@ -57,6 +58,7 @@ class Item(StrEnum):
     USER = "user"
     ROOM = "room"
     MORE = "more"
+    EVENT = "event"
 
 
 class TableKind(IntEnum):

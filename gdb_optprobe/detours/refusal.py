@@ -174,6 +174,16 @@ class Refusal(Enum):
     RETURN_ELSEWHERE = ("{function} returns on another stack than its caller's", "probe its entry: without -return")
     RETURN_NOT_BUILT = ("return probes are not built for this guest yet: {missing}", "")
 
+    # Tracepoints.
+    TRACEPOINTS_MISSING = (
+        "no function can be registered on a tracepoint: {why}",
+        "probe a function that passes the event; system calls are tracepoint:syscalls:sys_enter_NAME",
+    )
+    EVENT_FIELDS_MISSING = (
+        "how the kernel assigns the fields of {event} is not known: {why}",
+        "rawtracepoint:NAME has the arguments, by their names and as $arg1, …",
+    )
+
     # The moment and the memory.
     NOT_QUIESCENT = ("{owner} is inside the bytes now, at {pc}", "let the guest run: it is tried again at every stop")
     STACKS_UNKNOWN = (

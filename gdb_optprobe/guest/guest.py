@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.event_name import EventName
+from gdb_optprobe.guest.linux.handler_text import HandlerText
+from gdb_optprobe.guest.linux.tracepoints import Tracepoints
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
@@ -89,6 +92,30 @@ class Guest(ABC):
     @abstractmethod
     def names_at_return(self, address: int) -> NamesAt | None:
         """Return the meaning of names after the return of the function entered at `address`; None for no entry."""
+
+    def event_addresses(self, event: EventName) -> tuple[int, ...]:
+        """Return where an event of the kernel's can be probed, ascending. Raises OptprobeError."""
+        raise OptprobeError(f"this guest has no events: no {event}", "probe a function")
+
+    @property
+    def tracepoints(self) -> Tracepoints:
+        """Return the kernel's tracepoints. Raises OptprobeError."""
+        raise OptprobeError("this guest has no tracepoints", "probe a function")
+
+    @property
+    def handlers(self) -> HandlerText:
+        """Return the functions of ours that the kernel calls."""
+        return HandlerText(self.isa)
+
+    def event_at(self, event: EventName, address: int) -> EventName:
+        """Return which of the events that `event` matches is probed at `address`."""
+        return event
+
+    def event_names_at(self, event: EventName, address: int, returned: bool = False) -> NamesAt:
+        """Return what names mean where an event occurs, its fields by `args`. returned: `address` was entered, and has
+        returned. Raises OptprobeError.
+        """
+        raise OptprobeError(f"this guest has no events: no {event}", "probe a function")
 
     def parameters(self, address: int) -> Sequence[str]:
         """Return the names of the parameters of the function at `address`, for completion; none where not known."""

@@ -36,7 +36,7 @@ from gdb_optprobe.handlers.ctype import (
     size_of,
 )
 from gdb_optprobe.handlers.ir import Clock, Expr, Frame, Load, Op, Register
-from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue
+from gdb_optprobe.handlers.scope import Fields, Lvalue, Meaning, Missing, Rvalue
 
 OURS = {
     "arg1": "the first argument, at a function's entry; `$arg2`, … the others",
@@ -65,6 +65,8 @@ _OF_PEERS = {
 }
 """What bpftrace, SystemTap and trace events call it, or what a user tries."""
 _OURS_IN_C = {**_OF_PEERS, **{name: f"${name}" for name in OURS}, "arg0": "$arg1"}
+ARGS = "args"
+"""The name by which the fields of an event are asked for, as in bpftrace."""
 MOST_ARGUMENTS = 32
 MOST_TOLD = 32
 """Names of parameters and variables that a message lists."""
@@ -146,6 +148,8 @@ class KernelScope:
     per_cpu:     the range (start, end) of symbols that are templates of per-CPU variables.
     convenience: returns the value of a GDB variable; None where there is none of that name.
     debug:       GDB's debug information at the address; it takes precedence over `types`.
+    event:       the fields of the event that occurs here, the members of `args`; None for no event.
+    hidden:      how many arguments are before `$arg1`, which no source code has.
     """
 
     site: Site
@@ -157,6 +161,8 @@ class KernelScope:
     per_cpu: tuple[int, int] = (0, 0)
     convenience: Callable[[str], int | None] = lambda name: None
     debug: Debug | None = None
+    event: Fields | None = None
+    hidden: int = 0
 
     def is_type(self, name: str) -> bool:
         if name in self._parameters or (self.debug is not None and name in self.debug.names()):
@@ -184,6 +190,8 @@ class KernelScope:
         return Missing(f"no type named '{what}' in this kernel", hint)
 
     def name(self, name: str) -> Meaning | Missing:
+        if name == ARGS and self.event is not None:
+            return self.event
         if (variable := self._variable(name)) is not None:
             return variable
         if name in self._parameters:
@@ -298,7 +306,7 @@ class KernelScope:
         if not self.site.entry:
             hint = f"arguments are known at the function's entry: {self.site.function or 'probe a function'}"
             return Missing(f"${name} is not available at this address", hint)
-        return Rvalue(self._word(number - 1), UNSIGNED_LONG)
+        return Rvalue(self._word(number - 1 + self.hidden), UNSIGNED_LONG)
 
     def _word(self, slot: int) -> Expr:
         """Return a word of a function's arguments, at its entry."""

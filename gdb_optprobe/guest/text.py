@@ -162,6 +162,7 @@ class Function:
     own:      instructions of the part [start, end), by address.
     compiled: a compiler made it: traps behind a path's last instruction are filler, indirect tail jumps leave it.
     look:     finds out the whole; most probes never need it.
+    by_abi:   its callers rely on what the ABI keeps, and on nothing more.
     search:   finds the first patch in the part [start, end) that is not ours and that nothing explains.
     """
 
@@ -172,6 +173,7 @@ class Function:
     look: Callable[[], Whole]
     compiled: bool = True
     search: Callable[[], Foreign | None] = lambda: None
+    by_abi: bool = False
 
     @cached_property
     def foreign(self) -> Foreign | None:

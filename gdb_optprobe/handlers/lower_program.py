@@ -27,16 +27,19 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from gdb_optprobe.handlers.ir import (
+    BytesLoad,
     Cell,
     Constant,
     Emit,
     Expr,
     HashMap,
+    Literal,
     Operand,
     Program,
     Put,
     Records,
     Register,
+    Slice,
     Statement,
     Stop,
     StringLoad,
@@ -266,7 +269,7 @@ def cell_address(emit: Emitter, words: ExpressionLowering, by: tuple[Operand, ..
         yield Address(offset=address, near=True)
         return
     (index,) = by
-    assert not isinstance(index, StringLoad)
+    assert not isinstance(index, StringLoad | BytesLoad | Slice | Literal), "an index is a word"
     with emit.pool.scratch() as at:
         words.into(at, index)
         emit.binary(Arithmetic.SHL, at, at, 3, 64, False)

@@ -36,7 +36,7 @@ from gdb_optprobe.handlers.ir import (
     operands,
 )
 from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue, Scope
+from gdb_optprobe.handlers.scope import Fields, Lvalue, Meaning, Missing, Rvalue, Scope
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.types import Typer
 from gdb_optprobe.maps.call_table import SAVED, WORD
@@ -174,7 +174,14 @@ class ReturnScope:
     # what is kept
 
     def _either(self, now: Meaning | Missing, then: Meaning | Missing) -> Meaning | Missing:
+        if isinstance(now, Fields) and isinstance(then, Fields):
+            return replace(now, lookup=lambda name: self._field(now.lookup(name), then.lookup(name)))
         if isinstance(now, Missing) and isinstance(then, Rvalue):
+            return Rvalue(self._kept(then.expr), then.type, then.mapped)
+        return now
+
+    def _field(self, now: Meaning | Missing | None, then: Meaning | Missing | None) -> Meaning | Missing | None:
+        if now is None and isinstance(then, Rvalue):
             return Rvalue(self._kept(then.expr), then.type, then.mapped)
         return now
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +45,22 @@ class Missing:
 
     message: str
     hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields(Missing):
+    """The meaning of `args`: no value itself, but its members are the fields of an event.
+
+    names: of the fields, in order. lookup: a field by its name; `name[N]` for one element, where each is kept apart.
+    """
+
+    names: tuple[str, ...] = ()
+    lookup: Callable[[str], Meaning | Missing | None] = lambda name: None
+
+    @classmethod
+    def of(cls, event: str, names: Sequence[str], lookup: Callable[[str], Meaning | Missing | None]) -> Fields:
+        has = f"args->{names[0]}; {event} has: {', '.join(names)}" if names else f"{event} has no fields"
+        return cls("'args' is no value", has, tuple(names), lookup)
 
 
 UNREAD = Missing("memory that may not be mapped cannot be read in this guest")

@@ -32,7 +32,7 @@ from gdb_optprobe.handlers.ctype import (
 from gdb_optprobe.handlers.ctype import Member as StructMember
 from gdb_optprobe.handlers.ir import Constant, Expr, Load, Op
 from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.scope import Lvalue, Meaning, Missing, Rvalue, Scope
+from gdb_optprobe.handlers.scope import Fields, Lvalue, Meaning, Missing, Rvalue, Scope
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.handlers.strings import StringValue, characters, equals
 from gdb_optprobe.handlers.syntax import (
@@ -113,7 +113,9 @@ class Typer:
             case Conditional(where, condition, yes, no):
                 return operators.conditional(self.value(condition), self.value(yes), self.value(no), where)
             case Member():
-                return self._member(node)
+                return self._field(node, node.name.text) or self._member(node)
+            case Index(_, Member(_, _, name) as array, Number(_, number)) if self._fields(array) is not None:
+                return self._field(array, f"{name.text}[{number}]") or self._element(node)
             case Index():
                 return self._element(node)
             case Cast():
@@ -182,6 +184,23 @@ class Typer:
         if not isinstance(pointer.type, Pointer):
             raise fault(f"'{node.array.where.text}' is no array", node.array.where, "nor a pointer")
         return self._pointed_to(operators.moved(pointer, index, 1, node.where), node.array.where)
+
+    def _fields(self, node: Member) -> Fields | None:
+        """Return the event's fields where `node` is one of them: `args->name`, or `args.name`."""
+        found = self._scope.name(node.thing.name) if isinstance(node.thing, Name) else None
+        return found if isinstance(found, Fields) else None
+
+    def _field(self, node: Member, name: str) -> Meaning | None:
+        """Return a field of an event; None where `node` is a member of anything else, or `name` no element apart."""
+        if (fields := self._fields(node)) is None:
+            return None
+        if (found := fields.lookup(name)) is not None:
+            return _found(found, node.name)
+        if name != node.name.text and fields.lookup(node.name.text) is not None:
+            return None
+        close = difflib.get_close_matches(name, fields.names, 1)
+        meant = f"did you mean '{close[0]}'? " if close else ""
+        raise fault(f"the event has no field '{name}'", node.name, meant + f"it has: {', '.join(fields.names)}")
 
     def _member(self, node: Member) -> Lvalue:
         thing = node.thing
@@ -284,6 +303,8 @@ class Typer:
 
 def member_names(part: Fragment, scope: Scope) -> Sequence[str]:
     """Return the members of the struct that an expression is, or points to. Raises OptprobeError, pointing."""
+    if isinstance(event := scope.name(part.text.strip()), Fields):
+        return event.names
     found = Typer(scope).meaning(parse_expression(part, scope.is_type)).type
     found = found.target if isinstance(found, Pointer) else found
     return found.names() if isinstance(found, Struct) else ()

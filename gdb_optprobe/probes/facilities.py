@@ -57,6 +57,7 @@ NAMES = {
     "probe_read": Refusal.READS_MISSING,
     "user_programs": Refusal.PROGRAMS_MISSING,
     "modules": Refusal.MODULES_MISSING,
+    "tracepoints": Refusal.TRACEPOINTS_MISSING,
 }
 """A guest's facilities, in the order of the output: the code of a refusal that has none of its own."""
 
@@ -182,7 +183,14 @@ class _Kernel(_Guest):
             "ftrace_records": self.ftrace_records,
             "probe_read": self.probe_read,
             "modules": self.modules,
+            "tracepoints": self.tracepoints,
         }
+
+    def tracepoints(self) -> str:
+        """Say how handlers are taken off again, and whether fields can be had."""
+        facts = self.linux.tracepoints
+        facts.check()
+        return f"registered by a call in the guest, freed after {len(facts.waits())} grace periods"
 
     def code_memory(self) -> str:
         """Say beside its size how many functions can be counted: those with a tracer's site have detours alike."""

@@ -12,6 +12,7 @@ import re
 
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.handlers.source import outside
 from gdb_optprobe.probes.spec import Spec
@@ -73,7 +74,9 @@ def place(text: str, program: bool = False, glob: bool = False) -> str:
         if _OPTION.search(bare) or ":" in text[: max(bare.rfind(","), 0)]:
             raise NotAField(_NO_PLACE, text)
         return _matched(_PROGRAM, text, _NO_PLACE)
-    if _ADDRESS.fullmatch(text) or (glob and _GLOB.fullmatch(text) and len(text) <= LONGEST):
+    if len(text) > LONGEST:
+        raise NotAField("no location is", text)
+    if _ADDRESS.fullmatch(text) or event_name.parse(text) is not None or (glob and _GLOB.fullmatch(text)):
         return text
     return _matched(_FUNCTION, text, "no location is")
 

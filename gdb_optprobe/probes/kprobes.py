@@ -26,6 +26,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.probes import kernel_rethooks, kretprobe, site_views
+from gdb_optprobe.probes.event_probes import handled, names_at
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour, trial
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -92,6 +93,8 @@ class Kprobes:
         if spec.tier and spec.tier not in {tier.value for tier in Tier}:
             tiers = ", ".join(tier.value for tier in Tier)
             raise OptprobeError(f"no tier is called '{spec.tier}'", f"there are: {tiers}")
+        if (event := spec.event) is not None and (handler := handled(spec)) is not None:
+            return self.optimizer.tracepoints.addresses(event, handler)
         try:
             return self.target.debugger.resolve(spec.location, spec.glob)
         except OptprobeError:
@@ -194,7 +197,7 @@ class Kprobes:
         if spec.is_return:
             program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.target.guest, limits)
         else:
-            scope, entry = self.target.guest.names_at(plan.address), EntryProgram()
+            scope, entry = names_at(spec, plan.address, self.target.guest), EntryProgram()
             program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         made = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits, overwrites=spec.overwrite)
@@ -259,9 +262,10 @@ class Kprobes:
         return probe.is_in_kernel and self.registry.site_of(probe).is_lost
 
     def missed(self, probe: Probe) -> int:
-        """Return how many calls of its function found no room, of a return probe."""
+        """Return how many calls of its function, or events, found no room, of a return probe or of a tracepoint."""
         found = [site_views.read_calls(site, probe, self.target.guest) for site in self.registry.sites([probe])]
-        return sum(calls.missed for calls in found if calls is not None)
+        events = self.optimizer.tracepoints.missed(probe.address)
+        return events + sum(calls.missed for calls in found if calls is not None)
 
     def needs_memory(self, spec: Spec, addresses: Sequence[int]) -> bool:
         """Return whether a probe at one of `addresses` needs memory of the guest."""
@@ -280,7 +284,8 @@ class Kprobes:
         if probe.absence is not None:
             return site_views.absent_site_view(probe, self.target)
         site = self.registry.site_of(probe)
-        return site_views.site_view(probe, site, self.target, self.optimizer.active_calls)
+        view = site_views.site_view(probe, site, self.target, self.optimizer.active_calls)
+        return replace(view, missed=self.optimizer.tracepoints.missed(probe.address))
 
     def site_code(self, probe: Probe) -> SiteCode:
         """Return what `show` lists of it. Raises OptprobeError where its text is not there."""

@@ -24,6 +24,7 @@ from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.maps.call_table import SAVED, CallTableLayout
+from gdb_optprobe.probes.event_probes import names_at, names_at_return
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.return_program import compile_return, slot_word
 from gdb_optprobe.probes.spec import Spec
@@ -150,10 +151,10 @@ def compile_kretprobe(
 
     The names are those of the return. Raises OptprobeError, pointing.
     """
-    names, isa = guest.names_at_return(address), guest.isa.returning
+    names, isa = names_at_return(spec, address, guest), guest.isa.returning
     if names is None or isa is None:
         raise OptprobeError(f"{guest.text.spell(address)} is not where a function is entered")
-    program, entry, scope = compile_return(spec, guest.names_at(address), names, isa.slot, names.hertz, limits)
+    program, entry, scope = compile_return(spec, names_at(spec, address, guest), names, isa.slot, names.hertz, limits)
     return program, replace(names, names=scope), entry
 
 

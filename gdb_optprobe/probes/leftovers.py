@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gdb_optprobe.detours import patch, quiescence
 from gdb_optprobe.detours.arena import Arena
@@ -47,8 +48,11 @@ def clear_leftovers(target: Target, optimizer: Optimizer, users: Uprobes) -> Non
         raise OptprobeError(LEFT, RECOVER)
     left, _, undone = read_leftovers(target, users)
     arena = adopt_arena(left, undone, target, optimizer, users)
-    arena.release_data((*optimizer.traps.dispatcher.memory, *users.rethooks.memory))
+    kept = (optimizer.traps.dispatcher, users.rethooks, optimizer.tracepoints)
+    arena.release_data([memory for each in kept for memory in each.memory])
     optimizer.rethooks.end_adopted(arena)
+    with suppress(OptprobeError):  # a handler that stays does nothing, and goes with the next one
+        optimizer.tracepoints.release_unused(arena)
     optimizer.write_records()
 
 
@@ -143,6 +147,7 @@ def _replace_text(
     # Its patches are at the same addresses: their new records stay.
     optimizer.traps.adopt(left.texts, arena)
     users.adopt_traps(gone, arena)
+    optimizer.tracepoints.adopt(left, arena)
     return arena
 
 

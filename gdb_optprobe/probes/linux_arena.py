@@ -134,7 +134,7 @@ class LinuxArena:
         left = earlier.left
         texts, _ = restoring_patches(left, self.linux.memory, self.linux.isa)
         self._covered = sorted((text.reverse for text in texts), key=_address_of)
-        return left if left.probes or left.users or left.live_blocks or left.lent or texts else None
+        return left if left.probes or left.users or left.live_blocks or left.lent or left.events or texts else None
 
     def uncovered(self, address: int, data: bytes) -> bytes:
         """Return `data`, read at `address`, with the bytes under branches of an earlier GDB that are still there."""

@@ -51,6 +51,7 @@ from gdb_optprobe.probes.site import Site, SiteState
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.throttle import Throttle
+from gdb_optprobe.probes.tracepoint_handlers import TracepointHandlers
 
 T = TypeVar("T")
 
@@ -98,6 +99,7 @@ class Optimizer:
     memory: ArenaMemory = field(init=False)
     throttle: Throttle = field(default_factory=Throttle)
     traps: KernelTraps = field(init=False)
+    tracepoints: TracepointHandlers = field(init=False)
     _cfgs: CfgCache = field(init=False)
     _lost_branches: LostBranches = field(default_factory=LostBranches)
     _planned: dict[int, _Planned] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class Optimizer:
         self.kernel_stops = KernelStops(self.target.guest, self.target.stops, self.registry, self.links)
         self.collector = Collector(self.target.guest, self.rethooks, self.check_alive)
         self.traps = KernelTraps(self.target.guest)
+        self.tracepoints = TracepointHandlers(self.target.guest, self.registry, self.collector, self.may_stop_at)
         self.memory = ArenaMemory(self.target.arena_source)
         self._cfgs = CfgCache(self.target.guest.isa, self.target.guest.text)
         self.read_registers = ReadRegisters(self.target.guest, self.registry, self._cfgs)
@@ -237,11 +240,11 @@ class Optimizer:
         if arena.earlier is not None:
             self.rethooks.known += read_rethooks(arena.earlier, arena)
         if arena.lender is not None:
-            arena.lender.avoids(self._may_stop_at)
+            arena.lender.avoids(self.may_stop_at)
         for probe in self.registry.single_probes():
             write_probe(probe, arena.journal)
 
-    def _may_stop_at(self, address: int) -> bool:
+    def may_stop_at(self, address: int) -> bool:
         """Return whether something else may stop the guest there, or the text there may be half a branch.
 
         A thread that is about to run a whole branch is as safe there as without it.

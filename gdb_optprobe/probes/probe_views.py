@@ -62,7 +62,8 @@ def calls_view(counts: CallCounts, active: int, callers: Iterable[Caller]) -> Ca
 class SiteView:
     """What a row shows of the place that a probe is on, as each kind of place gives it; see ProbeView.
 
-    tags: besides the state. calls: of a return probe. frames: of the stacks that hits there kept.
+    tags: besides the state. calls: of a return probe. missed: events that had no room. frames: of the stacks that hits
+    there kept.
     """
 
     address: int
@@ -76,6 +77,7 @@ class SiteView:
     detour: DetourView | None = None
     stops: int = 0
     calls: CallsView | None = None
+    missed: int = 0
     frames: Frames = lambda registers, stack: ()
 
 
@@ -125,7 +127,7 @@ def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> Pr
         actions=probe.spec.actions,
         entry=save.entry_clause(probe.spec),
         hits=found.hits,
-        missed=site.calls.missed if site.calls is not None else 0,
+        missed=site.calls.missed if site.calls is not None else site.missed,
         active=site.calls.active if site.calls is not None else 0,
         dropped=found.dropped,
         faults=found.faults,

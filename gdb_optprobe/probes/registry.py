@@ -22,13 +22,14 @@ class Registry:
 
     A probe of a block becomes one of its own, at a site of its own, where it is asked for by number or by place.
 
-    hooks: our other patches of the kernel's text, while they are there: no probe can be there.
+    user_hooks, event_hooks: our other patches of the kernel's text, while they are there: no probe can be there.
     blocks: counts that were added together, by their numbers. unpack: makes a member of one a probe of its own.
     unpacked: called once members have left for a command that names them.
     """
 
     def __init__(self) -> None:
-        self.hooks: tuple[Patch, ...] = ()
+        self.user_hooks: tuple[Patch, ...] = ()
+        self.event_hooks: tuple[Patch, ...] = ()
         self.blocks: list[CountBlock] = []
         self.unpack: Callable[[CountBlock, int], object] = _cannot_unpack
         self.unpacked: Callable[[], object] = bool
@@ -43,6 +44,10 @@ class Registry:
         self._slots: list[int] = []
         self._next = 1
         self._kept: int | None = None
+
+    @property
+    def hooks(self) -> tuple[Patch, ...]:
+        return (*self.user_hooks, *self.event_hooks)
 
     def next_number(self) -> int:
         if self._kept is not None:

@@ -99,7 +99,7 @@ def add_command(spec: Spec, location: str, glob: bool = False) -> str:
     words += ["-user"] if spec.in_program else []
     words += ["-file", _quoted(spec.file)] if spec.file else []
     words += ["-pid", str(spec.pid)] if spec.pid else []
-    words += ["-return"] if spec.is_return else []
+    words += ["-return"] if spec.is_return and spec.event is None else []
     words += ["-maxactive", str(spec.maxactive)] if spec.maxactive else []
     words += ["-overwrite"] if spec.overwrite else []
     words += ["-pending"] if spec.pending and not spec.in_program else []
@@ -182,6 +182,8 @@ def _location(probe: Probe, target: Target) -> str:
     """Return symbol+offset, if the symbol is unique; else an offset from the kernel's start."""
     if probe.home or not probe.is_in_kernel:
         return probe.home or probe.spec.location
+    if (event := probe.spec.event) is not None:
+        return str(target.guest.event_at(event, probe.address))
     name = target.guest.symbol(probe.address)
     # The guest's: what is no name would be evaluated.
     if fields.is_function(name) and _resolved(name, target) == (probe.address,):

@@ -15,6 +15,7 @@ from gdb_optprobe.detours.arena import Lack
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.refusal import Reason, Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.guest.scope import ARGS
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
@@ -28,6 +29,7 @@ from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import BlockPlanner
 from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.event_probes import handled, names_at, names_at_return
 from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
 from gdb_optprobe.probes.leftovers import clear_leftovers
@@ -153,6 +155,27 @@ class Session:
         """
         self.check_alive()
         clear_leftovers(self.target, self.optimizer, self.uprobes)
+        try:
+            self._register(specs)
+            return self._add_all(specs)
+        except BaseException:
+            if self.optimizer.arena is not None:
+                with suppress(OptprobeError):  # one that stays does nothing; why `add` is refused is what to read
+                    self.optimizer.tracepoints.release_unused(self.optimizer.arena)
+            raise
+
+    def _register(self, specs: Sequence[Spec]) -> None:
+        """Have the kernel call a handler where a probe is to be on a tracepoint; what is refused is so before that."""
+        some = [(spec, event) for spec in specs if (event := handled(spec)) is not None]
+        if not some:
+            return
+        self.explain(*(spec for spec, _ in some))
+        self.target.debugger.guard()
+        arena = self.optimizer.take_arena(borrow=True)
+        for _, event in some:
+            self.optimizer.tracepoints.register(event, arena)
+
+    def _add_all(self, specs: Sequence[Spec]) -> Sequence[ProbeView]:
         places = self._resolve(specs)
         if self._borrow_memory(places):
             places = self._resolve(specs)  # the guest has run
@@ -356,6 +379,8 @@ class Session:
         self.uprobes.check_switch(probes, on=False)
         deleted = _numbers_of(blocks, probes)
         self._remove(probes, blocks)
+        if self.optimizer.arena is not None:
+            self.optimizer.tracepoints.release_unused(self.optimizer.arena)
         return deleted
 
     def _remove(self, probes: Sequence[Probe], blocks: Sequence[CountBlock] = ()) -> None:
@@ -445,8 +470,8 @@ class Session:
         if not expression:
             return guest.parameters(address)
         # A return probe saves its parameters at the entry.
-        at_return = spec.is_return and expression.startswith("$retval")
-        found = guest.names_at_return(address) if at_return else guest.names_at(address)
+        at_return = spec.is_return and expression.startswith(("$retval", ARGS))
+        found = names_at_return(spec, address, guest) if at_return else names_at(spec, address, guest)
         return member_names(Fragment.whole(expression), found.names) if found is not None else ()
 
     def value_of(self, expression: str) -> Sequence[str]:
@@ -531,9 +556,11 @@ class Session:
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
         self.check_alive()
-        places = self._resolve(specs)
+        events = filter(None, map(handled, specs))
         try:
-            return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
+            with self.optimizer.tracepoints.trial(events, self.optimizer.find_arena):
+                places = self._resolve(specs)
+                return tuple(view for spec, addresses in places for view in self._kind(spec).explain(spec, addresses))
         finally:
             self.returns.settle_unpacked()
 
@@ -593,7 +620,8 @@ class Session:
         """Return where the guest's memory does not hold what we wrote, in words."""
         self.check_alive()
         own = memory_check.problems(self.optimizer, self.probe_read_code)
-        return (*own, *self.block_routines.problems(), *self.batches.problems(), *self.uprobes.problems())
+        blocks = (*self.block_routines.problems(), *self.batches.problems())
+        return (*own, *blocks, *self.uprobes.problems(), *self.optimizer.tracepoints.problems())
 
     def untraced(self) -> tuple[str, ...]:
         """Return what tracers of the guest's own do not see because of us, in words."""
@@ -847,6 +875,7 @@ class Session:
         self.optimizer.rethooks.abandon()
         self.module_tracker.abandon()
         self.optimizer.traps.dispatcher.abandon()
+        self.optimizer.tracepoints.abandon()
 
 
 def _numbers_of(blocks: Iterable[CountBlock], probes: Iterable[Probe]) -> tuple[int, ...]:

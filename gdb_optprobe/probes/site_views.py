@@ -83,7 +83,8 @@ def absent_site_view(probe: Probe, target: Target) -> SiteView:
 def _frames(probed: int, target: Target, registers: Mapping[str, int], stack: bytes) -> Iterator[FrameView]:
     """Return the frames of a record's stack, up to one that returns to a detour: its caller is not on the stack."""
     for address, exact in target.guest.backtrace({**registers, target.guest.isa.pc: probed}, stack):
-        if not address or any(start <= address < end for start, end in target.arena_source.code):
+        ours = address != probed and any(start <= address < end for start, end in target.arena_source.code)
+        if not address or ours:
             yield FrameView(0, "…")
             return
         # A call may be the last instruction of its function: the address behind it is another function's.

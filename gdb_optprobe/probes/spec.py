@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from gdb_optprobe.guest.linux import event_name
+from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.handlers.source import Fragment
 
 Handler = Callable[[Any], object]
@@ -19,6 +21,7 @@ class Kind(Enum):
     KRETPROBE = "kretprobe"
     UPROBE = "uprobe"
     URETPROBE = "uretprobe"
+    TRACEPOINT = "tracepoint"
 
     @property
     def in_program(self) -> bool:
@@ -38,7 +41,7 @@ WHOLE = ("*", "'*'", '"*"')
 class Spec:
     """One `optprobe add`, parsed.
 
-    location:  as typed: a linespec, `*EXPR`, `symbol+offset`, or a glob (`glob` true).
+    location:  as typed: a linespec, `*EXPR`, `symbol+offset`, an event, or a glob (`glob` true).
     condition: the expression after `if`, as typed; empty for none.
     actions:   the actions after `do`, each as typed; `count` where none was given.
     tier:      the name of the only tier that is wanted ("-tier"); empty for the best.
@@ -72,6 +75,11 @@ class Spec:
     overwrite: bool = False
     file: str = ""
     pid: int = 0
+
+    @property
+    def event(self) -> EventName | None:
+        """The event of the kernel's that its location names; None where it names a place in the code."""
+        return event_name.parse(self.location) if not self.in_program else None
 
     @property
     def in_program(self) -> bool:

@@ -76,7 +76,12 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     memory |= {data for block in left.live_blocks for _, data in block.pieces()}
     memory |= session.returns.memory(left)
     arena.release_data(
-        memory.union(filter(None, kept), session.optimizer.traps.dispatcher.memory, session.uprobes.rethooks.memory)
+        memory.union(
+            filter(None, kept),
+            session.optimizer.traps.dispatcher.memory,
+            session.uprobes.rethooks.memory,
+            session.optimizer.tracepoints.memory,
+        )
     )
     blocks, alone = _adopt_blocks(session, left, lost)
     for probe in there:
@@ -142,12 +147,14 @@ def remove(session: Session, timeout: float) -> int:
     session.check_alive()
     left, found, undone = read_leftovers(session.target, session.uprobes)
     arena = adopt_arena(left, undone, session.target, session.optimizer, session.uprobes)
-    arena.release_data((*session.optimizer.traps.dispatcher.memory, *session.uprobes.rethooks.memory))
+    kept = (session.optimizer.traps.dispatcher, session.uprobes.rethooks, session.optimizer.tracepoints)
+    arena.release_data([memory for each in kept for memory in each.memory])
     for one in found:
         arena.journal.drop(Item.PROBE, one.number)
     for block in left.live_blocks:
         session.block_adoption.leave(block, release=False)
     session.optimizer.rethooks.end_adopted(arena)
+    session.optimizer.tracepoints.release_unused(arena)
     session.optimizer.write_records()
     session.uprobes.tidy()
     if not session.optimizer.release_arena():

@@ -1,4 +1,4 @@
-"""Sourced into GDB by tests: `dies-at METHOD N` has GDB killed before the N-th write of LentPages.METHOD.
+"""Sourced into GDB by tests: `dies-at METHOD N` has GDB killed before the N-th write of METHOD, which calls the guest.
 
 With `dies-at METHOD N during` it is killed in the middle of the N-th run of the guest there. `writes-so-far` prints how
 many writes and runs there were.
@@ -16,6 +16,7 @@ import gdb
 
 from gdb_optprobe.debugger.machine import GdbMachine
 from gdb_optprobe.probes.lent_pages import LentPages
+from gdb_optprobe.probes.tracepoint_handlers import TracepointHandlers
 
 WRITES = ("write", "write_virtual", "write_physical", "write_registers")
 counted = {"writes": 0, "runs": 0, "inside": 0}
@@ -55,17 +56,17 @@ def run_until(self: GdbMachine, *args: Any) -> Any:
     return RUN(self, *args)
 
 
-def within(name: str) -> None:
-    original: Callable[..., Any] = getattr(LentPages, name)
+def within(owner: type, name: str) -> None:
+    original: Callable[..., Any] = getattr(owner, name)
 
-    def method(self: LentPages, *args: Any) -> Any:
+    def method(self: object, *args: Any) -> Any:
         counted["inside"] = watched == [name]
         try:
             return original(self, *args)
         finally:
             counted["inside"] = 0
 
-    setattr(LentPages, name, method)
+    setattr(owner, name, method)
 
 
 class DiesAt(gdb.Command):
@@ -92,6 +93,8 @@ GdbMachine.run_until = run_until  # type: ignore[method-assign]
 for each in WRITES:
     wrap(each)
 for each in ("lend", "give_back"):
-    within(each)
+    within(LentPages, each)
+for each in ("register", "release_unused"):
+    within(TracepointHandlers, each)
 DiesAt()
 WritesSoFar()

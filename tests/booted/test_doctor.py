@@ -122,7 +122,8 @@ def test_a_guest_without_an_operating_system(boot: Boot) -> None:
     assert (found["code_memory"], found["data_memory"]) == ("ARENA_MISSING", "ARENA_MISSING")
     assert (given["code_memory"], given["data_memory"]) == ("works", "works")
     assert {name for name, state in given.items() if state == "NOT_LINUX"} == {
-        *("unwinding", "current_thread", "task_list", "entries", "ftrace_records", "probe_read", "modules")
+        *("unwinding", "current_thread", "task_list", "entries", "ftrace_records", "probe_read", "modules"),
+        "tracepoints",
     }
     assert (given["symbols"], given["types"], given["quiescence"]) == ("works", "works", "STACKS_UNKNOWN")
 

@@ -37,6 +37,13 @@ ANSWERS = [
     ("p:group/name vfs_read+4 count=%dx:u64", "tracefs", "vfs_read+4"),
     ("r16:name ext4:ext4_sync_fs $retval", "tracefs", "ext4:ext4_sync_fs -return"),
     ("p vfs_read", "tracefs", "vfs_read"),
+    ("t:sched:sched_switch", "bpftrace", "tracepoint:sched:sched_switch"),
+    ("rt:sched_switch", "bpftrace", "rawtracepoint:sched_switch"),
+    (
+        "tracepoint:syscalls:sys_enter_read /args.fd > 2/ { @[comm, args->fd] = sum(args.count); }",
+        "bpftrace",
+        "tracepoint:syscalls:sys_enter_read if args->fd > 2 do sum(args->count) by ($comm, args->fd)",
+    ),
     ("kprobe:", "bpftrace", "FUNCTION"),
     ("kretprobe:", "bpftrace", "FUNCTION -return"),
     ("uretprobe:", "bpftrace", "BINARY:FUNCTION -user -return"),
@@ -76,7 +83,7 @@ def test_dprintf_is_answered_with_dprintf() -> None:
     assert caught.value.hint == 'optprobe dprintf vfs_read,"%lu",count'
 
 
-@pytest.mark.parametrize("typed", ["tracepoint:sched:sched_switch", "profile:hz:99 { @[kstack] = count(); }"])
+@pytest.mark.parametrize("typed", ["interval:s:1", "profile:hz:99 { @[kstack] = count(); }"])
 def test_what_is_not_here_is_said(typed: str) -> None:
     error = refused(typed)
     assert "the syntax of bpftrace, and there is no such probe here" in error.message and error.hint
@@ -89,7 +96,8 @@ def test_an_unknown_statement_is_answered_with_our_actions() -> None:
 @pytest.mark.parametrize(
     "typed",
     ["ext4:sync", "r.c:450", "p:450", "fs/read_write.c:450", "a/b.c:7", "p", "r", "r+4", "p, r", "r -return",
-     "*(p / 2)", "*$rip / 2 / 3", "vfs_*", "-user kprobe:main", "'kprobe:f'"],
+     "*(p / 2)", "*$rip / 2 / 3", "vfs_*", "-user kprobe:main", "'kprobe:f'",
+     "tracepoint:sched:sched_switch", "rawtracepoint:sched_switch do count by $arg1"],
 )  # fmt: skip
 def test_our_own_locations_are_no_peers(typed: str) -> None:
     parse_add(typed).specs()

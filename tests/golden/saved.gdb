@@ -22,3 +22,4 @@ optprobe add dummy:dummy_xmit -pending
 optprobe add vfs_* -glob
 # optprobe add vfs_read: its handlers are Python's
 optprobe add vfs_read -overwrite do record(count)
+optprobe add tracepoint:sched:sched_switch if args->prev_pid > 1

@@ -16,8 +16,11 @@ import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.arena_contents import Bounds, decode, restoring_patches
+from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
 from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.guest.linux import event_name
+from gdb_optprobe.guest.linux.tracepoints import Tracepoint
 from gdb_optprobe.handlers.ir import Map, Program, Update
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
@@ -35,6 +38,7 @@ from gdb_optprobe.probes.rethook_records import read_rethooks
 from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.shared_maps import MapsRecord, SharedMaps
 from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.tracepoint_handlers import EventHandler
 from tests.golden import golden, left_in_guest
 from tests.golden.left_in_guest import (
     BINARY,
@@ -42,6 +46,7 @@ from tests.golden.left_in_guest import (
     CODE,
     DATA,
     FILL,
+    KERNEL,
     MAIN,
     NOP5,
     PLACE_OF_BLOCK,
@@ -99,6 +104,20 @@ def test_what_is_written_of_blocks() -> None:
     assert listing(left_in_guest.leave_blocks(Guest()).state) == golden("journal_blocks.txt")
 
 
+def test_what_is_written_of_events() -> None:
+    """Of one whose handler has the arguments alone, and of one that has the fields assigned, with its counter."""
+    slot, counter = Slot(CODE[0], 16), Slot(DATA[0], 8)
+    state = {}
+    for event, missed in (("rawtracepoint:sched_switch", None), ("tracepoint:sched:sched_wakeup", counter)):
+        name = event_name.parse(event)
+        assert name is not None
+        code = Detour(slot.address, NOP5, slot.address, ())
+        handler = EventHandler(name, Tracepoint(name.event, KERNEL + 0x80), slot, code, slot.address, None, missed)
+        state[f"{Item.EVENT} {slot.address:x}"] = handler.value
+        slot = Slot(slot.end, 64)
+    assert listing(state) == golden("journal_events.txt")
+
+
 def test_blocks_are_read() -> None:
     items = [json.loads(line) for line in golden("journal_blocks.txt").splitlines()]
     state = {key: value for item in items for key, value in item.items()}
@@ -113,7 +132,7 @@ def test_blocks_are_read() -> None:
 
 
 def test_a_record_of_each_kind_and_the_numbers_of_tables() -> None:
-    lines = (golden("journal.txt") + golden("journal_blocks.txt")).splitlines()
+    lines = (golden("journal.txt") + golden("journal_blocks.txt") + golden("journal_events.txt")).splitlines()
     written = {key.split()[0] for line in lines for key in json.loads(line)}
     assert {str(item) for item in Item} == written, "one that is added is added to this guest too"
     tables = (TableKind.TRAPS, TableKind.USER_TRAPS, TableKind.USER_WRITES, TableKind.USER_MAPPINGS)

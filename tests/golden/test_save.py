@@ -8,6 +8,7 @@ from typing import cast
 
 from gdb_optprobe.commands.parse import parse_add
 from gdb_optprobe.detours.refusal import Refusal
+from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.save import commands, with_variables
@@ -31,6 +32,7 @@ SPECS = (
     Spec("vfs_*", glob=True),
     Spec("vfs_read", pre_handler=print),
     Spec("vfs_read", actions=("record(count)",), overwrite=True),
+    Spec("tracepoint:sched:sched_switch", kind=Kind.TRACEPOINT, condition="args->prev_pid > 1"),
 )
 SETTINGS = Settings(
     optimization=False,
@@ -54,6 +56,9 @@ class Guest:
 
     def symbol(self, address: int) -> str:
         return next((name for name, at in SYMBOLS.items() if at == address), "")
+
+    def event_at(self, event: EventName, address: int) -> EventName:
+        return event
 
     def resolve(self, location: str, glob: bool) -> tuple[int, ...]:
         if glob:
@@ -89,5 +94,5 @@ def test_what_was_saved_is_typed_in_today_s_words() -> None:
     lines = golden("saved.gdb").splitlines()
     specs = [parse_add(line.removeprefix("optprobe add ")).specs()[0] for line in lines if line[:12] == "optprobe add"]
     kinds = [replace(spec, condition_at=None, actions_at=()).kind for spec in specs]
-    assert len(kinds) == 10 and set(kinds) == set(Kind)
-    assert [spec.overwrite for spec in specs] == [False] * 9 + [True]
+    assert len(kinds) == 11 and set(kinds) == set(Kind)
+    assert [spec.overwrite for spec in specs] == [False] * 9 + [True, False]

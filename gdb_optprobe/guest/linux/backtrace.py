@@ -27,12 +27,14 @@ class Copy:
         return self.data[at : at + size]
 
 
-def backtrace(unwinder: Unwinder, registers: Mapping[str, int], pc: str, copy: Copy) -> Iterator[tuple[int, bool]]:
+def backtrace(
+    unwinder: Unwinder, registers: Mapping[str, int], pc: str, copy: Copy, exact: bool = True
+) -> Iterator[tuple[int, bool]]:
     """Yield the PC of each frame, the innermost first, and whether it is the next instruction, no return address.
 
-    (0, True) where the copy ends before the stack does.
+    (0, True) where the copy ends before the stack does. exact: of the innermost frame.
     """
-    over, exact = unwinder.over(copy.read), True
+    over = unwinder.over(copy.read)
     for _ in range(MOST):
         yield registers[pc], exact
         found = over.caller(registers, exact)

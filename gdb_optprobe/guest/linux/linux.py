@@ -7,19 +7,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest
-from gdb_optprobe.guest.linux import boot, bypasses, frame
+from gdb_optprobe.guest.linux import boot, bypasses, event_name, frame
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
 from gdb_optprobe.guest.linux.current import Current
+from gdb_optprobe.guest.linux.event_name import EventName
+from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
 from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.structures import KernelStructures, Layouts, no_layouts
+from gdb_optprobe.guest.linux.syscall_events import SyscallEvents
+from gdb_optprobe.guest.linux.tracepoints import ITERATOR, Tracepoints
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
@@ -112,6 +116,7 @@ class LinuxGuest(Guest):
         kernel = arch.kernel(memory, recovered.symbols, structures)
         core = arch.text(kernel, unpatched, recovered.shelf, say)
         text = arch.modular(kernel, core)
+        text.handlers = HandlerText(isa)
         facts = recovered, machine, memory, isa, kernel, structures, core, text, arch
         return cls(*facts, debugger, unpatched.originals, say)
 
@@ -175,7 +180,15 @@ class LinuxGuest(Guest):
     def backtrace(self, registers: Mapping[str, int], stack: bytes) -> Iterable[tuple[int, bool]]:
         if self.own_unwinder is None:
             return ()
-        return backtrace(self.own_unwinder, registers, self.isa.pc, Copy(registers[self.isa.sp], stack))
+        copy = Copy(registers[self.isa.sp], stack)
+        frame = self.handlers.frame(registers[self.isa.pc])
+        if frame is None or self.arch.tracepoints is None:
+            return backtrace(self.own_unwinder, registers, self.isa.pc, copy)
+        try:
+            caller = self.arch.tracepoints.caller(registers, frame, copy.read)
+        except Unreadable:
+            return ((registers[self.isa.pc], True), (0, True))
+        return ((registers[self.isa.pc], True), *backtrace(self.own_unwinder, caller, self.isa.pc, copy, exact=False))
 
     @cached_property
     def hidden_returns(self) -> tuple[int, ...]:
@@ -187,7 +200,7 @@ class LinuxGuest(Guest):
 
     def symbol(self, address: int) -> str:
         """Return "vfs_read+0x13", with the module's name where it is one's; "" where no symbol is known."""
-        return str(self.recovered.symbols.at(address) or self.text.symbol(address))
+        return self.handlers.symbol(address) or str(self.recovered.symbols.at(address) or self.text.symbol(address))
 
     def symbols(self, addresses: Sequence[int]) -> list[str]:
         found = self.recovered.symbols.spelled(addresses)
@@ -202,11 +215,67 @@ class LinuxGuest(Guest):
         return self.recovered.symbols.completions(prefix)
 
     def names_at(self, address: int) -> NamesAt:
+        if (event := event_name.parse(self.handlers.symbol(address))) is not None:
+            return self._handler_names(event, address)
         function = self.text.function(address)
         name = self._named(function) if function is not None else ""
         site = scope.Site(address, name, function is not None and self._is_entry(address))
         of = abi.of(self.isa)
         return self._names(site, self.debugger.debug(address, of, lambda: self._frame(address, of)))
+
+    @cached_property
+    def handlers(self) -> HandlerText:
+        return self.text.handlers or HandlerText(self.isa)
+
+    @cached_property
+    def tracepoints(self) -> Tracepoints:
+        if self.arch.tracepoints is None:
+            raise OptprobeError(f"how functions of the kernel are called is not built for {self.isa.name} yet")
+        return Tracepoints(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say, self._words)
+
+    def _words(self, function: str) -> int:
+        """Return how many words of arguments a function has; 0 where that is not known."""
+        found = self._types.btf.function(function) if self._types is not None else None
+        placed = abi.slots(found.parameters, self._types.btf, abi.of(self.isa)) if found and self._types else {}
+        return len(placed) if found is not None and len(placed) == len(found.parameters) else 0
+
+    def event_addresses(self, event: EventName) -> tuple[int, ...]:
+        if not event.is_syscall:
+            return self.handlers.called(str(event))
+        return tuple(sorted({*self.entries(self.syscall_events.find(event))}))
+
+    def event_at(self, event: EventName, address: int) -> EventName:
+        if not event.is_syscall:
+            return event
+        function = self.text.function(address)
+        return self.syscall_events.named(event, function.start) if function is not None else event
+
+    def event_names_at(self, event: EventName, address: int, returned: bool = False) -> NamesAt:
+        if not event.is_syscall:
+            return self._handler_names(event, address)
+        found = self.names_at_return(address) if returned else self.names_at(address)
+        function = self.text.function(address)
+        if found is None or function is None or not isinstance(names := found.names, scope.KernelScope):
+            raise OptprobeError(f"{self.text.spell(address)} is not where {event} occurs")
+        made = self.syscall_events.fields(event, function.start, names, names.abi.result, returned)
+        return replace(found, names=replace(names, event=made))
+
+    def _handler_names(self, event: EventName, address: int) -> NamesAt:
+        """Return what names mean in a handler: the arguments, or the fields in its frame."""
+        handled = event_name.parse(self.handlers.symbol(address)) or event
+        # A handler has the arguments of the function that calls all handlers, and types know that one's.
+        called = f"{ITERATOR}{event.event}" if handled.is_raw else ""
+        found = self._names(scope.Site(address, called, entry=handled.is_raw))
+        names = found.names
+        assert isinstance(names, scope.KernelScope), "of this kernel"
+        if handled.is_raw:
+            return replace(found, names=replace(names, hidden=1))
+        made = self.tracepoints.format(handled).members(str(event), names.abi.sp, names)
+        return replace(found, names=replace(names, event=made))
+
+    @cached_property
+    def syscall_events(self) -> SyscallEvents:
+        return SyscallEvents(self.kernel, self.arch.syscalls)
 
     def parameters(self, address: int) -> Sequence[str]:
         found = self.names_at(address).names

@@ -13,6 +13,7 @@ from typing import Protocol
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.ftrace_sites import NO_SITE, FtraceSites
+from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module, Modules, State
@@ -55,9 +56,13 @@ class LoadedText:
         kernel: Kernel,
         area: tuple[int, int],
         text_of: Callable[[Module], ModuleCode],
+        handlers: HandlerText | None = None,
     ) -> None:
-        """Join texts. area: of modules. text_of: raises OptprobeError for a module with unreadable symbols."""
+        """Join texts. area: of modules. text_of: raises OptprobeError for a module with unreadable symbols.
+        handlers: functions of ours.
+        """
         self.core = core
+        self.handlers = handlers
         self._kernel = kernel
         self._area = area
         self._text_of = text_of
@@ -213,11 +218,18 @@ class LoadedText:
         return self._of(start).marks(start, end)
 
     def ftrace_sites(self, start: int, end: int) -> Sequence[FtraceSite]:
+        if self._is_own(start):
+            return ()
         return self.ftrace_of(start).sites(start, end)
 
     def spell(self, address: int) -> str:
         return self._of(address).spell(address)
 
+    def _is_own(self, address: int) -> bool:
+        return self.handlers is not None and self.handlers.function(address) is not None
+
     def _of(self, address: int) -> Text:
+        if self.handlers is not None and self._is_own(address):
+            return self.handlers
         found = self.at(address)
         return found if found is not None else self.core

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.current import NAME_SIZE
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine, Vcpu
+from gdb_optprobe.guest_text import until_zero
 
 SYSTEM_CALLS = ("ksys_read", "ksys_write", "do_sys_openat2", "kernel_wait4", "hrtimer_nanosleep", "do_sys_poll")
 IDLE_POINT = "schedule_timeout"
@@ -26,12 +28,18 @@ KERNEL_THREAD, WORKER, IO_WORKER, RECLAIMS = 0x00200000, 0x20, 0x10, 0x800
 
 @dataclass(frozen=True, slots=True)
 class SafePoints:
-    """The addresses. avoid: whether something else stops the guest at an address."""
+    """The addresses.
+
+    avoid:   whether something else stops the guest at an address.
+    waiting: how the names of the kernel threads begin that may call functions; () for all. A function that waits for a
+             grace period must not be called by a thread that ends one.
+    """
 
     machine: Machine
     kernel: Kernel
     vcpus: Vcpus
     avoid: Callable[[int], bool] = lambda address: False
+    waiting: tuple[str, ...] = ()
 
     def points(self) -> tuple[int, ...]:
         names = (*SYSTEM_CALLS, *((IDLE_POINT,) if self._flags() is not None else ()))
@@ -50,7 +58,17 @@ class SafePoints:
             return False
         task = self.vcpus.current(self.machine, self.kernel, vcpu)
         flags = int.from_bytes(self.machine.read(task + offset, 4), "little")
-        return bool(flags & KERNEL_THREAD) and not flags & (WORKER | IO_WORKER | RECLAIMS)
+        return bool(flags & KERNEL_THREAD) and not flags & (WORKER | IO_WORKER | RECLAIMS) and self._is_chosen(task)
+
+    def _is_chosen(self, task: int) -> bool:
+        """Return whether a kernel thread is one of those that may call functions."""
+        if not self.waiting:
+            return True
+        try:
+            name = until_zero(self.machine.read(task + self.kernel.offset("task_struct", "comm"), NAME_SIZE))
+        except OptprobeError:
+            return False
+        return name.startswith(self.waiting)
 
     def _flags(self) -> int | None:
         """Return the offset of a thread's flags; None where IDLE_POINT is no safe point.

@@ -417,7 +417,7 @@ class Uprobes:
 
     def _update_hooks(self) -> None:
         """Refuse kernel probes where the kernel calls our code."""
-        self.registry.hooks = (*self._mmap_patcher.patches, *self.rethooks.patches)
+        self.registry.user_hooks = (*self._mmap_patcher.patches, *self.rethooks.patches)
 
     def spaces(self, program: Program) -> tuple[AddressSpace, ...]:
         """Return those that run it. Raises OptprobeError."""
@@ -435,7 +435,7 @@ class Uprobes:
 
     def problems(self) -> Sequence[str]:
         """Return where the kernel or a process does not have what was written, in words."""
-        hooks = patch.check((*self.traps.dispatcher.patches, *self.registry.hooks), self.target.guest.machine)
+        hooks = patch.check((*self.traps.dispatcher.patches, *self.registry.user_hooks), self.target.guest.machine)
         texts = self.user.texts.problems() if self.registry.uprobe_sites() else ()
         return (*(str(change.message) for change in hooks), *texts)
 
@@ -448,7 +448,7 @@ class Uprobes:
         self.rethooks.abandon()
         self._writer.abandon()
         self._mmap_patcher.abandon()
-        self.registry.hooks = ()
+        self.registry.user_hooks = ()
         self._programs.clear()
         self._xol_slots.clear()
         self._left.clear()

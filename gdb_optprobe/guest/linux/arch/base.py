@@ -30,6 +30,8 @@ from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
+from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
+from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
@@ -235,6 +237,7 @@ class Unwinder(Protocol):
 class LinuxArch(Finder, Protocol):
     """clock: variables that may say how fast it runs. loaded: from where to where modules can be.
 
+    tracepoints: None where no function of ours can be registered on one.
     first_reads: memory (start, size) that a kernel reads once it is in place, before it starts, and nothing reads
     before it.
     """
@@ -243,6 +246,8 @@ class LinuxArch(Finder, Protocol):
     first_reads: Sequence[tuple[int, int]]
     clock: Sequence[ClockRate]
     loaded: tuple[int, int]
+    syscalls: SyscallAbi
+    tracepoints: TracepointArch | None
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...
 

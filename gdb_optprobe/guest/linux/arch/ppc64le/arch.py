@@ -39,6 +39,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED
 from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC, KernelMap
 from gdb_optprobe.guest.linux.arch.ppc64le.module_text import PowerModuleText
+from gdb_optprobe.guest.linux.arch.ppc64le.syscalls import SYSCALLS
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.arch.ppc64le.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.clock import ClockRate
@@ -48,6 +49,8 @@ from gdb_optprobe.guest.linux.kernel_discovery import View
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
+from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
+from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -92,6 +95,8 @@ class _Linux:
         ClockRate("tb_ticks_per_usec", 8, 1_000_000),
     )
     log_clock = staticmethod(sched_clock.log_clock)
+    syscalls: SyscallAbi = SYSCALLS
+    tracepoints: TracepointArch | None = None
     loaded = VMALLOC
     # early_setup() patches the first instruction, at the start of the linear map (arch/powerpc/kernel/setup_64.c). What
     # copies the kernel there flushes each cache line by the line's last word (copy_and_flush in head_64.S).

@@ -13,6 +13,7 @@
                                      get_kprobe                kprobe_table
                                      rcu_inkernel_boot_has_ended    rcu_boot_ended, by a load
                                      flags_string              gfpflag_names, or what prints events of the allocator
+                                     get_syscall_name          syscalls_metadata, by a load
 
 Each is accepted only where the memory that it leads to is what it must be: a table of references to text, a list of
 pages.
@@ -349,6 +350,12 @@ def _flags(symbols: DerivedSymbols) -> Derived:
     return {gfp.TABLE: next((at for at in made if gfp.is_table(symbols.memory, at)), None)}
 
 
+def _syscalls_metadata(symbols: DerivedSymbols) -> Derived:
+    """Derive the only variable that the function reads: the address of a table. What the table lists is checked."""
+    used = symbols.constants_of("get_syscall_name").used
+    return {"syscalls_metadata": used[0] if len(used) == 1 else None}
+
+
 _EX = _table("__start___ex_table", "__stop___ex_table", "search_exception_tables", EXCEPTION_ROW, 2)
 _BUG = _table("__start___bug_table", "__stop___bug_table", "find_bug", bug_table.VERBOSE, 1)
 _JUMP = _table("__start___jump_table", "__stop___jump_table", "jump_label_text_reserved", jump_labels.ROW, 2)
@@ -395,4 +402,5 @@ _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
     "kprobe_table": _kprobes,
     "rcu_boot_ended": _boot_ended,
     gfp.TABLE: _flags,
+    "syscalls_metadata": _syscalls_metadata,
 }

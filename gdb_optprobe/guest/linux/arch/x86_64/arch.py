@@ -37,7 +37,9 @@ from gdb_optprobe.guest.linux.arch.x86_64.data_window import DataWindow
 from gdb_optprobe.guest.linux.arch.x86_64.frame_pointers import FramePointers
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import NoPadding
 from gdb_optprobe.guest.linux.arch.x86_64.module_text import ModuleText
+from gdb_optprobe.guest.linux.arch.x86_64.syscalls import SYSCALLS
 from gdb_optprobe.guest.linux.arch.x86_64.text import MODULES, KernelText, modules_area
+from gdb_optprobe.guest.linux.arch.x86_64.tracepoints import TRACEPOINTS
 from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.arch.x86_64.vmalloc_loan import Borrower
 from gdb_optprobe.guest.linux.clock import ClockRate
@@ -45,6 +47,8 @@ from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
+from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
+from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
@@ -68,6 +72,8 @@ class _Linux:
     isa: Isa = X86_64
     clock: Sequence[ClockRate] = (ClockRate("tsc_khz", 4, 1000),)  # arch/x86/kernel/tsc.c
     log_clock = staticmethod(sched_clock.log_clock)
+    syscalls: SyscallAbi = SYSCALLS
+    tracepoints: TracepointArch | None = TRACEPOINTS
     loaded = MODULES
     # copy_bootdata() and get_bios_ebda() read low memory through the linear map, with page tables of 4 and 5 levels
     # (arch/x86/include/asm/page_64_types.h). The map is moved at random only later.

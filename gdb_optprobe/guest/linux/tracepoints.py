@@ -1,0 +1,218 @@
+"""Tracepoints: where one is, which functions are registered on it, and how the kernel registers another.
+
+    struct tracepoint  │ name │ key │ … │ iterator │ … │ funcs ─┼──► {func, data, prio} … {0}
+The kernel is asked to register a function: it allocates, patches jumps and static calls, and other users of the
+tracepoint come and go beside it. After a function is taken off, a CPU may still be about to call it, or be in it, until
+every grace period has passed that tracepoints use (kernel/tracepoint.c).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Protocol
+
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.linux import event_fields
+from gdb_optprobe.guest.linux.event_fields import EventFormat
+from gdb_optprobe.guest.linux.event_name import EventName
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.safe_points import SafePoints
+from gdb_optprobe.guest.linux.user.vcpus import Vcpus
+from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.native_call import Runner
+from gdb_optprobe.guest_text import until_zero
+from gdb_optprobe.isa.base import Code, ReadMemory
+from gdb_optprobe.isa.calling import Calling
+
+REGISTER, UNREGISTER = "tracepoint_probe_register", "tracepoint_probe_unregister"
+SYMBOL, ITERATOR = "__tracepoint_", "__traceiter_"
+WAITS = (
+    ("synchronize_srcu", "tracepoint_srcu"),
+    ("synchronize_rcu_tasks_trace", ""),
+    ("synchronize_rcu", ""),
+)
+"""What waits for a grace period that some kernel uses for tracepoints, with the symbol of its argument."""
+MUST_WAIT = "synchronize_rcu"
+WAITING = ("kcompactd", "khugepaged")
+"""Kernel threads that wake up in an idle guest too, and that no grace period waits for (mm/compaction.c)."""
+POINTER = Struct("<i")
+"""Of __tracepoints_ptrs: relative to itself (include/linux/tracepoint.h)."""
+ROW = 24
+"""Bytes of a struct tracepoint_func."""
+MOST_FUNCTIONS = 64
+LONGEST_NAME = 128
+MOST_ARGUMENTS = 6
+"""Words that are passed in registers on every ISA, that of the registered data among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerCode:
+    """Code of a function for a tracepoint.
+
+    probed: offset of the instruction for a probe. frame: see HandlerText.add.
+    """
+
+    data: bytes
+    probed: int
+    frame: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tracepoint:
+    """address: of its structure."""
+
+    name: str
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a function of the kernel's."""
+
+    function: int
+    arguments: tuple[int, ...]
+
+
+class TracepointArch(Protocol):
+    """What differs by ISA."""
+
+    calling: Calling
+    vcpus: Vcpus
+
+    def handler(self) -> HandlerCode:
+        """Return the code of one that leaves the arguments where they are."""
+
+    def fields_handler(self, made: EventFormat, missed: int, address: int) -> HandlerCode:
+        """Return the code, for its address, of one that has the fields assigned. missed: address of what counts those
+        events that had no room. Raises OutOfReach.
+        """
+
+    def gates(self, made: EventFormat) -> Sequence[tuple[int, Code]]:
+        """Return the functions that are replaced where the fields are assigned, each with the code instead."""
+
+    def caller(self, registers: Mapping[str, int], frame: int, read: ReadMemory) -> Mapping[str, int]:
+        """Return the registers of a handler's caller, where the handler is probed. Raises Unreadable."""
+
+    def why_not(self, kernel: Kernel) -> str:
+        """Return why no function of ours can be registered in this kernel, in words; "" where one can."""
+
+    def why_not_at(self, kernel: Kernel, address: int) -> str:
+        """Return why none that is at `address` can."""
+
+
+@dataclass(frozen=True)
+class Tracepoints:
+    """The tracepoints of the kernel itself; a module's come and go with it.
+
+    forget: drops what may have changed while the guest ran. say: tells the user.
+    parameters: returns how many words of arguments a function has, 0 where that is not known.
+    """
+
+    kernel: Kernel
+    machine: Machine
+    arch: TracepointArch
+    forget: Callable[[], None]
+    say: Callable[[str], None]
+    parameters: Callable[[str], int]
+
+    def check(self) -> None:
+        """Raise OptprobeError where nothing can be registered in this kernel."""
+        if why := self.arch.why_not(self.kernel):
+            raise NoSuchKernel(why)
+        for name in (REGISTER, UNREGISTER, MUST_WAIT):
+            self.kernel.address(name)
+        self.kernel.offset("tracepoint", "funcs")
+
+    def find(self, event: EventName) -> Tracepoint:
+        """Return the tracepoint of an event. Raises OptprobeError."""
+        self.check()
+        name = event.event
+        symbols = self.kernel.symbols
+        address = symbols.address(SYMBOL + name)
+        if address is None and symbols.address(ITERATOR + name) is not None:
+            self.kernel.address(SYMBOL + name)
+        if address is None:
+            raise OptprobeError(f"this kernel has no tracepoint {name}", self._similar(name))
+        called = until_zero(self.kernel.memory.read(self._word(address, "name"), LONGEST_NAME))
+        iterator = symbols.address(ITERATOR + name)
+        if called != name or (iterator is not None and self._word(address, "iterator") != iterator):
+            raise NoSuchKernel(f"what is at {address:#x} is not the tracepoint {name}")
+        if event.system and not event.is_raw:
+            event_fields.check_system(self.kernel, name, event.system)
+        return Tracepoint(name, address)
+
+    def format(self, event: EventName) -> EventFormat:
+        """Return how the fields of an event are assigned. Raises OptprobeError."""
+        made = event_fields.find(self.kernel, event.event, event.system, self.find(event).address)
+        if self.parameters(ITERATOR + event.event) not in range(1, MOST_ARGUMENTS + 1):
+            message = f"the fields of {event} are assigned from arguments that are not all in registers"
+            raise NoSuchKernel(message, f"rawtracepoint:{event.event} has the arguments")
+        return made
+
+    def functions(self, of: Tracepoint) -> Sequence[tuple[int, int]]:
+        """Return the functions that are registered, each with its data. Raises OptprobeError."""
+        at = self._word(of.address, "funcs")
+        found = [*self._rows(at)] if at else []
+        if len(found) > MOST_FUNCTIONS:
+            raise NoSuchKernel(f"the functions of the tracepoint {of.name} have no end")
+        return found
+
+    def _rows(self, at: int) -> Iterator[tuple[int, int]]:
+        for row in range(at, at + ROW * (MOST_FUNCTIONS + 1), ROW):
+            if not (function := self.kernel.word(row)):
+                return
+            yield function, self.kernel.word(row + 8)
+
+    def register(self, of: Tracepoint, function: int) -> Call:
+        return Call(self.kernel.address(REGISTER), (of.address, function, 0))
+
+    @property
+    def register_at(self) -> int:
+        """Return an address of the text near which handlers are to be."""
+        return self.kernel.address(REGISTER)
+
+    def unregister(self, of: Tracepoint, function: int) -> Call:
+        return Call(self.kernel.address(UNREGISTER), (of.address, function, 0))
+
+    def waits(self) -> Sequence[Call]:
+        """Return the calls after which no CPU uses a function that was taken off. Raises OptprobeError."""
+        symbols = self.kernel.symbols
+        found = []
+        for name, argument in WAITS:
+            function = symbols.address(name)
+            given = symbols.address(argument) if argument else None
+            if function is not None and (given is not None or not argument):
+                found.append(Call(function, (given,) if given is not None else ()))
+        return found
+
+    def reach(self, avoid: Callable[[int], bool], timeout: float) -> Runner:
+        """Run the guest until a thread is where it may call functions that sleep. Raises CallFailed."""
+        runner = Runner(
+            self.machine, self.arch.calling, SafePoints(self.machine, self.kernel, self.arch.vcpus, avoid, WAITING)
+        )
+        try:
+            runner.reach(timeout)
+        finally:
+            self.forget()
+        return runner
+
+    def _word(self, tracepoint: int, member: str) -> int:
+        return self.kernel.word(tracepoint + self.kernel.offset("tracepoint", member))
+
+    def _similar(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self._names(), 3)
+        listed = "the guest has a list: /sys/kernel/tracing/available_events"
+        return f"did you mean {', '.join(near)}?" if near else listed
+
+    def _names(self) -> Sequence[str]:
+        """Return the names of the kernel's tracepoints, as far as they can be read."""
+        start, end = self.kernel.range("__start___tracepoints_ptrs", "__stop___tracepoints_ptrs")
+        try:
+            rows = [at + distance for at, (distance,) in self.kernel.rows(start, end, POINTER)]
+        except Unreadable:
+            return ()
+        symbols = (self.kernel.symbols.at(at & MASK) for at in rows)
+        return [one.name.removeprefix(SYMBOL) for one in symbols if one is not None]

@@ -1,0 +1,402 @@
+"""Functions of ours that are registered on tracepoints, with a place for probes: the kernel calls them at each event.
+
+    add: reach a thread that may sleep ─► journaled ─► code written ─► tracepoint_probe_register(tp, code, 0)
+         a probe is put on the code as on any function; disabled, it leaves code that does nothing
+    delete: tracepoint_probe_unregister ─► each grace period of tracepoints ─► no thread inside ─► code freed
+The calls are made by a thread of the guest, in code of the arena that returns by itself (guest/native_call.py). GDB may
+be killed at any instant: what is registered is code that runs on. The next GDB finds it in the journal, and asks the
+tracepoint whether it is registered. It is not freed before the grace periods have passed after that: a CPU may hold its
+address in a register, where no stack shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from gdb_optprobe.detours import patch
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.arena_contents import ArenaContents
+from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.patch import Patch, TextChanged
+from gdb_optprobe.detours.refusal import Refusal, Refused, reason_of
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.guest.linux import event_name
+from gdb_optprobe.guest.linux.event_fields import ASSIGNS, EventFormat
+from gdb_optprobe.guest.linux.event_name import EventName
+from gdb_optprobe.guest.linux.tracepoints import Call, HandlerCode, Tracepoint, Tracepoints
+from gdb_optprobe.guest.native_call import LATER, CallFailed, Runner
+from gdb_optprobe.isa.base import Code, Insn, OutOfReach
+from gdb_optprobe.maps import validate
+from gdb_optprobe.maps.journal_format import Damaged
+from gdb_optprobe.probes import hooks
+from gdb_optprobe.probes.collector import Collector, Trigger
+from gdb_optprobe.probes.installed_detour import InstalledDetour
+from gdb_optprobe.probes.registry import Registry
+
+REACHING, LEAVING = 20.0, 5.0
+"""Seconds in which a thread is to be reached: to register; to take a function off."""
+CALL = 30.0
+TRIAL = 256
+"""Bytes between handlers that are only tried."""
+WORD = 8
+ONE = "name one tracepoint: each is registered by a call in the guest"
+
+
+@dataclass(frozen=True, slots=True)
+class EventHandler:
+    """A function of ours on a tracepoint. probed: the address of its instruction that probes are on.
+
+    made:   how the kernel assigns the event's fields in it; None where it has the arguments alone.
+    missed: what counts the events that had no room for their fields.
+    hooks:  what leads from the assignment to the gates. frame: see HandlerText.add.
+    """
+
+    event: EventName
+    tracepoint: Tracepoint
+    slot: Slot
+    detour: Detour
+    probed: int
+    made: EventFormat | None = None
+    missed: Slot | None = None
+    hooks: tuple[Patch, ...] = ()
+    frame: int = 0
+
+    @property
+    def value(self) -> list[Any]:
+        """Return what the journal keeps of it."""
+        return [self.tracepoint.address, str(self.event), self.missed.address if self.missed is not None else 0]
+
+    @property
+    def uses(self) -> tuple[int, ...]:
+        """Return what is used by code that leads to it."""
+        return (self.slot.address, *((self.missed.address,) if self.missed is not None else ()))
+
+
+@dataclass
+class TracepointHandlers:
+    """may_stop_at: whether something else may stop the guest at an address."""
+
+    guest: Guest
+    registry: Registry
+    collector: Collector
+    may_stop_at: Callable[[int], bool]
+    _known: dict[int, EventHandler] = field(default_factory=dict)
+    _gates: dict[int, InstalledDetour] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> tuple[Slot, ...]:
+        """Data of handlers that are there."""
+        return tuple(handler.missed for handler in self._known.values() if handler.missed is not None)
+
+    def missed(self, address: int) -> int:
+        """Return how many events the probes at an address missed: there was no room for their fields."""
+        found = next((handler for handler in self._known.values() if handler.probed == address), None)
+        if found is None or found.missed is None:
+            return 0
+        return int.from_bytes(self.guest.machine.read(found.missed.address, WORD), "little")
+
+    # added -----------------------------------------------------------------------------------------------------------
+
+    def addresses(self, event: EventName, handled: EventName) -> tuple[int, ...]:
+        """Return where the handler of an event is probed. Raises OptprobeError where there is none."""
+        if event.is_glob:
+            raise OptprobeError(f"{event} may be several tracepoints", ONE)
+        self._facts.find(event)
+        if not (found := self.guest.handlers.called(str(handled))):
+            raise OptprobeError(f"no function is registered on {event}", f"optprobe add {event}")
+        return found
+
+    @contextmanager
+    def trial(self, events: Iterable[EventName], arena: Callable[[], Arena]) -> Iterator[None]:
+        """Have a handler of each event that has none, as far as planning is concerned. Raises OptprobeError.
+
+        arena: returns that in which it would be. The guest is not changed.
+        """
+        handlers, tried = self.guest.handlers, list[int]()
+        try:
+            for event in events:
+                if event.is_glob or handlers.called(str(event)):
+                    continue
+                facts = self._facts
+                facts.find(event)
+                made = self._format(event)
+                if made is not None:
+                    self._calls(made, facts)
+                at = arena().free_code(facts.register_at, self.guest.isa.branch_reach) + TRIAL * len(tried)
+                code = _code(made, at, at, facts)
+                handlers.add(str(event), at, code.data, at + code.probed, code.frame)
+                tried.append(at)
+            yield
+        finally:
+            for at in tried:
+                handlers.remove(at)
+
+    def register(self, event: EventName, arena: Arena) -> None:
+        """Have the kernel call a handler at each event, if there is none yet; the guest runs for it.
+
+        Raises OptprobeError with nothing registered, or CallFailed where that is not known yet.
+        """
+        if self.guest.handlers.called(str(event)):
+            return
+        facts = self._facts
+        tracepoint = facts.find(event)
+        if not arena.journal.is_open:
+            raise OptprobeError("the journal in the guest is full, or none can be kept: another GDB could not find out")
+        facts.say(f"the guest runs until its kernel has registered a handler on {event}")
+        runner = facts.reach(self.may_stop_at, REACHING)
+        made = self._place(event, tracepoint, facts, arena)
+        try:
+            made = self._lead_to_gates(made, facts, arena)
+            result = self._call(runner, facts.register(tracepoint, made.slot.address), arena, made)
+        except OptprobeError as failed:
+            if not (isinstance(failed, CallFailed) and failed.unfinished):
+                self._forget(made, arena)
+            raise
+        if not self._is_registered(made, facts):
+            self._forget(made, arena)
+            raise OptprobeError(f"the kernel has registered no handler on {event}: it returned {result:#x}", LATER)
+
+    def _place(self, event: EventName, tracepoint: Tracepoint, facts: Tracepoints, arena: Arena) -> EventHandler:
+        """Write the code of a handler, which the journal lists before. Raises OptprobeError with nothing changed."""
+        isa, machine, near = self.guest.isa, self.guest.machine, facts.register_at
+        made = self._format(event)
+        missed = arena.allocate_data(WORD, near, isa.data_reach) if made is not None else None
+        at = missed.address if missed is not None else 0
+        if missed is not None:
+            machine.write(missed.address, bytes(WORD))
+        size = len(_code(made, at, near, facts).data)
+        while True:
+            slot = arena.allocate_code(size, near, isa.branch_reach)
+            code = _code(made, at, slot.address, facts)
+            if why := facts.arch.why_not_at(facts.kernel, slot.address):
+                arena.code.free(slot)
+                raise OptprobeError(why, "set optprobe arena to a range that is nearer")
+            try:
+                change = arena.code_patch(slot, code.data, machine, isa.breakpoint)
+                break
+            except TextChanged:
+                continue  # the arena has struck that piece off
+        detour = Detour(slot.address, code.data, slot.address, ())
+        probed = slot.address + code.probed
+        handler = EventHandler(event, tracepoint, slot, detour, probed, made, missed, frame=code.frame)
+        arena.journal.put(Item.EVENT, slot.address, handler.value)
+        arena.journal.code(slot, detour)
+        arena.set_references(slot, (at,) if at else ())
+        try:
+            arena.journal.flush()
+            if not arena.journal.is_open:
+                raise OptprobeError("the journal in the guest is full")
+            patch.apply([change], machine)
+        except OptprobeError:
+            arena.journal.drop(Item.EVENT, slot.address)
+            arena.code.discard(slot)
+            raise
+        return self._know(handler)
+
+    def _calls(self, made: EventFormat, facts: Tracepoints) -> Sequence[Insn]:
+        """Return the calls in the assignment that lead to gates. Raises OptprobeError where they are not found."""
+        function = self.guest.text.function(made.assigns)
+        code = function.whole.code.values() if function is not None else ()
+        replaced = [target for target, _ in facts.arch.gates(made)]
+        found = [insn for insn in code if insn.target in replaced]
+        if {insn.target for insn in found} != {*replaced}:
+            name = self.guest.symbol(made.assigns)
+            why = f"{name} does not call what makes room for an entry, or commits it"
+            raise Refused(Refusal.EVENT_FIELDS_MISSING.because(event=name.removeprefix(ASSIGNS), why=why))
+        return found
+
+    @property
+    def _facts(self) -> Tracepoints:
+        """Return the kernel's tracepoints. Raises Refused where no function can be registered on them."""
+        try:
+            facts = self.guest.tracepoints
+            facts.check()
+            return facts
+        except OptprobeError as error:
+            raise Refused(reason_of(error, Refusal.TRACEPOINTS_MISSING)) from error
+
+    def _format(self, event: EventName) -> EventFormat | None:
+        """Return how the fields of an event are assigned; None where its handler has none. Raises Refused."""
+        if event.is_raw:
+            return None
+        try:
+            return self._facts.format(event)
+        except Refused:
+            raise
+        except OptprobeError as error:
+            raise Refused(Refusal.EVENT_FIELDS_MISSING.because(event=event, why=error.message)) from error
+
+    def _lead_to_gates(self, handler: EventHandler, facts: Tracepoints, arena: Arena) -> EventHandler:
+        """Have the assignment of a handler's fields come to the gates. Raises OptprobeError with nothing led there."""
+        if (made := handler.made) is None:
+            return handler
+        guest = self.guest
+        for function, code in facts.arch.gates(made):
+            if function not in self._gates:
+                self._gates[function] = InstalledDetour.install(
+                    function, partial(_gate, code, function), guest, arena, ()
+                )
+        to = {function: placed.detour.address for function, placed in self._gates.items()}
+        patches = tuple(
+            Patch(insn.address, insn.data, guest.isa.redirect(insn, to[insn.target]))
+            for insn in self._calls(made, facts)
+            if insn.target is not None
+        )
+        hooks.install(patches, guest, arena)
+        self.registry.event_hooks += patches
+        self._known[handler.slot.address] = replace(handler, hooks=patches)
+        return self._known[handler.slot.address]
+
+    def _know(self, handler: EventHandler) -> EventHandler:
+        self._known[handler.slot.address] = handler
+        start, data = handler.slot.address, handler.detour.data
+        self.guest.handlers.add(str(handler.event), start, data, handler.probed, handler.frame)
+        return handler
+
+    # removed ---------------------------------------------------------------------------------------------------------
+
+    def release_unused(self, arena: Arena) -> None:
+        """Take handlers without probes off their tracepoints, for which the guest runs, and free their code.
+
+        Raises OptprobeError where one stays: it is registered, does nothing, and is tried again.
+        """
+        unused = self._unused()
+        if not unused:
+            return
+        facts, names = self.guest.tracepoints, ", ".join(str(handler.event) for handler in unused)
+        try:
+            facts.say(f"the guest runs until its kernel has taken what was registered off {names}")
+            runner = facts.reach(self.may_stop_at, LEAVING)
+            # A call of an earlier GDB may still register one.
+            self.collector.collect(arena, Trigger.COMMIT)
+            for handler in unused:
+                if arena.may_use(handler.slot):
+                    raise CallFailed(f"a thread still registers the handler of {handler.event}", LATER)
+                if self._is_registered(handler, facts):
+                    self._call(runner, facts.unregister(handler.tracepoint, handler.slot.address), arena, handler)
+                if self._is_registered(handler, facts):
+                    raise CallFailed(f"the kernel has not taken the handler of {handler.event} off", LATER)
+            for wait in facts.waits():
+                self._call(runner, wait, arena, *unused)
+        except OptprobeError as error:
+            stays = f"a handler of {names} may stay registered: it does nothing, and goes with the next probe or GDB"
+            raise OptprobeError(f"{stays}: {error.message}", error.hint) from error
+        finally:
+            arena.journal.flush()
+        for handler in unused:
+            self._forget(handler, arena)
+        self.collector.collect(arena, Trigger.COMMIT)
+
+    def _unused(self) -> Sequence[EventHandler]:
+        used = {probe.address for probe in self.registry.single_probes()}
+        return [handler for handler in self._known.values() if handler.probed not in used]
+
+    def _forget(self, handler: EventHandler, arena: Arena) -> None:
+        """Free the code of a handler that no CPU calls any more; a thread may still be in what is behind the gates."""
+        handler = self._known.pop(handler.slot.address)
+        self.guest.handlers.remove(handler.slot.address)
+        hooks.remove(handler.hooks, self.guest, arena)
+        self.registry.event_hooks = tuple(one for one in self.registry.event_hooks if one not in handler.hooks)
+        if not any(other.made is not None for other in self._known.values()):
+            for placed in self._gates.values():
+                placed.release(self.guest, arena, reached=True)
+            self._gates.clear()
+        arena.journal.drop(Item.EVENT, handler.slot.address)
+        arena.retire(handler.slot, handler.detour)
+        if handler.missed is not None:
+            arena.data.release(handler.missed)
+        arena.journal.flush()
+        self.collector.collect(arena, Trigger.COMMIT)
+
+    def _is_registered(self, handler: EventHandler, facts: Tracepoints) -> bool:
+        return any(function == handler.slot.address for function, _ in facts.functions(handler.tracepoint))
+
+    # an earlier GDB's ------------------------------------------------------------------------------------------------
+
+    def adopt(self, left: ArenaContents, arena: Arena) -> None:
+        """Know the handlers that an earlier GDB left: their probes may be added anew. Raises OptprobeError."""
+        for at, value in left.events.items():
+            slot = next(slot for slot in left.detours if slot.address == at)
+            handler = self._read(at, value, slot, left)
+            held = self.guest.machine.read(at, handler.detour.size)
+            if held == handler.detour.data:
+                self._lead_to_gates(self._know(handler), self.guest.tracepoints, arena)
+            elif self._is_registered(handler, self.guest.tracepoints):
+                raise TextChanged(at, handler.detour.data, held)
+            else:
+                # It was never written, or is wiped.
+                arena.journal.drop(Item.EVENT, at)
+                arena.retire(slot, left.detours[slot])
+
+    def _read(self, at: int, value: Any, slot: Slot, left: ArenaContents) -> EventHandler:
+        """Return the handler of a journal record. Raises Damaged, OptprobeError."""
+        facts = self.guest.tracepoints
+        try:
+            address, name, counter = validate.row(value, 3)
+            event = event_name.parse(validate.text(name))
+            if event is None or event.is_syscall or event.is_glob:
+                raise ValueError("an event")
+            tracepoint = facts.find(event)
+            made = self._format(event)
+            missed = left.data_at(validate.number(counter)) if made is not None else None
+            if made is not None and (missed is None or missed.size != WORD):
+                raise ValueError("its counter")
+            code = _code(made, missed.address if missed is not None else 0, at, facts)
+            if validate.number(address) != tracepoint.address or slot.size < len(code.data):
+                raise ValueError("a tracepoint")
+        except (ValueError, OutOfReach) as wrong:
+            raise Damaged(f"code at {at:#x} is for no tracepoint: {wrong}") from None
+        detour = Detour(at, code.data, at, ())
+        return EventHandler(event, tracepoint, slot, detour, at + code.probed, made, missed, frame=code.frame)
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is not as it was left, in words."""
+        for handler in self._known.values():
+            if not self._is_registered(handler, self.guest.tracepoints):
+                yield f"the handler of {handler.event} is not registered any more: its probes count nothing"
+
+    def abandon(self) -> None:
+        """Forget all: the guest is gone."""
+        for start in [*self._known]:
+            self.guest.handlers.remove(start)
+        self._known.clear()
+        self._gates.clear()
+        self.registry.event_hooks = ()
+
+    # calls -----------------------------------------------------------------------------------------------------------
+
+    def _call(self, runner: Runner, call: Call, arena: Arena, *handlers: EventHandler) -> int:
+        """Have the thread that was reached make a call; return its result. Raises CallFailed, OptprobeError."""
+        back, calling, guest = runner.back(), self.guest.tracepoints.arch.calling, self.guest
+
+        def lay_out(at: int) -> Detour:
+            return Detour(at, calling.thunk(at, call.function, call.arguments, back).data, at, ())
+
+        uses = [at for handler in handlers for at in handler.uses]
+        placed = InstalledDetour.install(back, lay_out, guest, arena, uses)
+        thunk = calling.thunk(placed.detour.address, call.function, call.arguments, back)
+        try:
+            result = runner.run(thunk, CALL)
+        except BaseException:
+            arena.retire(placed.slot, placed.detour)  # a thread may be in it
+            raise
+        finally:
+            guest.forget()
+        placed.release(guest, arena, reached=False)
+        return result
+
+
+def _code(made: EventFormat | None, missed: int, address: int, facts: Tracepoints) -> HandlerCode:
+    """Return the code of a handler for its address. Raises OutOfReach."""
+    return facts.arch.handler() if made is None else facts.arch.fields_handler(made, missed, address)
+
+
+def _gate(code: Code, function: int, at: int) -> Detour:
+    return Detour(at, code(at), function, ())

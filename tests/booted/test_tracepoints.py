@@ -1,0 +1,196 @@
+"""Tracepoints: counts and fields beside the guest's own histograms, its own users, and GDB killed at every step."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qemu.guest import Guest
+from tests.booted.batch import Finished, Workload, batch, keep
+from tests.booted.conftest import FULL, Boot
+from tests.booted.gdb import Console
+from tests.booted.test_bad_input import attempt
+from tests.booted.test_exact import TRACING
+from tests.booted.test_returns import rows
+
+KILLS = Path(__file__).with_name("lending_kills.py")
+EVENT = f"{TRACING}/events/sched/sched_switch"
+TRIGGER = 'hist:keys=prev_state if prev_comm == "sleep"'
+SLEEPS = 20
+WORK = f"for n in $(seq {SLEEPS}); do sleep 0.01; done"
+RAW = 'optprobe add rawtracepoint:sched_switch if $comm == "sleep"'
+FIELDS = 'optprobe add tracepoint:sched:sched_switch if args->prev_comm == "sleep" do count by args->prev_state'
+_ROW = re.compile(r"prev_state:\s*(\d+)\s*\}\s*hitcount:\s*(\d+)")
+FUNCTIONS = (
+    "python from gdb_optprobe.debugger.attach import current_session; "
+    "from gdb_optprobe.guest.linux.event_name import EventName; "
+    "_t = current_session().target.guest.tracepoints; "
+    '_f = [f for f, _ in _t.functions(_t.find(EventName("", "sched_switch", True)))]; '
+    'print("@@functions"); print(sum(_t.kernel.symbols.at(f).offset > 0 for f in _f))'
+)
+"""A line that prints how many functions are registered on sched_switch that are none of the kernel's own."""
+
+
+def of_trigger(text: str) -> dict[str, int]:
+    return {key: int(hits) for key, hits in _ROW.findall(text)}
+
+
+def gone(guest: Guest) -> None:
+    """Nothing of ours is registered, and nothing is left in the guest that a GDB could take over."""
+    script = ["set optprobe exit-on-error off", "optprobe list", FUNCTIONS, attempt("optprobe recover -remove")]
+    finished = batch(guest, script)
+    assert finished.json("functions") == 0, finished.output
+    assert "no probes of an earlier GDB are in this guest" in finished.output, finished.output
+    assert guest.problems() == []
+
+
+def counted(finished: Finished) -> dict[str, int]:
+    """Hits by state of the probe with fields; the raw one has as many."""
+    raw, fields = finished.json("list")
+    found: dict[str, int] = finished.json("rows 2")
+    assert raw["hits"] == fields["hits"] == sum(found.values()), finished.output
+    for probe in (raw, fields):
+        told = probe["kind"], probe["tier"], probe["missed"], probe["faults"]
+        assert told == ("tracepoint", "optimized", 0, 0), probe
+    return found
+
+
+def test_counts_and_fields_are_those_of_the_guests_own_event(linux: Guest) -> None:
+    """Its histogram is registered beside ours, first and after; both come and go without the other."""
+    script: list[str | Workload] = [Workload(f"echo '{TRIGGER}' > {EVENT}/trigger"), RAW, FIELDS, Workload(WORK)]
+    script += [keep("list", "optprobe list"), rows(2), Workload(f"cat {EVENT}/hist"), FUNCTIONS, "optprobe check"]
+    script += ["optprobe show 2", "optprobe delete"]
+    finished = batch(linux, script)
+    assert finished.status == 0, finished.output
+    theirs = of_trigger(finished.workloads[-1])
+    assert sum(theirs.values()) >= SLEEPS
+    assert counted(finished) == theirs, finished.output
+    assert finished.json("functions") == 2, "one with fields, and one without"
+    assert "holds what we wrote" in finished.output
+    again = batch(linux, [Workload(f"cat {EVENT}/hist; echo '!{TRIGGER}' > {EVENT}/trigger")])
+    assert again.status == 0, again.output
+    gone(linux)
+
+
+def test_the_guests_own_event_comes_and_goes_beside_ours(linux: Guest) -> None:
+    """The kernel copies its list of functions each time: ours stays on it."""
+    switch = f"echo 1 > {EVENT}/enable; {WORK}; echo 0 > {EVENT}/enable; {WORK}; echo > {TRACING}/trace"
+    script: list[str | Workload] = [RAW, FIELDS, Workload(WORK), keep("before", "optprobe list"), Workload(switch)]
+    script += [keep("list", "optprobe list"), rows(2), FUNCTIONS, "optprobe disable", Workload(WORK)]
+    script += [keep("off", "optprobe list"), "optprobe enable", "optprobe delete", "optprobe check"]
+    finished = batch(linux, script)
+    assert finished.status == 0, finished.output
+    before, after, off = (finished.json(name)[0]["hits"] for name in ("before", "list", "off"))
+    assert before >= SLEEPS and after >= 3 * before // 2 + SLEEPS and off == after
+    counted(finished)
+    assert finished.json("functions") == 2
+    gone(linux)
+
+
+def test_dynamic_fields_and_what_is_refused(linux: Guest) -> None:
+    refused = ("tracepoint:sched:sched_swich", "tracepoint:block:sched_switch", "rawtracepoint:sched_*",
+               "tracepoint:sched:sched_switch do count by args->pid", "rawtracepoint:sched_switch -return")  # fmt: skip
+    script: list[str | Workload] = ["set optprobe exit-on-error off"]
+    script += [attempt(f"optprobe add {each}") for each in refused]
+    script += [FUNCTIONS, "optprobe add tracepoint:sched:sched_process_exec do count by str(args->filename)"]
+    finished = batch(linux, [*script, Workload("/bin/busybox true; /bin/busybox true"), rows(1), "optprobe delete"])
+    assert finished.status == 0, finished.output
+    assert finished.json("functions") == 0, "what is refused registers nothing"
+    for said in ("no tracepoint sched_swich", "is none of block", "may be several", "no field 'pid'", "of functions"):
+        assert said in finished.output, said
+    assert finished.json("rows 1")["/bin/busybox"] == 2, finished.output
+    gone(linux)
+
+
+def moments(method: str) -> list[str]:
+    """Every moment at which GDB is killed in a method: see lending_kills.py."""
+    writes, runs = {"register": (15, 3), "release_unused": (27, 9)}[method]
+    return [*map(str, range(1, writes + 1)), *(f"{number} during" for number in range(1, runs + 1))]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("method", ["register", "release_unused"])
+def test_gdb_is_killed_at_every_step(linux: Guest, method: str) -> None:
+    chosen = moments(method) if FULL else random.sample(moments(method), 3)
+    for number, moment in enumerate(chosen):
+        try:
+            die(linux, method, moment)
+            take_over(linux, number % 3)
+        except BaseException as error:
+            error.add_note(f"{method}: killed at {moment}, then taken over in way {number % 3}")
+            raise
+    gone(linux)
+
+
+def die(guest: Guest, method: str, moment: str) -> None:
+    with Console(guest) as gdb:
+        gdb(f"source {KILLS}")
+        gdb(f"dies-at {method} {moment}")
+        gdb.send(FIELDS)
+        if method == "release_unused":
+            gdb.until("optimized")
+            gdb.send("optprobe delete")
+        try:
+            gdb.process.wait(60)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"GDB lives: {gdb.transcript[-2000:]}") from None
+        assert gdb.process.returncode == -9, gdb.transcript[-2000:]
+    time.sleep(0.5)
+    guest.check(WORK)
+
+
+def take_over(guest: Guest, way: int) -> None:
+    with Console(guest) as gdb:
+        if way < 2:
+            gdb("optprobe recover -remove" if way else "optprobe recover")
+        if way:
+            said = gdb(RAW)
+            assert "optimized" in said, said
+            gdb.send("continue")
+            guest.check(WORK)
+            gdb.interrupt()
+            assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
+        gdb("optprobe delete")
+        gdb.send("quit")
+        said = gdb.rest()
+        assert "stay" not in said, said
+
+
+def test_another_gdb_takes_them_over_and_nothing_is_missed(linux: Guest) -> None:
+    """The guest counts on while there is no GDB; what the next one adopts is counted further."""
+    with Console(linux) as gdb:
+        assert "optimized" in gdb(RAW) and "optimized" in gdb(FIELDS)
+        gdb.kill()
+    linux.check(WORK)
+    script: list[str | Workload] = ["optprobe recover", Workload(WORK), keep("list", "optprobe list"), rows(2)]
+    finished = batch(linux, [*script, "optprobe check", "optprobe delete"])
+    assert finished.status == 0, finished.output
+    assert sum(counted(finished).values()) >= 2 * SLEEPS
+    gone(linux)
+
+
+def test_a_kernel_that_calls_none_of_ours_says_why(ppc_guest: Guest) -> None:
+    script = ["set optprobe exit-on-error off", keep("doctor", "optprobe doctor"),
+              keep("refused", "optprobe explain rawtracepoint:sched_switch")]  # fmt: skip
+    finished = batch(ppc_guest, script)
+    facilities: dict[str, Any] = {each["name"]: each for each in finished.json("doctor")["facilities"]}
+    assert facilities["tracepoints"]["code"] == "TRACEPOINTS_MISSING"
+    assert "no function can be registered on a tracepoint" in finished.output
+
+
+@pytest.mark.parametrize(("suite", "package"), [("trixie", "linux-image-cloud-amd64")])
+def test_other_kernels(fresh: Boot, suite: str, package: str) -> None:
+    guest = fresh(suite=suite, package=package)
+    guest.check(f"echo '{TRIGGER}' > {EVENT}/trigger")
+    script: list[str | Workload] = [RAW, FIELDS, Workload(WORK), keep("list", "optprobe list"), rows(2)]
+    finished = batch(guest, [*script, Workload(f"cat {EVENT}/hist"), "optprobe check", "optprobe delete"])
+    assert finished.status == 0, finished.output
+    assert counted(finished) == of_trigger(finished.workloads[-1])
+    guest.check(f"echo '!{TRIGGER}' > {EVENT}/trigger")
+    gone(guest)
