@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers import fold
@@ -39,6 +39,7 @@ from gdb_optprobe.handlers.script.requests import Request
 from gdb_optprobe.handlers.script.scope import HitScope
 from gdb_optprobe.handlers.script.types import (
     INT64,
+    NOTHING,
     Folded,
     Nothing,
     Text,
@@ -238,6 +239,10 @@ class Body:
                 buffer = self.buffer(data.size)
                 self.emit(Copy(buffer, data))
                 return Data(type_, buffer)
+            case Data(type_, StringLoad(address) as data) if depends(address):
+                kept = self.kept(Word(NOTHING, address))
+                assert isinstance(kept, Word)
+                return Data(type_, replace(data, address=kept.expr))
             case Group(type_, parts):
                 return Group(type_, tuple(map(self.kept, parts)))
             case Inside(_, buffer) if not buffer.name.startswith("%"):
@@ -359,19 +364,35 @@ class Body:
         size, data = bytes_of(type_), found.data
         match data:
             case Literal() if len(data.data) <= size:
-                return (Literal.text(data.data, size),)
+                return (_as_word(Literal.text(data.data, size)),)
             case Slice() if data.size == size:
-                return (data,)
+                return (_as_word(data),)
             case StringLoad() if -(-data.size // WORD) * WORD == size:
                 return (data,)
         buffer = self.buffer(size)
         self.fill(buffer, found, type_)
-        return (buffer,)
+        return (_as_word(buffer),)
+
+    def stored_operands(self, value: Value, type_: Type) -> tuple[Operand, ...]:
+        """Return what a map stores: a text in memory is read first where it would be all of the value."""
+        found = self.operands(value, type_)
+        if len(found) == 1 and isinstance(found[0], StringLoad):
+            buffer = self.buffer(bytes_of(type_))
+            self.emit(Copy(buffer, found[0]))
+            return (_as_word(buffer),)
+        return found
 
 
 def _extended(word: Expr, type_: Integer | Enum | Pointer) -> Expr:
     assert not isinstance(type_, Pointer)
     return fold.convert(word, type_.width, type_.signed)
+
+
+def _as_word(data: Slice | Literal) -> Operand:
+    """Return bytes of one word as that word."""
+    if isinstance(data, Slice):
+        return Part(data.buffer, data.offset) if data.size == WORD else data
+    return Constant(int.from_bytes(data.data, "little")) if len(data.data) == WORD else data
 
 
 def _is_made(expr: Expr) -> bool:

@@ -376,9 +376,7 @@ class Calls(Expressions):
         if size < 2:
             return text(b"")
         if length is None:
-            buffer = self.buffer(bytes_of(Text(size)))
-            self.emit(Copy(buffer, BytesLoad(pointer.expr, size - 1, text=True)))
-            return Data(Text(size), buffer)
+            return Data(Text(size), StringLoad(pointer.expr, size - 1, mapped=False, whole=False))
         assert isinstance(length, Word)
         least = fold.choose(length.expr, binary(Op.SUB, length.expr, Constant(1)), Constant(0))
         buffer = self.buffer(bytes_of(Text(size)))

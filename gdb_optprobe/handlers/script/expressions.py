@@ -13,6 +13,7 @@ from gdb_optprobe.handlers.ctype import Member as StructMember
 from gdb_optprobe.handlers.ir import (
     WORD,
     Assign,
+    Clock,
     Constant,
     Copy,
     Expr,
@@ -29,12 +30,13 @@ from gdb_optprobe.handlers.ir import (
     StringLoad,
     UnaryOp,
     Variable,
+    nodes,
 )
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script import tree
 from gdb_optprobe.handlers.script.body import Body
 from gdb_optprobe.handlers.script.place import Place, wrong
-from gdb_optprobe.handlers.script.scope import Known, Meaning
+from gdb_optprobe.handlers.script.scope import TICKS, Known, Meaning
 from gdb_optprobe.handlers.script.types import (
     INT64,
     NOTHING,
@@ -244,6 +246,9 @@ class Expressions(Body):
                     # The script may have a struct of its own of that name.
                     own = self.declared.structs.get(("struct", type_.target.name))
                     type_ = Pointer(own) if own is not None else type_
+                if any(node == TICKS for node in nodes(expr)):
+                    self.emit(Assign(TICKS, Clock()))
+                    return self.kept(Word(plain(type_), expr))
                 return Word(plain(type_), expr, mapped=mapped)
             case Lvalue(address, type_, mapped, _, unit):
                 return Memory(type_ or Void(), address, mapped, unit)
@@ -456,9 +461,11 @@ class Expressions(Body):
         if not isinstance(other, Literal):
             return None
         wanted = other.data.partition(b"\0")[0]
-        size = loaded.size if loaded.whole else None
-        if size is not None and len(wanted) > size:
+        if len(wanted) > loaded.size:
             return Constant(0)
+        size = loaded.size if loaded.whole else None
+        if size is None and len(wanted) == loaded.size:
+            return None  # what is in memory may be longer
         return strings.equals(strings.StringValue(loaded.address, size, loaded.mapped), wanted, where)
 
     def _logical(self, node: tree.Binary) -> Word:

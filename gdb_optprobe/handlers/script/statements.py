@@ -131,7 +131,7 @@ class Statements(Calls):
             known_ = f"when map already contains a value of type '{spelled(kept)}'"
             message = f"Type mismatch for {target.name}: trying to assign value of type '{spelled(type_)}' {known_}"
             raise wrong(message, node.where)
-        self.emit(Set(self.map_of(target.name), by, self.operands(value_, kept)))
+        self.emit(Set(self.map_of(target.name), by, self.stored_operands(value_, kept)))
 
     def _of_aggregate(self, node: tree.Assign, target: tree.Map, value: Value, known: Type) -> Value:
         """Return the number that an aggregate amounts to, where the map has numbers."""

@@ -17,10 +17,16 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.btf import Btf
 from gdb_optprobe.guest.types import BtfTypes
+from gdb_optprobe.handlers.ir import Constant, Program, Records
+from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.handlers.script.compile import Script, compile_script
+from gdb_optprobe.handlers.script.settings import Settings
+from gdb_optprobe.isa.x86_64.codegen import BACKEND
+from gdb_optprobe.maps.ring import RingLayout
 from qemu import debian
 from qemu.cache import cache_directory
 from qemu.kernels import stock_kernel
+from tests.handlers.running import CODE, FAULTS, READERS
 from tests.handlers.script.kernel import FakeKernel
 
 pytestmark = pytest.mark.thorough
@@ -30,6 +36,7 @@ SUITES = {"bookworm": 38, "trixie": 39}
 KERNEL = "linux-image-amd64"
 """One that is compressed by what Python knows."""
 FOLDER = "usr/sbin/"
+ON_HOST = ("BEGIN", "END", "interval")
 _XZ = b"\xfd7zXZ\0"
 
 
@@ -89,6 +96,35 @@ def _trouble(text: str) -> str:
         return error.message
     assert script.probes and all(probe.program.quiet for probe in script.probes)
     return ""
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_program_of_a_tool_has_native_code(suite: str) -> None:
+    """What runs in the guest; strings have 64 bytes, as in 0.17."""
+    try:
+        found = tools(suite)
+        types()
+    except debian.FetchError as error:
+        pytest.skip(str(error))
+    scripts = (compile_script(text, FakeKernel(types()), settings=Settings(max_strlen=64)) for text in found.values())
+    probes = [each for script in scripts for each in script.probes if each.point.provider not in ON_HOST]
+    assert len(probes) > 100
+    for probe in probes:
+        assert lower(probe.program, _around(probe.program), BACKEND)(CODE)
+
+
+def _around(program: Program) -> LoweringContext:
+    records = [each.size for each in program.objects if isinstance(each, Records)]
+    return LoweringContext(
+        address=CODE,
+        objects=tuple(FAULTS + 8 for _ in program.objects),
+        faults=FAULTS,
+        per_cpu=0,
+        ring=RingLayout(max([8, *records]) // 8, 9),
+        cpu=Constant(0),
+        readers=READERS,
+        maps={each.name: FAULTS + (at << 24) for at, each in enumerate(program.maps)},
+    )
 
 
 def table() -> Iterator[str]:
