@@ -19,7 +19,8 @@ _TIMES = (NANOSECONDS, "us", "ms", "s")
 
 def lines(view: ObjectView) -> list[str]:
     """Return the text of an action's result. Rows of keys begin with the smallest value, as bpftrace prints maps."""
-    lost = [f"    ({view.lost} values found no room)"] if view.lost else []
+    # What a glob's probes share is said once, by the report.
+    lost = [f"    ({view.lost} values found no room)"] if view.lost and not view.shared else []
     if not view.rows:
         return [f"{view.action}: nothing yet", *lost]
     if len(view.rows) == 1 and not view.rows[0].key:

@@ -47,6 +47,7 @@ _NEWLINE = "\n"
 _SECOND = 1_000_000_000  # nanoseconds
 _SYMBOL = "\0"
 """Where a symbol will be."""
+_LARGER_MAPS = "set optprobe table-keys, and add the glob again"
 _LARGER_RINGS = "set optprobe ring-records, and add the probe again"
 _NEEDS_GDB = "needs GDB: without one, the guest waits at the next hit"
 WAITS = "PENDING"
@@ -159,6 +160,7 @@ class Text:
         for probe in probes:
             if probe.objects or probe.records or probe.calls is not None:
                 self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
+        self._sentences(_lost_in_globs(probes))
 
     def collector(self, found: CollectorView) -> None:
         self.lines(["", *_collector(found, self._width)])
@@ -362,6 +364,20 @@ def _remarks(probe: ProbeView, width: int) -> tuple[str, ...]:
     if counts:
         remarks.append(", ".join(counts))
     return tuple(line for remark in remarks for line in indented(remark, width))
+
+
+def _lost_in_globs(probes: Iterable[ProbeView]) -> list[str]:
+    """Return a line for each map of a glob that was full."""
+    lost: Counter[tuple[str, str]] = Counter()
+    for probe in probes:
+        for one in probe.objects:
+            lost[probe.location, one.action] += one.lost * one.shared
+    told = [
+        f"{action} of {location}: {number} values found no room in the map of all its functions"
+        for (location, action), number in lost.items()
+        if number
+    ]
+    return [*told, f"HINT: {_LARGER_MAPS}"] if told else []
 
 
 def _report_row(probe: ProbeView) -> tuple[str, ...]:

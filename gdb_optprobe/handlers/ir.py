@@ -511,7 +511,7 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Repeat `body` and then `step`, until a Break. Continue goes on at `step`.
+    """Repeat `body` and then `step`, until a Break. Continue goes on at `step`, which has neither itself.
 
     most: how often `body` is begun; the program of this hit ends where it would be begun once more, and that is counted
     as a fault, in quiet programs too.

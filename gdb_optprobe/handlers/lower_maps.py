@@ -24,7 +24,7 @@ from gdb_optprobe.maps.aggregate import (
     Sum,
 )
 from gdb_optprobe.maps.aggregate import number as as_number
-from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, OVERFLOW, PROBES, READY, HashMapLayout
+from gdb_optprobe.maps.hash_map import CLAIMED, FACTOR, PROBES, READY, HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
 
 
@@ -33,8 +33,10 @@ def layout(table: HashMap, bits: int) -> HashMapLayout:
     return HashMapLayout(table.key_size // 8, table.aggregate, bits)
 
 
-def count_by(emit: Emitter, words: ExpressionLowering, action: Update, table: HashMapLayout, at: int) -> None:
-    """Lower an update of a table: add a value to the aggregate of its key."""
+def count_by(
+    emit: Emitter, words: ExpressionLowering, action: Update, table: HashMapLayout, at: int, lost: int
+) -> None:
+    """Lower an update of a table: add a value to the aggregate of its key. lost: counts those that find no room."""
     assert isinstance(action.target, HashMap)
     with ExitStack() as stack:
         with noted(emit, "value"):
@@ -50,7 +52,7 @@ def count_by(emit: Emitter, words: ExpressionLowering, action: Update, table: Ha
             with emit.pool.scratch() as left:
                 _search(emit, slot, left, key, table, found)
         with noted(emit, "no room: counted"):
-            emit.atomic_add(Address(offset=at + OVERFLOW, near=True), 1)
+            emit.atomic_add(Address(offset=lost, near=True), 1)
             emit.jump(done)
         with noted(emit, "update"):
             emit.bind(found)

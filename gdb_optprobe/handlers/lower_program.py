@@ -58,6 +58,7 @@ from gdb_optprobe.isa.codegen import (
     noted,
     noted_code,
 )
+from gdb_optprobe.maps.hash_map import OVERFLOW
 from gdb_optprobe.maps.ring import RingLayout
 
 FAULT = "a fault: counted"
@@ -80,6 +81,7 @@ class LoweringContext:
     passed:  dead registers behind the program, if it may stop.
     kept:    see isa.codegen.EntryState.
     maps:    addresses of the session's maps, by name.
+    lost:    address of the 8 bytes that count values without room in a table, by object; empty: each table has its own.
     """
 
     address: int
@@ -97,6 +99,7 @@ class LoweringContext:
     passed: Dead = field(default_factory=Dead)
     kept: OuterSaves = field(default_factory=OuterSaves)
     maps: Mapping[str, int] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +281,8 @@ def _lower_action(
 ) -> None:
     match action:
         case Update(HashMap() as table):
-            count_by(emit, words, action, layout(table, around.table_bits), address)
+            lost = around.lost[index] if around.lost else address + OVERFLOW
+            count_by(emit, words, action, layout(table, around.table_bits), address, lost)
         case Update(Cell(_, aggregate), value):
             with words.operand(value or Constant(0)) as operand:
                 update(emit, aggregate, Address(offset=address, near=True), operand)

@@ -427,7 +427,7 @@ class MapLowering:
         self, entry: str, key: Sequence[Word], table: _Table, words: ExpressionLowering, missing: Label, create: bool
     ) -> None:
         emit, layout = self._emit, table.layout
-        look, other = Label(), Label()
+        look, unnamed, other = Label(), Label(), Label()
         # Where a key is added, there is no register to spare for what the swap needs.
         with emit.pool.scratch(emit.swap_clobbers) as tag, emit.pool.scratch(emit.swap_clobbers) as slot:
             self._hash(tag, slot, key)
@@ -437,7 +437,7 @@ class MapLowering:
             emit.bind(look)
             emit.load(entry, MemoryValue(Address(slot)))
             emit.binary(Arithmetic.XOR, entry, entry, tag, 64, False)
-            emit.branch(Comparison.GE, entry, layout.entries, False, other)
+            emit.branch(Comparison.GE, entry, layout.entries, False, unnamed)
             emit.binary(Arithmetic.MUL, entry, entry, layout.entry_size, 64, False)
             emit.address(entry, Address(entry, as_number(table.at + HEADER, True)))
             for index, word in enumerate(key):
@@ -448,7 +448,7 @@ class MapLowering:
                         emit.branch(Comparison.NE, there, wanted, False, other)
                 else:
                     emit.branch(Comparison.NE, there, word, False, other)
-            labels = (look, other, missing)
+            labels = (look, unnamed, other, missing)
             words.apart.put(emit.pool, lambda: self._other(entry, key, tag, slot, table, labels, create))
 
     def _hash(self, tag: str, slot: str, key: Sequence[Word]) -> None:
@@ -475,25 +475,28 @@ class MapLowering:
         tag: str,
         slot: str,
         table: _Table,
-        labels: tuple[Label, Label, Label],
+        labels: tuple[Label, Label, Label, Label],
         create: bool,
     ) -> None:
-        """Lower what few hits do: go to the next place, or add the key in a free one, and look there again."""
+        """Lower what few hits do: go to the next place, or add the key in a free one, and look there again.
+
+        entry: where no entry with this tag is named, the word of the index that was looked at, xor the tag: only that
+        tells whether it was free, for another hit may have taken it since.
+        """
         emit, layout = self._emit, table.layout
-        look, other, missing = labels
+        look, unnamed, other, missing = labels
         full, lost = Label(), Label()
-        emit.bind(other)
+        emit.bind(unnamed)
         if create:
-            used = Label()
-            emit.branch(Comparison.NE, MemoryValue(Address(slot)), 0, False, used)
+            emit.branch(Comparison.NE, entry, tag, False, other)
             self._add(entry, key, tag, slot, table, full, lost)
             emit.jump(look)
             emit.bind(lost)
             emit.atomic_add(table.header(LEAKED), 1)
             emit.jump(look)
-            emit.bind(used)
         else:
-            emit.branch(Comparison.EQ, MemoryValue(Address(slot)), 0, False, missing)
+            emit.branch(Comparison.EQ, entry, tag, False, missing)
+        emit.bind(other)
         emit.binary(Arithmetic.ADD, slot, slot, WORD, 64, False)
         emit.branch(Comparison.LT, slot, table.at + layout.size, False, look)
         if create:

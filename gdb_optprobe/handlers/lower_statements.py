@@ -93,9 +93,11 @@ class Frame:
 
 
 def is_flat(program: Program) -> bool:
-    """Return whether a program has actions alone, no statements of a script."""
-    actions = (Update, Emit, Put, Stop)
-    return not program.quiet and not program.maps and all(isinstance(each, actions) for each in program.actions)
+    """Return whether a program has actions alone, and nothing else of a script."""
+    actions, scripts = (Update, Emit, Put, Stop), (Variable, Part, Slice, Literal)
+    if program.quiet or program.maps or not all(isinstance(each, actions) for each in program.actions):
+        return False
+    return not any(isinstance(node, scripts) for node in program.nodes())
 
 
 def variables_by_use(program: Program) -> list[str]:

@@ -18,7 +18,7 @@ ready until the guest is stopped and the table is written anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.maps.aggregate import MASK, Aggregate, decode, encode, initial, merged
@@ -66,11 +66,15 @@ class HashMapLayout:
         slot = encode((FREE, *(0,) * self.key_words, *initial(self.aggregate)))
         return bytes(8) + slot * self.slots
 
-    def cleared(self, data: bytes) -> bytes:
-        """Return the table with its keys and initial values: a hit that is writing to it finds its slot again."""
+    def cleared(self, data: bytes, has: Callable[[bytes], bool] = bool) -> bytes:
+        """Return the table with its keys and initial values: a hit that is writing to it finds its slot again.
+
+        has: whether a key is to be cleared; all are by default.
+        """
         value = encode(initial(self.aggregate))
-        slots = (data[at : at + self.value_offset] + value for at in range(8, self.size, self.slot_size))
-        return bytes(8) + b"".join(slots)
+        slots = (data[at : at + self.slot_size] for at in range(8, self.size, self.slot_size))
+        key = slice(8, self.value_offset)
+        return bytes(8) + b"".join(one[: self.value_offset] + value if has(one[key]) else one for one in slots)
 
     def place(self, key: Sequence[int]) -> int:
         """Return the number of the slot where the search for a key begins."""

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from gdb_optprobe.maps.aggregate import MASK, Aggregate, decode, encode, initial
 
@@ -47,9 +48,20 @@ ABSENT = 0xA5EB_3C0F_96D2_784B
 ENTRY_BITS = 20
 ENTRY_MASK = (1 << ENTRY_BITS) - 1
 SPARE, TAIL = 64, 64
-Memory = bytes | bytearray
 MOST = 1 << ENTRY_BITS - 1
 FACTOR = 0x9E37_79B9_7F4A_7C15  # as of hash_map.py
+
+
+class Memory(Protocol):
+    """Bytes that can be read piece by piece: `bytes`, or the guest's."""
+
+    def __getitem__(self, part: slice, /) -> bytes | bytearray: ...
+
+
+class ChangedMemory(Memory, Protocol):
+    """Those that can be written too."""
+
+    def __setitem__(self, part: slice, data: bytes, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +170,20 @@ class SessionMapLayout:
     def _value(self, data: Memory, at: int) -> tuple[int, ...] | None:
         """Return the words of the entry at an offset; None if it has no value."""
         words = decode(data[at + self.value_offset : at + self.entry_size])
-        state = data[at + self.state] if self.has_state else 0
+        state = data[at + self.state : at + self.state + 1] != b"\0" if self.has_state else False
         if isinstance(self.value, int):
             return words if (state if self.has_state else words[0] != ABSENT) else None
         return words if state or words != self.initial_words else None
 
-    def zeroed(self, data: Memory) -> bytes:
+    def zeroed(self, data: bytes) -> bytes:
         """Return the start of the memory, as read, with initial values for all keys that have one: `zero`."""
         return self._with_values(data, keep=True)
 
-    def cleared(self, data: Memory) -> bytes:
+    def cleared(self, data: bytes) -> bytes:
         """Return the start of the memory, as read, without values: a hit that is changing an entry finds it again."""
         return self._with_values(data, keep=False)
 
-    def _with_values(self, data: Memory, keep: bool) -> bytes:
+    def _with_values(self, data: bytes, keep: bool) -> bytes:
         changed = bytearray(data)
         for at in self._used_entries(data):
             shown = keep and self._value(data, at) is not None
@@ -210,7 +222,7 @@ class SessionMapLayout:
         at = self.find(data, key)
         return None if at is None else self._value(data, at)
 
-    def put(self, data: bytearray, key: bytes, words: tuple[int, ...]) -> bool:
+    def put(self, data: ChangedMemory, key: bytes, words: tuple[int, ...]) -> bool:
         """Set the words of a key as the guest does it; return whether there was room. What finds none is counted."""
         at = self.find(data, key)
         if at is None:
@@ -222,7 +234,7 @@ class SessionMapLayout:
         data[at + self.state : at + self.entry_size] = state + encode(words)
         return True
 
-    def _add(self, data: bytearray, key: bytes) -> int | None:
+    def _add(self, data: ChangedMemory, key: bytes) -> int | None:
         number, leaked = decode(data[USED : USED + 2 * WORD])
         place = self._place(data, key)
         self._count(data, USED)
@@ -237,10 +249,10 @@ class SessionMapLayout:
         return at
 
     @staticmethod
-    def _count(data: bytearray, at: int) -> None:
+    def _count(data: ChangedMemory, at: int) -> None:
         data[at : at + WORD] = encode((int.from_bytes(data[at : at + WORD], "little") + 1,))
 
-    def delete(self, data: bytearray, key: bytes) -> bool:
+    def delete(self, data: ChangedMemory, key: bytes) -> bool:
         """Remove the value of a key; return whether it had one."""
         at = self.find(data, key)
         if at is None or self._value(data, at) is None:
@@ -254,7 +266,7 @@ class SessionMap:
     """All of a map's memory, to be read and changed while the guest is stopped: implements interpreter.MapContents."""
 
     layout: SessionMapLayout
-    data: bytearray
+    data: ChangedMemory
 
     def get(self, key: bytes) -> tuple[int, ...] | None:
         return self.layout.get(self.data, key)
@@ -266,4 +278,32 @@ class SessionMap:
         return self.layout.delete(self.data, key)
 
     def all_keys(self) -> list[bytes]:
-        return [*self.layout.decode(self.data).by_key]
+        return [*self.contents().by_key]
+
+    def contents(self) -> SessionMapContents:
+        """Return all that the map has, read in two pieces."""
+        return self.layout.decode(self.head())
+
+    def head(self) -> bytes:
+        """Return the header and the entries that are given out."""
+        return bytes(self.data[: self.layout.read_size(self.data[:HEADER])])
+
+    def clear(self) -> None:
+        """Remove all values; the keys keep their entries, for a hit that is changing one."""
+        self._write(self.layout.cleared(self.head()))
+
+    def zero(self) -> None:
+        """Set the values of all keys to 0, or to what they were before the first hit."""
+        self._write(self.layout.zeroed(self.head()))
+
+    def reclaim(self) -> None:
+        """Free the entries of keys without a value. No thread may be inside a program that uses the map."""
+        anew = bytearray(self.layout.initial())
+        found = self.contents()
+        for key, words in found.by_key.items():
+            self.layout.put(anew, key, words)
+        anew[DROPPED : DROPPED + WORD] = encode((found.dropped,))
+        self.data[: len(anew)] = bytes(anew)
+
+    def _write(self, head: bytes) -> None:
+        self.data[USED + WORD : len(head)] = head[USED + WORD :]

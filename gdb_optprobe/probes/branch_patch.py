@@ -117,6 +117,11 @@ def reserve(probe: Probe, plan: Plan, guest: Guest, arena: Arena, keeps: Preserv
         probe.readers = install_probe_read(probe.handler.unmapped, probe.address, guest, arena)
     if probe.handler.stops and probe.pad is None and not probe.is_return:
         probe.pad = install_pad(probe.address, b"", guest, arena)
+    if (maps := probe.handler.shared) is not None:
+        maps.reserve(probe.number, probe.address, guest.isa.data_reach, arena, guest.machine)
+    if probe.handler.maps is not None:
+        maps_of_session, reach = probe.handler.maps, guest.isa.data_reach
+        maps_of_session.reserve(probe.number, probe.handler.program.maps, probe.address, reach, arena)
     if probe.counter is None:
         with arena.new_data(probe.handler.size, probe.address, guest.isa.data_reach) as memory:
             if not probe.is_return:

@@ -27,6 +27,7 @@ _GLOB = re.compile(rf"(?:{_MODULE}:\*?)?[A-Za-z0-9_.?\[][A-Za-z0-9_.$*?!\[\]-]*|
 _ADDRESS = re.compile(rf"\* *(?:{_NUMBER}|{_NAME} *(?:[-+] *{_NUMBER})?|\( *{_NAME} *(?:[-+] *{_NUMBER})? *\))")
 # Behind the last colon there may be a slash: a Go symbol has its package's path.
 _PROGRAM = re.compile(r"/.*:[^:]*[^:\s]")
+_MAP_NAME = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 _CALLED = re.compile(r"[A-Za-z_][\w.-]*")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _WORD = re.compile(r"(?<![\w$])(?:if|do)(?!\w)")
@@ -54,6 +55,11 @@ def is_function(text: str) -> bool:
 def home(text: str) -> str:
     """Return where in a module a probe is, "" for one that is in none. Raises NotAField."""
     return _matched(_HOME, text, "no place in a module is") if text else ""
+
+
+def map_name(text: str) -> str:
+    """Return the name of a map of the session, without its @; "" is one. Raises NotAField."""
+    return _matched(_MAP_NAME, text, "no map of a session is") if text else ""
 
 
 def place(text: str, program: bool = False, glob: bool = False) -> str:

@@ -2,18 +2,19 @@
 
     a plain count   │ hits │
     others          │ hits │ faults │ words of each cell │ table │ table │ ring │ END │
-                    └──────── head, read by every list ──┘└─────── by report ─────────┘
+    of a glob       │ hits │ faults │ words of each cell │ lost of each table │ ring │ END │      shared_maps.py
+                    └──────── head, read by every list ──────┘└──── by report ────┘
 Where it ends is seen by a session that finds it left by an earlier one, by the instruction alone: END is never 0.
 A hit is one where the condition holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.guest.linux.arch.base import Reads
@@ -21,8 +22,10 @@ from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.interpreter import Outcome
 from gdb_optprobe.handlers.ir import (
     WORD,
+    Action,
     And,
     Cell,
+    Column,
     Expr,
     HashMap,
     Operand,
@@ -50,10 +53,13 @@ from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.hash_map import HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
+from gdb_optprobe.probes.session_maps import SessionMaps
+from gdb_optprobe.probes.shared_maps import SharedMaps
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit
 
 HITS = Cell("hits", Count())
+Kind = TypeVar("Kind", Action, Statement)
 _NOTHING_DEAD = Dead()
 _NOTHING_KEPT = OuterSaves()
 END = (1).to_bytes(WORD, "little")
@@ -79,6 +85,8 @@ class Handler:
     entry:      of a return probe, what it does where the function is entered.
     table_bits: of each table, see HashMapLayout. ring_bits: of the ring, see RingLayout; overwrites: too.
     per_cpu_register: see isa.abi.SystemRegisters.
+    shared:     maps of a glob that its tables are in. function: its key there.
+    maps:       of the session, where the program names some.
     """
 
     program: Program = field(default_factory=lambda: Program(None, (Update(HITS),)))
@@ -90,6 +98,9 @@ class Handler:
     overwrites: bool = False
     entry: EntryProgram = field(default_factory=EntryProgram)
     per_cpu_register: str = ""
+    shared: SharedMaps | None = None
+    function: int = 0
+    maps: SessionMaps | None = None
     _lowered: list[tuple[LoweringContext, Code]] = field(init=False, default_factory=list, compare=False, repr=False)
 
     @classmethod
@@ -105,8 +116,24 @@ class Handler:
         overwrites: bool = False,
     ) -> Handler:
         others = tuple(action for action in program.actions if not _is_count(action))
-        whole = Program(program.condition, (Update(HITS), *others))
+        whole = replace(program, actions=(Update(HITS), *others))
         return cls(whole, per_cpu, cpu, unmapped, table_bits, ring_bits, overwrites)
+
+    def sharing(self, maps: SharedMaps, function: int) -> Handler:
+        """Return the same with its tables in `maps`; as it is where it has none, or others than those have."""
+        maps.decide(self.cells)
+        def shared(action: Kind) -> Kind | Update:
+            return maps.by_function(action, function) if isinstance(action, Update) else action
+
+        actions = tuple(shared(action) for action in self.program.actions[1:])
+        program = replace(self.program, actions=(self.program.actions[0], *actions))
+        entry = tuple(shared(action) for action in self.entry.actions)
+        found = replace(
+            self, program=program, entry=replace(self.entry, actions=entry), shared=maps, function=function
+        )
+        if not maps.takes([layout for _, layout in found.tables]):
+            return self
+        return replace(found, table_bits=maps.bits)
 
     def fitting(self, size: int) -> Handler | None:
         """Return the same with tables and a ring so small that `size` bytes are enough."""
@@ -167,6 +194,18 @@ class Handler:
         sizes = [target.size for target in self.objects if isinstance(target, Records)]
         return RingLayout(max(sizes) // WORD, self.ring_bits, self.overwrites) if sizes else None
 
+    @cached_property
+    def kinds(self) -> Mapping[int, Records]:
+        """The kinds of records in the ring, by number."""
+        found = ((number, one) for number, one in enumerate(self.objects) if isinstance(one, Records))
+        return {number if one.kind is None else one.kind: one for number, one in found}
+
+    def kind_of(self, target: Records) -> int:
+        """Return the number of a kind of records."""
+        if target.kind is not None:
+            return target.kind
+        return next(number for number, one in enumerate(self.objects) if one is target)
+
     @property
     def head_size(self) -> int:
         """Bytes of guest memory, tables and the ring left out."""
@@ -175,7 +214,16 @@ class Handler:
     @property
     def ring_offset(self) -> int:
         """Where in guest memory the ring begins."""
-        return self.head_size + sum(layout.size for _, layout in self.tables)
+        return self.head_size + sum(layout.size for _, layout in self.own_tables)
+
+    @property
+    def own_tables(self) -> tuple[tuple[HashMap, HashMapLayout], ...]:
+        """The tables that it shares with no other probe."""
+        return self.tables if self.shared is None else ()
+
+    def columns(self, table: HashMap) -> tuple[Column, ...]:
+        """Return the columns of a table's keys that were typed."""
+        return table.columns if self.shared is None else table.columns[1:]
 
     @property
     def size(self) -> int:
@@ -185,18 +233,19 @@ class Handler:
     @property
     def sizes(self) -> Sequence[str]:
         """The commands that set those of its tables and ring."""
-        tables = [f"set optprobe table-keys {1 << self.table_bits}"] if self.tables else []
+        tables = [f"set optprobe table-keys {1 << self.table_bits}"] if self.own_tables else []
         return [*tables, f"set optprobe ring-records {1 << self.ring_bits}"] if self.ring else tables
 
     def head(self) -> tuple[int, ...]:
         """Return the words before the first hit."""
         if self.is_plain:
             return (0,)
-        return (0, 0, *(word for cell in self.cells for word in aggregate.initial(cell.aggregate)))
+        lost = (0,) * (len(self.tables) - len(self.own_tables))
+        return (0, 0, *(word for cell in self.cells for word in aggregate.initial(cell.aggregate)), *lost)
 
     def initial(self) -> bytes:
         """Return the content of the memory before the first hit."""
-        tables = b"".join(layout.initial() for _, layout in self.tables)
+        tables = b"".join(layout.initial() for _, layout in self.own_tables)
         ring = self.ring.initial() if self.ring is not None else b""
         return aggregate.encode(self.head()) + tables + ring + self._end
 
@@ -221,7 +270,8 @@ class Handler:
 
     def interpreted_hit(self, hit: Hit) -> interpreter.Hit:
         """Return a hit that stopped the guest, as the interpreter has it."""
-        return interpreted_hit(hit, self.unmapped, self.per_cpu_register if PerCpuBase() in self._nodes() else "")
+        found = interpreted_hit(hit, self.unmapped, self.per_cpu_register if PerCpuBase() in self._nodes() else "")
+        return found if self.maps is None else replace(found, maps=self.maps.by_name())
 
     @property
     def dereferences(self) -> bool:
@@ -260,6 +310,7 @@ class Handler:
         around = LoweringContext(
             address=plan.address,
             objects=tuple(self._addresses(memory))[: len(self.program.objects)],
+            lost=tuple(self._lost_addresses(memory))[: len(self.program.objects)],
             faults=memory + WORD,
             dead=dead,
             per_cpu=self.per_cpu,
@@ -271,6 +322,7 @@ class Handler:
             pad=pad.address if pad is not None else None,
             passed=passed,
             kept=kept,
+            maps=self.maps.addresses(self.program.maps, memory) if self.maps is not None else {},
         )
         for known, code in self._lowered:
             if known == around:
@@ -291,6 +343,7 @@ class Handler:
         return LoweringContext(
             address=0,
             objects=tuple(self._addresses(memory))[first:],
+            lost=tuple(self._lost_addresses(memory))[first:],
             faults=memory + WORD,
             table_bits=self.table_bits,
             ring=self.ring,
@@ -333,6 +386,8 @@ class Handler:
         """Yield the address of each object, in their order."""
         cells = iter([memory, *(memory + WORD * place.start for _, place in self.cell_words())])
         table = memory + self.head_size
+        if self.shared is not None and self.shared.memory is not None:  # else only costs are asked for
+            table = self.shared.memory.address
         tables = iter(self.tables)
         for target in self.objects:
             if isinstance(target, HashMap):
@@ -342,6 +397,18 @@ class Handler:
                 yield next(cells)
             else:
                 yield memory + self.ring_offset
+
+
+    def lost_words(self) -> Iterator[int]:
+        """Yield where in the head each table that is shared counts the values of this probe that find no room."""
+        yield from range(len(self.head()) - len(self.tables) + len(self.own_tables), len(self.head()))
+
+    def _lost_addresses(self, memory: int) -> Iterator[int]:
+        """Yield the address of what counts lost values for each object, in their order; nothing where none is shared.
+        """
+        words = self.lost_words()
+        for target in self.objects if self.shared is not None else ():
+            yield memory + WORD * next(words) if isinstance(target, HashMap) else 0
 
 
 def interpreted_hit(hit: Hit, unmapped: Reads | Missing, per_cpu_register: str) -> interpreter.Hit:
@@ -358,6 +425,8 @@ def _is_count(action: object) -> bool:
 
 def _action_with(node: object, parts: Sequence[Fragment], actions: Sequence[Statement]) -> Fragment | None:
     """Return the part that was compiled to the action with `node` in it; None where no action has it."""
+    if len(parts) == 1 and len(actions) > 1:
+        parts = [*parts] * len(actions)  # one block of statements
     for part, action in zip(parts, actions, strict=True):
         if action is node or any(each is node for operand in operands(action) for each in nodes(operand)):
             return part

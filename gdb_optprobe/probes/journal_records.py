@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gdb_optprobe.detours.arena_contents import ArenaContents, BlockRecord
@@ -20,13 +20,14 @@ from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import size_of
+from gdb_optprobe.probes.shared_maps import MOST_BITS, MapsRecord
 from gdb_optprobe.probes.spec import Kind, Spec
 
 FIELDS = frozenset(
     ("at", "location", "kind", "if", "do", "tier", "name", "glob", "entry if", "entry do", "maxactive", "overwrite")
 ) | frozenset(
     ("pending", "file", "pid", "home", "waits", "off", "python", "data", "program", "sizes", "since", "seen", "lost")
-)
+) | {"maps", "named maps"}
 LOST_FIELDS = frozenset(("at", "location", "kind", "data", "home", "waits", "glob"))
 """The record of a probe that is lost."""
 KINDS = frozenset(kind.value for kind in Kind)
@@ -34,8 +35,8 @@ NUMBERS = 1 << 32
 """What no probe's number reaches."""
 BOUND = 1 << 31
 """What no count of calls, and no process's number, reaches."""
-RECORDS, WORDS, ACTIONS = 1 << 16, 1 << 16, 1 << 10
-"""Records of a ring that are being written, words of what was seen, actions: at most."""
+RECORDS, WORDS, ACTIONS, MAPS = 1 << 16, 1 << 16, 1 << 10, 1 << 10
+"""Records of a ring that are being written, words of what was seen, actions, the session's maps: at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ class ProbeRecord:
     """What the journal keeps of a probe of any kind.
 
     home: where it is or was in a module. waits: whether it was at no site in the kernel; of a probe on a program, true.
-    python: whether it had a handler in Python. data: the address of its memory. program: see `fingerprint`.
+    python: whether it had a handler in Python. data: the address of its memory. maps: those that it shares.
+    named: the addresses of the session's maps that it uses, by name.
+    program: see `fingerprint`.
     sizes: the settings that it was made with, by name. seen: the head of what hits left that stopped the guest.
     lost: whether it was too large for a journal, so that only its place was written.
     """
@@ -61,6 +64,8 @@ class ProbeRecord:
     home: str = ""
     waits: bool = False
     lost: bool = False
+    maps: MapsRecord | None = None
+    named: Mapping[str, int] = field(default_factory=dict)
 
 
 def write_probe(probe: Probe, journal: Journal) -> None:
@@ -94,12 +99,47 @@ def probe_value(probe: Probe) -> dict[str, Any]:
         "off": not probe.enabled,
         "python": probe.spec.has_python_handler,
         "data": probe.counter.address if probe.counter is not None else 0,
+        "maps": _maps_value(probe.handler),
+        "named maps": _named_value(probe),
         "program": fingerprint(probe.handler) if not probe.handler.is_plain else 0,
         "sizes": dict(probe.sizes) if not probe.handler.is_plain else {},
         "since": [probe.since.following, *probe.since.pending] if probe.since.following else [],
         "seen": [*probe.seen.head] if probe.seen.head != probe.handler.head() else [],
     }
     return value | {name: given for name, given in optional.items() if given}
+
+
+def _maps_value(handler: Handler) -> list[int]:
+    """Return the address of the maps that `handler` shares, their bits, whether cells are in them, and its key there.
+    """
+    maps = handler.shared
+    if maps is None or maps.memory is None:
+        return []
+    return [maps.memory.address, maps.bits, int(maps.cells), handler.function]
+
+
+def _named_value(probe: Probe) -> dict[str, int]:
+    """Return the addresses of the session's maps that a probe uses, by name."""
+    maps = probe.handler.maps
+    return {} if maps is None else {name: slot.address for name, slot in maps.of_probe(probe.number).items()}
+
+
+def _read_named(value: Any) -> Mapping[str, int]:
+    """Raises ValueError."""
+    if not isinstance(value, dict) or len(value) > MAPS:
+        raise ValueError("its named maps")
+    return {fields.map_name(validate.text(name)): validate.number(at) for name, at in value.items()}
+
+
+def _read_maps(value: Any) -> MapsRecord:
+    """Raises ValueError."""
+    address, bits, cells, function = validate.row(value, 4)
+    return MapsRecord(
+        validate.number(address),
+        validate.number(bits, MOST_BITS + 1, 1),
+        bool(validate.number(cells, 2)),
+        validate.number(function),
+    )
 
 
 def _readable(probe: Probe, value: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +209,11 @@ def _check_places(one: ProbeRecord, left: ArenaContents) -> None:
         raise ValueError(f"no program is at {one.address:#x}")
     if one.data is not None and left.data_at(one.data) is None:
         raise ValueError(f"it has no memory at {one.data:#x}")
+    if one.maps is not None and left.data_at(one.maps.address) is None:
+        raise ValueError(f"it has no maps at {one.maps.address:#x}")
+    for name, at in one.named.items():
+        if left.data_at(at) is None:
+            raise ValueError(f"it has no map @{name} at {at:#x}")
 
 
 def _decode(number: int, value: Mapping[str, Any]) -> ProbeRecord:
@@ -188,6 +233,8 @@ def _decode(number: int, value: Mapping[str, Any]) -> ProbeRecord:
         enabled=not flag("off"),
         python=flag("python"),
         data=validate.number(value["data"]) if "data" in value else None,
+        maps=_read_maps(value["maps"]) if "maps" in value else None,
+        named=_read_named(value.get("named maps", {})),
         program=validate.number(value.get("program", 0), 1 << 32),
         sizes={name: size_of(name, size) for name, size in sizes.items()},
         since=RingPosition(following, tuple(pending)),

@@ -9,7 +9,7 @@ what they were made for changes (Optimizer.plan, Handler.code), so that `install
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour, build_count, build_detour
@@ -33,7 +33,9 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_views import SiteCode, SiteView, explain_view
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.rethook import Costs, Rethook
-from gdb_optprobe.probes.settings import Settings, sizes_of
+from gdb_optprobe.probes.session_maps import SessionMaps
+from gdb_optprobe.probes.settings import DEFAULT_TABLE_KEYS, Settings, sizes_of
+from gdb_optprobe.probes.shared_maps import SharedMaps
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
@@ -50,6 +52,28 @@ class LeftOut:
     error: OptprobeError
 
 
+@dataclass(frozen=True, slots=True)
+class MapSpace:
+    """See shared_maps.Space. Maps larger than by default may be in memory that the kernel lends."""
+
+    optimizer: Optimizer
+    settings: Callable[[], Settings]
+
+    @property
+    def free(self) -> int:
+        try:
+            return self.optimizer.find_arena().data.largest
+        except Refused:  # the probes' plans say why
+            return 0
+
+    @property
+    def lent(self) -> int:
+        if self.settings().table_keys <= DEFAULT_TABLE_KEYS or not self.free:
+            return 0
+        lender = self.optimizer.find_arena().lender
+        return lender.most(0, 1 << 64) if lender is not None else 0
+
+
 @dataclass
 class Kprobes:
     """What a session does to probes on its guest's kernel."""
@@ -58,6 +82,10 @@ class Kprobes:
     registry: Registry
     optimizer: Optimizer
     settings: Callable[[], Settings]
+    maps: SessionMaps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.maps = SessionMaps(self.target.guest.machine)
 
     def addresses(self, spec: Spec) -> tuple[int, ...]:
         """Return where a spec's location is now; nowhere where its probe is to wait. Raises OptprobeError."""
@@ -71,15 +99,23 @@ class Kprobes:
                 raise
             return ()
 
-    def plan(self, spec: Spec, addresses: Sequence[int]) -> tuple[list[Probe], list[LeftOut]]:
+    def share(self, spec: Spec, probes: int) -> SharedMaps | None:
+        """Return maps for the probes of one `add` to share; None where each has its own."""
+        if not spec.glob or probes < 2 or spec.is_plain_count:
+            return None
+        return SharedMaps(self.settings().table_keys, probes, MapSpace(self.optimizer, self.settings))
+
+    def plan(
+        self, spec: Spec, addresses: Sequence[int], maps: SharedMaps | None = None
+    ) -> tuple[list[Probe], list[LeftOut]]:
         """Plan and compile a probe at each of `addresses`; return them, registered. The guest is as it was.
 
         Of a glob's addresses, those that cannot be probed are left out; those are returned for which the handler does
-        not compile. Raises OptprobeError with none registered.
+        not compile. maps: that the probes share. Raises OptprobeError with none registered.
         """
         found = [self.plan_at(address, spec) for address in addresses]
         plans, settings = [plan for plan in found if plan is not None], self.settings()
-        handlers = [(plan, self.compile_or_leave_out(spec, plan, settings)) for plan in plans]
+        handlers = [(plan, self.compile_or_leave_out(spec, plan, settings, maps)) for plan in plans]
         probes: list[Probe] = []
         left_out: list[LeftOut] = []
         for plan, handler in handlers:
@@ -124,13 +160,15 @@ class Kprobes:
         plan = self.plan_at(address, spec)
         return plan is not None and isinstance(self.compile_or_leave_out(spec, plan, self.settings()), Handler)
 
-    def compile_or_leave_out(self, spec: Spec, plan: Plan, settings: Settings) -> Handler | LeftOut:
+    def compile_or_leave_out(
+        self, spec: Spec, plan: Plan, settings: Settings, maps: SharedMaps | None = None
+    ) -> Handler | LeftOut:
         """Return what a hit at `plan` does, or why a glob leaves this function out: it lacks what the handler names.
 
         Raises OptprobeError as `compile` does where it is no glob.
         """
         try:
-            return self.compile(spec, plan, settings)
+            return self.compile(spec, plan, settings, maps)
         except (Unreadable, Unreachable):
             raise
         except OptprobeError as error:
@@ -138,8 +176,18 @@ class Kprobes:
                 raise
             return LeftOut(plan.address, error)
 
-    def compile(self, spec: Spec, plan: Plan, settings: Settings) -> Handler:
-        """Return what a hit at `plan` does. Raises OptprobeError that points at what was typed."""
+    def compile(
+        self,
+        spec: Spec,
+        plan: Plan,
+        settings: Settings,
+        maps: SharedMaps | None = None,
+        function: int | None = None,
+    ) -> Handler:
+        """Return what a hit at `plan` does. Raises OptprobeError that points at what was typed.
+
+        maps: that it shares with others. function: its key there, where that is not its address now.
+        """
         if spec.is_plain_count:
             return Handler()
         limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
@@ -150,7 +198,11 @@ class Kprobes:
             program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         made = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits, overwrites=spec.overwrite)
-        return replace(made, entry=entry, per_cpu_register=self.target.guest.isa.system.per_cpu)
+        made = replace(made, entry=entry, per_cpu_register=self.target.guest.isa.system.per_cpu)
+        if program.maps:
+            self.maps.declare(program.maps)
+            made = replace(made, maps=self.maps)
+        return made if maps is None else made.sharing(maps, plan.address if function is None else function)
 
     def reserve(self, probe: Probe) -> None:
         """Reserve memory for what `probe` gathers, and lower its program for it.
@@ -245,18 +297,21 @@ class Kprobes:
             why = self.target.modules.waits(spec.location, "")
             yield site_views.unprobeable_view(0, why, self.target.guest)
         errors: list[OptprobeError] = []
-        views = [self._explain_at(address, spec, errors) for address in addresses]
+        maps = self.share(spec, len(addresses))
+        views = [self._explain_at(address, spec, errors, maps) for address in addresses]
         if errors and not any(view.tier for view in views):
             raise errors[0]
         yield from views
 
-    def _explain_at(self, address: int, spec: Spec, errors: list[OptprobeError]) -> ExplainView:
+    def _explain_at(
+        self, address: int, spec: Spec, errors: list[OptprobeError], maps: SharedMaps | None
+    ) -> ExplainView:
         """Return what a probe at `address` would be. errors: gets why a glob leaves it out."""
         try:
             plan = self.plan_at(address, replace(spec, glob=False))
             assert plan is not None, "no glob leaves anything out"
             settings = self.settings()
-            handler = self.compile_or_leave_out(spec, plan, settings)
+            handler = self.compile_or_leave_out(spec, plan, settings, maps)
             if isinstance(handler, LeftOut):
                 errors.append(handler.error)
                 return site_views.left_out_view(handler.address, handler.error, self.target.guest)

@@ -14,14 +14,16 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.shared_maps import SharedMaps
 
 
 @dataclass
 class LostBranches:
-    """branches: that could not be removed. counters: that their programs still write, by probe number."""
+    """branches: that could not be removed. counters, maps: that their programs still write, by probe number."""
 
     branches: list[Branch] = field(default_factory=list)
     counters: dict[int, Slot] = field(default_factory=dict)
+    maps: dict[int, SharedMaps] = field(default_factory=dict)
 
     def covers(self, address: int) -> bool:
         """Return whether `address` is in the text of one."""
@@ -33,6 +35,8 @@ class LostBranches:
             return False
         if probe.counter is not None:
             self.counters[probe.number] = probe.counter
+        if probe.handler.shared is not None:
+            self.maps[probe.number] = probe.handler.shared
         return True
 
     def recover(self, guest: Guest, arena: Arena) -> list[Branch]:
@@ -42,6 +46,8 @@ class LostBranches:
         for number in (number for branch in back for number in branch.probe_numbers):
             if (slot := self.counters.pop(number, None)) is not None:
                 arena.data.release(slot)
+            if (maps := self.maps.pop(number, None)) is not None:
+                maps.release(number, arena)
         return back
 
 

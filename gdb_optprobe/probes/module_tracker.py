@@ -208,7 +208,8 @@ class ModuleTracker:
             raise OptprobeError(f"{len(found)} functions are called so")
         plan = self.kprobes.plan_at(found[0], replace(probe.spec, glob=False))
         assert plan is not None, "only a glob leaves out refused addresses"
-        handler = self.kprobes.compile(probe.spec, plan, with_sizes(self.settings(), probe.sizes))
+        settings, old = with_sizes(self.settings(), probe.sizes), probe.handler
+        handler = self.kprobes.compile(probe.spec, plan, settings, old.shared, old.function or None)
         if probe.home and handler.size != probe.handler.size:
             raise OptprobeError("it would not do there what it did before")
         probe.handler = handler

@@ -476,6 +476,10 @@ class Optimizer:
         if probe.counter is not None:
             self.arena.data.release(probe.counter)
             probe.counter = None
+        if probe.handler.shared is not None:
+            probe.handler.shared.release(probe.number, self.arena)
+        if probe.handler.maps is not None:
+            probe.handler.maps.release(probe.number, self.arena)
         if probe.pad is not None:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None

@@ -16,6 +16,7 @@ from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.ir import WORD, Column, Form, Records
 from gdb_optprobe.isa.base import Code, Flow, Insn, Notes, notes_of
 from gdb_optprobe.isa.paths import shortest
+from gdb_optprobe.maps.aggregate import initial
 from gdb_optprobe.maps.call_table import CallCounts
 from gdb_optprobe.probes import save
 from gdb_optprobe.probes.active_calls import Caller
@@ -192,9 +193,14 @@ def _object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[Ob
     """Yield what each action gathered."""
     for cell, place in handler.cell_words():
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),), unit=_unit(cell.name))
-    for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost, strict=True):
-        keyed = tuple(_row(table.columns, key, words, guest) for key, words in rows.items())
-        yield ObjectView(table.name, table.aggregate, keyed, lost, len(table.columns), _unit(table.name))
+    for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost_of(handler), strict=True):
+        columns = handler.columns(table)
+        if columns:
+            keyed = tuple(_row(columns, key, words, guest) for key, words in rows.items())
+        else:  # the function is the only one
+            keyed = (RowView((), rows.get(b"", initial(table.aggregate))),)
+        shared = handler.shared is not None
+        yield ObjectView(table.name, table.aggregate, keyed, lost, len(columns), _unit(table.name), shared)
 
 
 def _unit(action: str) -> str:
@@ -217,8 +223,7 @@ def _record_views(handler: Handler, rows: Sequence[Row], guest: Guest, frames: F
 
 def _record_view(handler: Handler, row: Row, guest: Guest, frames: Frames) -> RecordView:
     """Return what an action kept of one hit."""
-    kind = handler.objects[row.kind]
-    assert isinstance(kind, Records)
+    kind = handler.kinds[row.kind]
     values = _key(kind.columns, row.fields)
     if kind.stack:
         registers, words = _stack_record(kind, row.fields)

@@ -10,6 +10,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.maps.ring import HEADER, RingContents
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results, rows_of
+from gdb_optprobe.probes.shared_maps import SharedMaps
 
 # Counters nearer to each other than this are read in one piece: a packet costs as much as some hundred bytes.
 GAP = 256
@@ -29,10 +30,12 @@ def read_results(probes: Sequence[Probe], guest: Guest, whole: bool = False) -> 
         data = guest.machine.read(start, run[-1].end - start)
         memory |= {slot.address: data[slot.address - start : slot.end - start] for slot in run}
     found = {}
+    maps = {id(one): one.rows(guest.machine) for one in _shared_maps(probes)} if whole else {}
     for probe in probes:
         found[probe.number] = probe.seen
         if probe.counter is not None:
-            theirs = Results.decode(probe.handler, memory[probe.counter.address], probe.since)
+            shared = maps.get(id(probe.handler.shared), {}).get(probe.handler.function, ())
+            theirs = Results.decode(probe.handler, memory[probe.counter.address], probe.since, shared)
             found[probe.number] = probe.seen.merged(probe.handler, theirs)
     return found
 
@@ -63,17 +66,22 @@ def clear_results(probes: Iterable[Probe], guest: Guest, is_inside: Callable[[Pr
 
     is_inside: whether a thread may be in a probe's program; tables keep their keys then.
     """
+    probes = list(probes)
+    for maps in _shared_maps(probes):
+        some = [probe for probe in probes if probe.handler.shared is maps]
+        is_all = maps.users <= {probe.number for probe in some} and not any(map(is_inside, some))
+        maps.clear(None if is_all else {probe.handler.function for probe in some}, guest.machine)
     for probe in probes:
         probe.clear()
         if probe.counter is None:
             continue
         handler, start = probe.handler, probe.counter.address
         ring, at = handler.ring, handler.head_size
-        if not handler.tables or not is_inside(probe):
+        if not handler.own_tables or not is_inside(probe):
             guest.machine.write(start, handler.initial()[: handler.ring_offset])
         else:
             guest.machine.write(start, handler.initial()[:at])
-            for _, layout in handler.tables:
+            for _, layout in handler.own_tables:
                 guest.machine.write(start + at, layout.cleared(guest.machine.read(start + at, layout.size)))
                 at += layout.size
         if ring is not None:
@@ -81,6 +89,11 @@ def clear_results(probes: Iterable[Probe], guest: Guest, is_inside: Callable[[Pr
             found = ring.decode(guest.machine.read(at, ring.size), probe.since)
             guest.machine.write(at, found.header)
             probe.since = found.position
+
+
+def _shared_maps(probes: Iterable[Probe]) -> list[SharedMaps]:
+    """Return the maps that some of the probes share, each once."""
+    return list({id(maps): maps for probe in probes if (maps := probe.handler.shared) is not None}.values())
 
 
 def _adjacent(slots: Sequence[Slot]) -> list[list[Slot]]:

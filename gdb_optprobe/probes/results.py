@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.interpreter import Done, Outcome
@@ -11,9 +11,7 @@ from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Aggregate
 from gdb_optprobe.maps.ring import RingContents, RingPosition
 from gdb_optprobe.probes.handler import HITS, Handler
-
-Rows = Mapping[bytes, tuple[int, ...]]
-
+from gdb_optprobe.probes.shared_maps import Rows
 
 MOST_RECORDS = 4096
 """Of hits that stopped the guest, as many are kept."""
@@ -21,7 +19,7 @@ MOST_RECORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record. kind: which object of the program it is of; time: of the guest's clock, None where it was stopped.
+    """A record. kind: its number, see Handler.kinds; time: of the guest's clock, None where it was stopped.
 
     lost_before, lost_after: how many records of the ring were lost there.
     """
@@ -36,7 +34,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """head: hits, faults and the cells' words. tables: words by key. lost: values that found no room in a table.
+    """head: hits, faults, the cells' words, and what shared tables have lost. tables: words by key, as it was typed.
+
+    lost: values that found no room in a table of the probe's own.
 
     records: in the order of hits, those that we saw first. dropped: how many found no room in the ring.
     """
@@ -56,22 +56,35 @@ class Results:
         """Return how many hits could not read what they needed; a plain count has none."""
         return self.head[1] if len(self.head) > 1 else 0
 
+    def lost_of(self, handler: Handler) -> Sequence[int]:
+        """Return how many values found no room in each table."""
+        return self.lost if handler.shared is None else [self.head[place] for place in handler.lost_words()]
+
     @classmethod
     def empty(cls, handler: Handler) -> Results:
         """Return the results before the first hit."""
         return cls(handler.head(), ({},) * len(handler.tables), (0,) * len(handler.tables))
 
     @classmethod
-    def decode(cls, handler: Handler, data: bytes, since: RingPosition) -> Results:
-        """Decode guest memory: all of it, or the head alone. since: which records were cleared."""
+    def decode(
+        cls, handler: Handler, data: bytes, since: RingPosition, shared: Sequence[Rows] = ()
+    ) -> Results:
+        """Decode guest memory: all of it, or the head alone. since: which records were cleared.
+
+        shared: the rows of the tables that the probe shares with others.
+        """
         head = aggregate.decode(data[: handler.head_size])
         if len(data) <= handler.head_size:
             return replace(cls.empty(handler), head=head)
         at, contents = handler.head_size, []
-        for _, layout in handler.tables:
+        for _, layout in handler.own_tables:
             contents.append(layout.decode(data[at : at + layout.size]))
             at += layout.size
-        found = cls(head, tuple(each.by_key for each in contents), tuple(each.overflow for each in contents))
+        if handler.shared is None:
+            found = cls(head, tuple(each.by_key for each in contents), tuple(each.overflow for each in contents))
+        else:
+            empty = cls.empty(handler)
+            found = replace(empty, head=head, tables=tuple(shared) or empty.tables)
         if handler.ring is None:
             return found
         ring = handler.ring.decode(data[at:], since)
@@ -87,20 +100,20 @@ class Results:
         tables = [dict(rows) for rows in self.tables]
         numbers = {id(table): number for number, (table, _) in enumerate(handler.tables)}
         records = [*self.records]
-        kinds = {id(target): kind for kind, target in enumerate(handler.objects)}
         for done in outcome.done:
             if isinstance(done.action, Put | Stop):
                 continue
             target = done.action.target
             if isinstance(target, Records):
-                records.append(Row(kinds[id(target)], vcpu, None, done.data))
+                records.append(Row(handler.kind_of(target), vcpu, None, done.data))
             elif target is HITS:
                 head[0] += 1
             elif isinstance(target, Cell):
                 place = places[id(target)]
                 head[place] = aggregate.update(target.aggregate, head[place], done.value)
             elif isinstance(target, HashMap):
-                _add(tables[numbers[id(target)]], target.aggregate, done)
+                typed = done.data[target.key_size - sum(column.size for column in handler.columns(target)) :]
+                _add(tables[numbers[id(target)]], target.aggregate, typed, done)
         kept = records[-MOST_RECORDS:]
         dropped = self.dropped + len(records) - len(kept)
         return Results(tuple(head), tuple(tables), self.lost, tuple(kept), dropped)
@@ -129,8 +142,8 @@ def rows_of(ring: RingContents) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _add(rows: dict[bytes, tuple[int, ...]], kind: Aggregate, done: Done) -> None:
-    rows[done.data] = aggregate.update(kind, rows.get(done.data, aggregate.initial(kind)), done.value)
+def _add(rows: dict[bytes, tuple[int, ...]], kind: Aggregate, key: bytes, done: Done) -> None:
+    rows[key] = aggregate.update(kind, rows.get(key, aggregate.initial(kind)), done.value)
 
 
 def _merge_rows(kind: Aggregate, ours: Rows, theirs: Rows) -> Rows:

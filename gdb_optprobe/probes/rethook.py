@@ -316,6 +316,8 @@ class Rethook:
         for probe in probes:
             if probe.counter is not None:
                 yield probe.counter.address
+            if (maps := probe.handler.shared) is not None and maps.memory is not None:
+                yield maps.memory.address
             if probe.readers is not None:
                 yield probe.readers.bytes
 

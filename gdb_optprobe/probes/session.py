@@ -175,9 +175,10 @@ class Session:
                     left_out += self._unwanted(spec, set(addresses) - taken)
                     taken.update(one.address for one in left_out)
                 addresses = tuple(address for address in addresses if address not in taken)
+                maps = kind.share(spec, len(addresses))
                 for first in range(0, len(addresses) or not together, AT_ONCE):
                     checkpoint()
-                    new, without = kind.plan(spec, addresses[first : first + AT_ONCE])
+                    new, without = kind.plan(spec, addresses[first : first + AT_ONCE], maps)
                     added += new
                     left_out += without
                     self.module_tracker.track(new)

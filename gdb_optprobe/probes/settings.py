@@ -13,6 +13,7 @@ from gdb_optprobe.maps import validate
 ON_EXIT = ("keep", "remove", "ask")
 DEFAULT_MAX_PROBES = 4096
 DEFAULT_MAX_MEMORY = 16
+DEFAULT_TABLE_KEYS = 512
 
 _ARENA = re.compile(r"code=(\w+)-(\w+)\s+data=(\w+)-(\w+)")
 _ARENA_HINT = "set optprobe arena auto, or set optprobe arena code=START-END data=START-END"
@@ -53,7 +54,7 @@ class Settings:
     max_memory: int = DEFAULT_MAX_MEMORY
     guardian: bool = True
     load_symbols: bool = True
-    table_keys: int = 512
+    table_keys: int = DEFAULT_TABLE_KEYS
     ring_records: int = 512
     string_length: int = 64
     stack_size: int = 512
@@ -77,7 +78,7 @@ class Size:
 
 
 SIZES = {
-    "table-keys": Size("how many keys a table of a new probe has room for", 512, 2, 1 << 16),
+    "table-keys": Size("how many keys a table of a new probe has room for", DEFAULT_TABLE_KEYS, 2, 1 << 16),
     "ring-records": Size("how many records a new probe keeps", 512, 2, 1 << 16),
     "string-length": Size("how many bytes of a string a new probe keeps", 64, 8, 512, step=8),
     "stack-size": Size("how many bytes of the stack a new probe's record has", 512, 64, 8192, step=8),

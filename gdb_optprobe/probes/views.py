@@ -89,7 +89,7 @@ NANOSECONDS = "ns"
 class ObjectView:
     """What an action gathered. action: as typed; lost: values that found no room; keys: how many `by` has.
 
-    unit: of the values, "" where it is not known.
+    unit: of the values, "" where it is not known. shared: whether the room is that of all probes of a glob.
     """
 
     action: str
@@ -98,6 +98,7 @@ class ObjectView:
     lost: int = 0
     keys: int = 0
     unit: str = ""
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

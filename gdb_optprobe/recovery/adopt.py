@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.arena import Arena
@@ -20,6 +20,7 @@ from gdb_optprobe.probes.leftovers import adopt_arena, read_leftovers
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import with_sizes
+from gdb_optprobe.probes.shared_maps import SharedMaps
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.views import ProbeView
 
@@ -55,11 +56,12 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     lost: list[str] = []
     lost += [f"probe {one.number}, {one.spec.location}, is not recovered: {LOST}" for one in found if one.lost]
     programs = [one for one in found if one.spec.in_program and not one.lost]
+    maps = _shared_maps(found, left)
     for one in found:
         if one.spec.in_program or one.lost:
             continue
         try:
-            probes.append(_adopt_probe(session, one, left))
+            probes.append(_adopt_probe(session, one, left, maps))
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     there = [probe for probe in probes if probe.is_in_kernel]
@@ -67,6 +69,8 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     for site in session.registry.sites(there):
         returns.adopt(site, session.target.guest)
     memory = {probe.counter for probe in probes if probe.counter is not None}
+    memory |= {one.memory for one in maps.values() if one.users and one.memory is not None}
+    memory |= {*session.kprobes.maps.slots}
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs)
     memory |= {data for block in left.live_blocks for _, data in block.pieces()}
@@ -151,19 +155,42 @@ def remove(session: Session, timeout: float) -> int:
     return len(found) + sum(map(len, left.live_blocks))
 
 
-def _adopt_probe(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
+def _shared_maps(found: Sequence[ProbeRecord], left: ArenaContents) -> Mapping[int, SharedMaps]:
+    """Return the maps that probes shared, by address, with the memory that they had."""
+    records = {one.maps.address: one.maps for one in found if one.maps is not None}
+    return {
+        at: SharedMaps(0, 0, bits=one.bits, cells=one.cells, memory=left.data_at(at)) for at, one in records.items()
+    }
+
+
+def _adopt_probe(
+    session: Session, one: ProbeRecord, left: ArenaContents, maps: Mapping[int, SharedMaps]
+) -> Probe:
     """Create the probe of a record, not yet settled. Raises OptprobeError where it would do something else."""
     if one.python:
         raise OptprobeError("its Python handler went with the GDB that had it")
     if one.waits or session.target.modules.location(one.address) != one.home:
         return _adopt_absent(session, one, left)
     plan = session.optimizer.plan(one.address, [one.spec])
-    handler = session.kprobes.compile(one.spec, plan, with_sizes(session.settings(), one.sizes))
+    shared = maps[one.maps.address] if one.maps is not None else None
+    settings, function = with_sizes(session.settings(), one.sizes), one.maps.function if one.maps is not None else None
+    handler = session.kprobes.compile(one.spec, plan, settings, shared, function)
     probe = restored_probe(one, one.address, handler, left.data_at(one.data))
+    _adopt_maps(session, one, handler, left)
     site = session.registry.site(one.address) or Site(one.address, plan)
     session.registry.add(probe, site)
     session.module_tracker.track([probe])
+    if handler.shared is not None:
+        handler.shared.users.add(probe.number)
     return probe
+
+
+def _adopt_maps(session: Session, one: ProbeRecord, handler: Handler, left: ArenaContents) -> None:
+    """Have the session's maps that a probe uses where they were. Raises OptprobeError."""
+    for target in handler.program.maps:
+        memory = left.data_at(one.named.get(target.name))
+        if memory is not None:
+            session.kprobes.maps.adopt(one.number, target, memory)
 
 
 def _adopt_absent(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:

@@ -12,20 +12,28 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.arena_contents import Bounds, decode, restoring_patches
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.handlers.ir import Map, Program, Update
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
+from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.call_table import CallCounts, CallSlot
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.arena_record import RecordedArena
+from gdb_optprobe.probes.handler import HITS, Handler
 from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint, read_block, read_probe, write_probe
 from gdb_optprobe.probes.leftovers import read_records
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results, Row
 from gdb_optprobe.probes.rethook_records import read_rethooks
+from gdb_optprobe.probes.session_maps import SessionMaps
+from gdb_optprobe.probes.shared_maps import MapsRecord, SharedMaps
 from gdb_optprobe.probes.spec import Spec
 from tests.golden import golden, left_in_guest
 from tests.golden.left_in_guest import (
@@ -150,6 +158,41 @@ def test_a_probe_whose_ring_overwrites() -> None:
     (value,) = json.loads(golden("journal_overwrite.txt")).values()
     one = read_probe(8, value, found().left)
     assert (one.spec, one.program, one.since) == (spec, fingerprint(handler(one.spec)), RingPosition(9))
+
+
+def test_a_probe_that_shares_its_maps() -> None:
+    """It came later, too. Its maps are in other memory than its counts."""
+    maps = SharedMaps(0, 0, bits=4, memory=Slot(DATA[0] + 0x1000, 0x1000), users={9})
+    spec = Spec("vfs_r*", glob=True, actions=("count by fd",))
+    made = handler(spec).sharing(maps, READ)
+    assert made.shared is maps and made.size == 4 * 8
+    journal = Journal(Guest(), left_in_guest.JOURNAL[0], 0x2000, FILL)
+    write_probe(Probe(9, spec, READ, made, SIZES, counter=Slot(DATA[0], made.size)), journal)
+    assert listing(journal.state) == golden("journal_maps.txt")
+    (value,) = json.loads(golden("journal_maps.txt")).values()
+    one = read_probe(9, value, found().left)
+    assert one.maps == MapsRecord(DATA[0] + 0x1000, 4, False, READ) and one.program == fingerprint(made)
+    for wrong in ([DATA[0] + 8, 4, 0, READ], [DATA[0] + 0x1000, 21, 0, READ], [DATA[0] + 0x1000, 4, 2, READ], [1]):
+        with pytest.raises(journal_format.Damaged):
+            read_probe(9, value | {"maps": wrong}, found().left)
+
+
+def test_a_probe_that_uses_maps_of_the_session() -> None:
+    """Their types are those of the program; where they are is noted."""
+    target = Map("by", (), Count())
+    maps = SessionMaps(Guest())
+    maps.adopt(9, target, Slot(DATA[0] + 0x1000, 0x1000))
+    made = Handler(Program(None, (Update(HITS), Update(target)), quiet=True), maps=maps)
+    spec = Spec("vfs_read", actions=("{ @by = count(); }",))
+    journal = Journal(Guest(), left_in_guest.JOURNAL[0], 0x2000, FILL)
+    write_probe(Probe(9, spec, READ, made, SIZES, counter=Slot(DATA[0], made.size)), journal)
+    assert listing(journal.state) == golden("journal_named_maps.txt")
+    (value,) = json.loads(golden("journal_named_maps.txt")).values()
+    one = read_probe(9, value, found().left)
+    assert one.named == {"by": DATA[0] + 0x1000} and one.program == fingerprint(made)
+    for wrong in ({"by": DATA[0] + 8}, {"a b": DATA[0] + 0x1000}, {"by": -1}, [1]):
+        with pytest.raises(journal_format.Damaged):
+            read_probe(9, value | {"named maps": wrong}, found().left)
 
 
 def test_what_was_counted() -> None:

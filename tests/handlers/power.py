@@ -148,9 +148,12 @@ class Trial:
                 raise Unreadable(address, size)
             return read(address, size)
 
-        outcome = interpreter.run(self.program, interpreter.Hit(self.registers, read, self.base, probe_read=peeked))
         found = running.Left(left.registers, {DATA: bytes(memory)}, 0, {}, left.pc == PAD)
-        yield from running.wrong_objects(self.program, found, outcome, FAULTS)
+        yield from self.wrong_results(found, interpreter.Hit(self.registers, read, self.base, probe_read=peeked))
+
+    def wrong_results(self, left: running.Left, hit: interpreter.Hit) -> Iterator[str]:
+        """What objects have that is not as the interpreter says."""
+        yield from running.wrong_objects(self.program, left, interpreter.run(self.program, hit), FAULTS)
 
 
 def differences(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:

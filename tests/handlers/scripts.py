@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import (
     WORD,
     Assign,
@@ -49,10 +50,10 @@ from gdb_optprobe.handlers.ir import (
     Variable,
 )
 from gdb_optprobe.handlers.lower_session_maps import session_layout
-from gdb_optprobe.maps.aggregate import Average, Count, Least, Linear, Stats, Sum
+from gdb_optprobe.maps.aggregate import Average, Count, Least, Linear, LogLinear, Stats, Sum
 from gdb_optprobe.maps.session_map import SessionMap
 from tests.handlers.programs import expressions
-from tests.handlers.running import NUMBERS, PAGE
+from tests.handlers.running import CPU, NUMBERS, PAGE, RING_OFFSET, ring_of
 
 OF_MODIFY = (Op.ADD, Op.SUB, Op.MUL, Op.UDIV, Op.UMOD, Op.AND, Op.OR, Op.XOR, Op.LSHL, Op.LSHR)
 MAPS_OFFSET = 16 * PAGE
@@ -76,6 +77,7 @@ MAPS = (
     Map("word", (column(24),), (column(),), 2),
     Map("all", (), Stats(True)),
     Map("h", (), Linear(0, 100, 10, True)),
+    Map("k", (), LogLinear(2, True)),
     Map("least", (column(),), Least(True), 2),
     Map("average", (column(),), Average(True), 2),
 )
@@ -160,7 +162,7 @@ class _Draw:
         if kind == 5:
             if stored and self.number(1):
                 return Get(target, self.key(target), Slice.whole(S))
-            if isinstance(target.value, Linear):
+            if isinstance(target.value, Linear | LogLinear):
                 return Has(target, self.key(target), self.variable())
             return Get(target, self.key(target), self.variable())
         if kind == 6:
@@ -186,13 +188,15 @@ class _Draw:
             return self._each(target, depth)
         self.loops += 1
         end = If(self.expression(1), (Break(),))
-        found = Loop((end, *self.block(depth - 1)), self.block(0) if self.number(1) else (), self.number(4))
-        self.loops -= 1
-        return found
+        body = (end, *self.block(depth - 1))
+        around, self.loops = self.loops - 1, 0  # a step has no Break and no Continue
+        step = self.block(0) if self.number(1) else ()
+        self.loops = around
+        return Loop(body, step, self.number(4))
 
     def _each(self, target: Map, depth: int) -> Statement:
         key = Slice(S, 0, target.key_size) if target.key_size <= S.size else None
-        value: Variable | Slice | None = None if isinstance(target.value, Linear) else self.variable()
+        value: Variable | Slice | None = None if isinstance(target.value, Linear | LogLinear) else self.variable()
         if isinstance(target.value, tuple) and target.value_size <= S.size and self.number(1):
             value = Slice.whole(S)
         self.loops += 1
@@ -265,6 +269,28 @@ def places(program: Program, faults: int) -> dict[str, int]:
 def contents(program: Program) -> dict[str, SessionMap]:
     """Maps before the first hit, by name."""
     return {each.name: SessionMap(layout := session_layout(each), bytearray(layout.initial())) for each in program.maps}
+
+
+def wrong_results(
+    program: Program,
+    read: Callable[[int, int], bytes],
+    faults: int,
+    outcomes: Sequence[interpreter.Outcome],
+    expected: Mapping[str, SessionMap],
+) -> Iterator[str]:
+    """What hits left in memory that is not as the interpreter says."""
+    counted = int.from_bytes(read(faults, WORD), "little")
+    if counted != sum(each.faults for each in outcomes):
+        yield f"{counted} faults for {[each.faults for each in outcomes]}"
+    ring = ring_of(program)
+    contents = ring.decode(read(faults + RING_OFFSET, ring.size))
+    found = [(each.kind, each.cpu, each.fields) for each in contents.records]
+    emitted = [done.data for each in outcomes for done in each.done]
+    wanted = [(KIND, CPU.value, fields.ljust(WORD * ring.words, b"\0")) for fields in emitted]
+    wanted = wanted[-ring.places :] if ring.overwrites else wanted[: ring.places]
+    if found != wanted:
+        yield f"{found} for {wanted}"
+    yield from wrong_maps(program, read, faults, expected)
 
 
 def wrong_maps(

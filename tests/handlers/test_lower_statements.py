@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import (
+    MASK,
     Binary,
     Clock,
     Column,
@@ -28,6 +29,7 @@ from gdb_optprobe.handlers.ir import (
     Program,
     Register,
     Set,
+    Statement,
     StringEquals,
     StringLoad,
     Update,
@@ -39,29 +41,39 @@ from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.codegen import BACKEND
-from gdb_optprobe.maps.aggregate import Count, Powers
+from gdb_optprobe.maps import aggregate
+from gdb_optprobe.maps.aggregate import (
+    Aggregate,
+    Average,
+    Count,
+    Greatest,
+    Least,
+    Linear,
+    Powers,
+    Sum,
+)
+from gdb_optprobe.maps.session_map import ABSENT, SPARE, SessionMap, SessionMapLayout
 from tests.examples import examples
 from tests.handlers import scripts
 from tests.handlers.programs import words
 from tests.handlers.running import (
     CODE,
-    CPU,
     DATA,
     DEAD_NAMES,
     FAULTS,
     GS,
+    INNER,
     NUMBERS,
     PAGE,
     PER_CPU,
-    RING_AT,
     START,
+    Left,
     State,
     execute,
     hit,
     kept,
     memory_of,
     objects,
-    ring_of,
     state,
     surroundings,
 )
@@ -79,7 +91,7 @@ def around(program: Program, dead: Dead = Dead()) -> LoweringContext:  # noqa: B
 
 def memory_before(program: Program, before: State) -> dict[int, bytes]:
     maps = scripts.contents(program)
-    at = {place: bytes(maps[name].data) for name, place in scripts.places(program, FAULTS).items()}
+    at = {place: bytes(maps[name].data[:]) for name, place in scripts.places(program, FAULTS).items()}
     return memory_of(before, objects(program) | at)
 
 
@@ -87,25 +99,13 @@ def differences(program: Program, before: State, dead: Dead) -> Iterator[str]:
     """What two hits leave that is not as the interpreter says, or not as it was."""
     code = lower(program, around(program, dead), BACKEND)(START)
     memory, maps = memory_before(program, before), scripts.contents(program)
-    emitted, faults = list[tuple[int, int, bytes]](), 0
+    outcomes = []
     for _ in range(2):
         left = execute(code, before, memory)
-        outcome = interpreter.run(program, replace(hit(before, memory), maps=maps))
-        emitted += [(scripts.KIND, CPU.value, done.data) for done in outcome.done]
-        faults += outcome.faults
+        outcomes.append(interpreter.run(program, replace(hit(before, memory), maps=maps)))
         yield from kept(before, memory, left, dead, FAULTS)
         memory = dict(left.memory)
-    counted = int.from_bytes(left.read(FAULTS, 8), "little")
-    if counted != faults:
-        yield f"{counted} faults for {faults}"
-    ring = ring_of(program)
-    contents = ring.decode(left.read(RING_AT, ring.size))
-    found = [(each.kind, each.cpu, each.fields) for each in contents.records]
-    wanted = [(kind, cpu, fields.ljust(8 * ring.words, b"\0")) for kind, cpu, fields in emitted]
-    wanted = wanted[-ring.places :] if ring.overwrites else wanted[: ring.places]
-    if found != wanted:
-        yield f"{found} for {wanted}"
-    yield from scripts.wrong_maps(program, left.read, FAULTS, maps)
+    yield from scripts.wrong_results(program, left.read, FAULTS, outcomes, maps)
 
 
 @ANY
@@ -192,3 +192,133 @@ def executed(program: Program) -> tuple[int, int]:
 def test_instructions_at_an_entry(program: Program, most: int) -> None:
     """From the second hit on; bpftrace's own figures are 230 and more."""
     assert executed(program)[1] <= most
+
+
+# A hit inside a hit
+
+
+AGGREGATES: tuple[Aggregate, ...] = (
+    Count(), Sum(True), Least(True), Greatest(False), Average(True), Powers(True),
+    Linear(0, 100, 10, False),
+)  # fmt: skip
+KEY = (Register("rsi"), Register("rdx"))
+TWO = (Column("", Form.UNSIGNED), Column("", Form.UNSIGNED))
+HIT = state(dict.fromkeys((name for name in NUMBERS if name != abi.FLAGS), 0) | {"rsi": 5, "rdx": 6, "rcx": 77})
+
+
+def of_key(words: tuple[int, ...]) -> dict[bytes, tuple[int, ...]]:
+    return {aggregate.encode((5, 6)): words}
+
+
+def at_every_instruction(
+    outer: Program, inner: Program, target: Map, before: tuple[tuple[int, ...], ...] = ()
+) -> Iterator[tuple[Left, SessionMap]]:
+    """The map after one hit with another inside it, at each instruction; before: words of the key, put one by one."""
+    both = Program(None, (*outer.actions, *inner.actions), quiet=True)
+    codes = [lower(each, around(each), BACKEND)(at) for each, at in ((outer, START), (inner, INNER))]
+    memory = memory_before(both, HIT)
+    ((_, at),) = scripts.places(both, FAULTS).items()
+    one = scripts.contents(both)[target.name]
+    for words_before in before:
+        one.put(aggregate.encode((5, 6)), words_before)
+    offset = at - FAULTS
+    memory[FAULTS] = memory[FAULTS][:offset] + bytes(one.data[:]) + memory[FAULTS][offset + one.layout.size :]
+    whole = execute(codes[0], HIT, memory).executed
+    assert whole > 10
+    for interrupted in range(1, whole):
+        left = execute(codes[0], HIT, memory, interrupted, codes[1])
+        assert left.registers == HIT.registers
+        yield left, SessionMap(one.layout, bytearray(left.read(at, one.layout.size)))
+
+
+def once(*statements: Statement) -> Program:
+    return Program(None, statements, quiet=True)
+
+
+@pytest.mark.parametrize("kind", AGGREGATES, ids=str)
+@pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
+def test_an_update_inside_an_update(kind: Aggregate, there: bool) -> None:
+    """Nothing is lost or counted twice, and there is one entry of the key, or one more that leaked."""
+    target = Map("m", TWO, kind, 2)
+    program = once(Update(target, None if isinstance(kind, Count) else Register("rcx"), KEY))
+    expected = aggregate.initial(kind)
+    for value in (77, 77, *((3,) if there else ())):
+        expected = aggregate.update(kind, expected, value)
+    start = (aggregate.update(kind, aggregate.initial(kind), 3),) if there else ()
+    for _, found in at_every_instruction(program, program, target, start):
+        contents = found.layout.decode(found.data)
+        assert contents.by_key == of_key(expected) and not contents.dropped
+        assert contents.entries - int.from_bytes(found.data[8:16], "little") == 1
+
+
+WORDS = Map("m", TWO, NUMBER, 2)
+STORE, REMOVE = once(Set(WORDS, KEY, (Register("rcx"),))), once(Delete(WORDS, KEY))
+INCREMENT = once(Modify(WORDS, KEY, Op.ADD, Constant(1)))
+OTHER = once(Set(WORDS, KEY, (Constant(3),)))
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "before", "possible"),
+    [
+        (INCREMENT, INCREMENT, (), {2}),
+        (INCREMENT, INCREMENT, ((40,),), {42}),
+        (STORE, OTHER, (), {77, 3}),
+        (STORE, REMOVE, (), {77, None}),
+        (STORE, REMOVE, ((1,),), {77, None}),
+        (REMOVE, STORE, ((1,),), {77, None}),
+        (REMOVE, INCREMENT, ((1,),), {1, None}),
+        (INCREMENT, REMOVE, ((1,),), {1, None}),
+        (INCREMENT, STORE, ((1,),), {77, 78}),
+    ],
+    ids=["++ ++", "there ++ ++", "= =", "= delete", "there = delete", "delete =", "delete ++", "++ delete", "++ ="],
+)
+def test_stores_and_deletes_inside_one_another(
+    outer: Program, inner: Program, before: tuple[tuple[int, ...], ...], possible: set[int | None]
+) -> None:
+    """What is left is what one after the other would leave, in one order or the other; each order is met."""
+    met = set()
+    for _, found in at_every_instruction(outer, inner, WORDS, before):
+        words_left = found.get(aggregate.encode((5, 6)))
+        assert not found.layout.decode(found.data).dropped
+        met.add(None if words_left is None else words_left[0])
+    assert met == possible
+
+
+def test_every_key_of_a_full_map_is_there_and_the_others_are_counted() -> None:
+    target = Map("m", TWO, Count(), 4)
+    program = once(Update(target, None, KEY))
+    code, memory = lower(program, around(program), BACKEND)(START), memory_before(program, HIT)
+    for n in range(20):
+        before = state({**HIT.registers, "rsi": n % 7})
+        memory = dict(execute(code, before, memory).memory)
+    layout = SessionMapLayout(2, Count(), 4)
+    contents = layout.decode(Left({}, memory, 0, {}).read(scripts.places(program, FAULTS)["m"], layout.size))
+    assert contents.by_key == {aggregate.encode((n, 6)): (3,) for n in range(4)}
+    assert contents.dropped == 20 - 12
+
+
+def test_an_entry_that_leaked_takes_no_key_its_place() -> None:
+    """As after two hits that added one key at once."""
+    target = Map("m", TWO, Count(), 1)
+    program = once(Update(target, None, KEY))
+    memory, (at,) = memory_before(program, HIT), scripts.places(program, FAULTS).values()
+    layout = SessionMapLayout(2, Count(), 1)
+    for used, leaked, room in ((1, 1, True), (1, 0, False), (1 + SPARE, 1 + SPARE, False)):
+        page = bytearray(memory[FAULTS])
+        page[at - FAULTS : at - FAULTS + 16] = aggregate.encode((used, leaked))
+        left = execute(lower(program, around(program), BACKEND)(START), HIT, memory | {FAULTS: bytes(page)})
+        contents = layout.decode(left.read(at, layout.size))
+        assert (contents.by_key == of_key((1,))) is room and contents.dropped == (not room)
+
+
+def test_the_word_that_says_absent_is_dropped_and_counted() -> None:
+    value = Binary(Op.XOR, Register("rcx"), Constant(ABSENT ^ 77), 64, False)
+    for program in (
+        once(Set(WORDS, KEY, (Constant(9),)), Set(WORDS, KEY, (value,))),
+        once(Set(WORDS, KEY, (Constant(9),)), Modify(WORDS, KEY, Op.ADD, Constant(ABSENT - 9 & MASK))),
+        once(Set(WORDS, KEY, (Constant(9),)), Modify(WORDS, KEY, Op.XOR, Constant(ABSENT ^ 9))),
+    ):
+        left = execute(lower(program, around(program), BACKEND)(START), HIT, memory_before(program, HIT))
+        layout = SessionMapLayout(2, 1, 2)
+        contents = layout.decode(left.read(scripts.places(program, FAULTS)["m"], layout.size))
+        assert contents.by_key == of_key((9,)) and contents.dropped == 1

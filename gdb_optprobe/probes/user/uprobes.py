@@ -158,7 +158,12 @@ class Uprobes:
         _check(spec)
         return ()
 
-    def plan(self, spec: Spec, addresses: Sequence[int] = ()) -> tuple[list[Probe], list[LeftOut]]:
+    def share(self, spec: Spec, probes: int) -> None:
+        """A program's location is no glob: each probe has maps of its own."""
+
+    def plan(
+        self, spec: Spec, addresses: Sequence[int] = (), maps: object = None
+    ) -> tuple[list[Probe], list[LeftOut]]:
         """Plan and compile a probe on an instruction of a program; return it, registered. The guest is as it was.
 
         Nothing is left out: a program's location is no glob. Raises OptprobeError with none registered.

@@ -30,7 +30,9 @@ def with_uprobe(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeGuest, Session, Up
     site = UprobeSite(MagicMock(inode=1 << 63), MagicMock(address=ADDRESS), False, b"\xcc", 1)
     settled: list[UprobeSite] = []
 
-    def plan(spec: Spec, addresses: object = ()) -> tuple[list[Probe], Sequence[object]]:
+    def plan(
+        spec: Spec, addresses: object = (), maps: object = None
+    ) -> tuple[list[Probe], Sequence[object]]:
         probe = Probe(session.registry.next_number(), spec, ADDRESS)
         session.registry.add(probe, site)
         return [probe], []
