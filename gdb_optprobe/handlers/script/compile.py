@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
@@ -31,11 +32,12 @@ HAS_TYPES = "BPFTRACE_HAVE_BTF"
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """One place where a probe of the script is attached, and what a hit does."""
+    """One place where a probe of the script is attached, and what a hit does. address: as Matched's."""
 
     point: AttachPoint
     name: str
     program: Program
+    address: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,12 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A probe of the tree, and where it is attached."""
+    """A probe of the tree, and where it is attached. sample: a match to find types by, also where there is none."""
 
     number: int
     node: tree.Probe
     matches: tuple[tuple[AttachPoint, Matched], ...]
+    sample: tuple[AttachPoint, Matched]
 
 
 def compile_script(
@@ -90,8 +93,11 @@ def compile_script(
     probes = _matched(script, declared)
     _find_types(probes, declared)
     declared.final = True
+    for probe in probes:
+        if not probe.matches:
+            _program(probe, *probe.sample, declared)  # its errors count too
     programs = tuple(
-        Attached(point, match.name, _program(probe, match, point, declared))
+        Attached(point, match.name, _program(probe, point, match, declared), match.address)
         for probe in probes
         for point, match in probe.matches
     )
@@ -107,7 +113,8 @@ def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
     first_missing: OptprobeError | None = None
     for number, probe in enumerate(script.probes):
         matches: list[tuple[AttachPoint, Matched]] = []
-        for point in map(attach_point, probe.points):
+        points = [*map(attach_point, probe.points)]
+        for point in points:
             if point.provider in ("BEGIN", "END"):
                 if point.provider in specials:
                     raise wrong(f"More than one {point.provider} probe defined", point.where)
@@ -129,7 +136,10 @@ def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
             most = declared.settings.max_probes
             message = f"{total} probes are more than max_probes, {most}"
             raise wrong(message, probe.points[0].where, "config = { max_probes = N }")
-        found.append(_Probe(number, probe, tuple(matches)))
+        first = points[0]
+        nowhere = declared.kernel.unmatched(first.provider, first.target, first.name)
+        sample = matches[0] if matches else (first, Matched(str(first), nowhere))
+        found.append(_Probe(number, probe, tuple(matches), sample))
     if not total:
         assert first_missing is not None
         raise first_missing
@@ -147,17 +157,14 @@ def _find_types(probes: Sequence[_Probe], declared: Declared) -> None:
     for _ in range(MOST_WALKS):
         declared.changed = False
         for probe in probes:
-            for point, match in probe.matches[:1]:
-                try:
-                    _program(probe, match, point, declared)
-                except OptprobeError:
-                    continue
+            with suppress(OptprobeError):
+                _program(probe, *probe.sample, declared)
         if not declared.changed:
             return
 
 
-def _program(probe: _Probe, match: Matched, point: AttachPoint, declared: Declared) -> Program:
-    longest = max(len(each.name) for _, each in probe.matches)
+def _program(probe: _Probe, point: AttachPoint, match: Matched, declared: Declared) -> Program:
+    longest = max((len(each.name) for _, each in probe.matches), default=0)
     body = Statements(declared, Site(probe.number, match.name, longest, point.provider, match.hit))
     node = probe.node
     if node.predicate is None:

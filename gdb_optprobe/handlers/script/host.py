@@ -15,7 +15,7 @@ from gdb_optprobe.handlers.interpreter import Hit, MapContents, run
 from gdb_optprobe.handlers.ir import Clock, Emit, Expr, Literal, Op, Program
 from gdb_optprobe.handlers.scope import Missing, Rvalue
 from gdb_optprobe.handlers.script.runtime import Runtime
-from gdb_optprobe.handlers.script.scope import Known, Matched, Meaning
+from gdb_optprobe.handlers.script.scope import HitScope, Known, Matched, Meaning
 from gdb_optprobe.handlers.script.types import Stack, Time
 
 COMM = b"bpftrace"
@@ -116,6 +116,9 @@ class NoKernel:
             return ()
         parts = ":".join(part for part in (provider, target, name) if part)
         return (Matched(parts, replace(self._scope, provider=provider)),)
+
+    def unmatched(self, provider: str, target: str, name: str) -> HitScope:
+        return replace(self._scope, provider=provider)
 
 
 class HostNames:

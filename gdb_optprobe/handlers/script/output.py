@@ -111,6 +111,10 @@ class Output:
     def lost(self, events: int) -> str:
         raise NotImplementedError
 
+    def before_maps(self) -> str:
+        """Return what is printed before the maps at the end."""
+        return ""
+
     def shown(self, type_: Type, data: bytes) -> str:
         """Return what `print(value)` prints."""
         raise NotImplementedError
@@ -269,6 +273,9 @@ class TextOutput(Output):
 
     def lost(self, events: int) -> str:
         return f"Lost {events} events\n"
+
+    def before_maps(self) -> str:
+        return "\n\n"
 
     def shown(self, type_: Type, data: bytes) -> str:
         return f"{self.value(type_, data)}\n"

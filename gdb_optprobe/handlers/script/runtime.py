@@ -23,6 +23,7 @@ from gdb_optprobe.handlers.script.output import Contents, Output
 from gdb_optprobe.handlers.script.types import Blob, Folded, Nothing, Text, Type, bytes_of
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Count
+from gdb_optprobe.maps.session_map import SessionMap
 
 
 class Host(Protocol):
@@ -107,11 +108,17 @@ class Runtime:
 
     def _clear(self, name: str) -> None:
         map_ = self._maps[name[1:]]
+        if isinstance(map_, SessionMap):
+            map_.clear()
+            return
         for key in map_.all_keys():
             map_.delete(key)
 
     def _zero(self, name: str) -> None:
         type_, map_ = self.script.maps[name].value, self._maps[name[1:]]
+        if isinstance(map_, SessionMap):
+            map_.zero()
+            return
         words = aggregate.initial(type_.aggregate) if isinstance(type_, Folded) else (0,) * (bytes_of(type_) // WORD)
         for key in map_.all_keys():
             map_.put(key, words)

@@ -29,11 +29,13 @@ Meaning = Rvalue | Lvalue | Known
 class Matched:
     """One place where a probe is attached.
 
-    name: as `probe` says it, after wildcards: `kprobe:vfs_read`.
+    name:    as `probe` says it, after wildcards: `kprobe:vfs_read`.
+    address: of the probed instruction; 0 where the host runs the probe.
     """
 
     name: str
     hit: HitScope
+    address: int = 0
 
 
 class HitScope(Protocol):
@@ -87,3 +89,6 @@ class Kernel(Protocol):
 
         provider: its long name, such as "kprobe". target: the module, the file, the subsystem, the unit of time.
         """
+
+    def unmatched(self, provider: str, target: str, name: str) -> HitScope:
+        """Return names for a probe that is attached nowhere: they have types, so that the script can be checked."""

@@ -23,7 +23,7 @@ from gdb_optprobe.handlers.ctype import (
 from gdb_optprobe.handlers.ir import Clock, Constant, Expr, Load, Op, Register
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.host import HostScope
-from gdb_optprobe.handlers.script.scope import Matched, Meaning
+from gdb_optprobe.handlers.script.scope import HitScope, Matched, Meaning
 
 CONSTANTS = {"AF_INET": 2, "AF_INET6": 10, "TASK_RUNNING": 0, "EPERM": 1}
 HEADERS = ("linux/", "net/", "asm/", "sys/socket.h")
@@ -135,6 +135,9 @@ class FakeKernel:
             return ()
         names = [name.replace("*", end) for end in ("a", "b")] if "*" in name else [name]
         return [Matched(parts.replace(name, each), self._hit(provider, target, each)) for each in names]
+
+    def unmatched(self, provider: str, target: str, name: str) -> HitScope:
+        return self.host if provider in ("BEGIN", "END", "interval") else self._hit(provider, target, name)
 
     def _hit(self, provider: str, target: str, name: str) -> FakeHit:
         if provider == "tracepoint":

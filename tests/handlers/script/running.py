@@ -74,4 +74,4 @@ def ran(text: str, arguments: Sequence[str] = (), json: bool = False, quiet: boo
             if runtime.status is None:
                 printed += once(probe)
     printed += "".join(map(once, script.of("END")))
-    return Ran(printed + ("" if json else "\n\n") + runtime.at_end(), runtime.status, script)
+    return Ran(printed + runtime.output.before_maps() + runtime.at_end(), runtime.status, script)

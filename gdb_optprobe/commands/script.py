@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gdb
+
+from gdb_optprobe.commands.base import Subcommand
+from gdb_optprobe.commands.options import seconds_of
+from gdb_optprobe.commands.output import Output
+from gdb_optprobe.debugger import attach
+from gdb_optprobe.debugger.parameters import current_settings
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.handlers.script.compile import Script, compile_script
+from gdb_optprobe.handlers.script.host import HostScope
+from gdb_optprobe.handlers.script.output import JsonOutput, TextOutput
+from gdb_optprobe.handlers.script.settings import Settings
+from gdb_optprobe.probes.script_host import GuestFiles, GuestNames
+from gdb_optprobe.probes.script_kernel import ScriptKernel
+from gdb_optprobe.probes.script_run import ScriptRun
+
+OPTIONS = ("-e", "-for", "-f", "-json", "-unsafe", "-d")
+USAGE = "optprobe script FILE [ARG...], or optprobe script -e 'PROGRAM' [ARG...]"
+STRINGS = 64
+"""Bytes of a string in the guest, as bpftrace 0.17 has it: a record of each kind has room for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptArguments:
+    """text: the script. parameters: of `$1`, …. seconds: how long it runs at most; None without an end."""
+
+    text: str
+    parameters: tuple[str, ...] = ()
+    seconds: float | None = None
+    json: bool = False
+    unsafe: bool = False
+    dump: bool = False
+
+
+class ScriptCommand(Subcommand[ScriptArguments]):
+    """Run a script in bpftrace's language: attach its probes, let the guest run, print as bpftrace does.
+
+    optprobe script [OPTIONS] FILE [ARG...]
+    optprobe script [OPTIONS] -e 'PROGRAM' [ARG...]
+
+    The script ends at exit(), at Ctrl-C, or after the seconds of -for; then its
+    END runs, its probes are removed, and its maps are printed. $1, $2, ... are
+    the ARGs. Options stand before FILE or -e.
+
+      -for SECONDS    end after so long
+      -f json, -json  print lines of JSON
+      -unsafe         allow system(), which runs commands on this machine
+      -d              print the programs, and attach nothing
+
+    Strings have 64 bytes, unless config = { max_strlen = N } says otherwise.
+
+    Examples:
+      optprobe script -for 5 -e 'kprobe:vfs_read { @[comm] = count(); }'
+      optprobe script vfscount.bt
+    """
+
+    word = "script"
+
+    def parse(self, text: str) -> ScriptArguments:
+        return parse_script(text)
+
+    def run(self, args: ScriptArguments, out: Output) -> None:
+        session = attach.current_session()
+        session.check_alive()
+        kernel = ScriptKernel(session.target)
+        started = kernel.now()
+        kernel = ScriptKernel(session.target, HostScope(started=started))
+        settings = Settings(max_strlen=STRINGS)
+        script = compile_script(args.text, kernel, args.parameters, settings, args.unsafe)
+        for warning in script.warnings:
+            gdb.write(f"WARNING: {warning}\n", gdb.STDERR)
+        if args.dump:
+            out.lines([*_programs(script)])
+            return
+        names = GuestNames(kernel, time.time_ns() - started)
+        output = JsonOutput(names) if args.json else TextOutput(names)
+        running = ScriptRun(session, script, output, GuestFiles(kernel), _write, kernel.now)
+        with gdb.with_parameter("pagination", False):
+            status = running.run(args.seconds)
+        if status and current_settings().exit_on_error:
+            gdb.execute("set confirm off")
+            gdb.execute(f"quit {status & 0xFF:#x}")
+
+    def candidates(self, text: str) -> int | Sequence[str]:
+        return OPTIONS if text.endswith("-") else gdb.COMPLETE_FILENAME
+
+
+def parse_script(text: str) -> ScriptArguments:
+    """Return the arguments of `optprobe script`. Raises OptprobeError."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise OptprobeError("a quote is never closed", USAGE) from None
+    given: dict[str, str] = {}
+    while words and words[0].startswith("-") and "-e" not in given:
+        option = words.pop(0)
+        if option not in OPTIONS:
+            raise OptprobeError(f"no option '{one_line(option)}'", USAGE)
+        takes = option in ("-e", "-for", "-f")
+        if takes and not words:
+            raise OptprobeError(f"{option} takes a value", USAGE)
+        given[option] = words.pop(0) if takes else ""
+    if given.get("-f", "text") not in ("text", "json"):
+        raise OptprobeError(f'Invalid output format "{one_line(given["-f"])}"', "-f text, -f json")
+    if "-e" not in given and not words:
+        raise OptprobeError("a script is missing", USAGE)
+    script = given["-e"] if "-e" in given else _read(words.pop(0))
+    return ScriptArguments(
+        script,
+        tuple(words),
+        seconds_of(given["-for"]) if "-for" in given else None,
+        json="-json" in given or given.get("-f") == "json",
+        unsafe="-unsafe" in given,
+        dump="-d" in given,
+    )
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).expanduser().read_text("utf-8", "surrogateescape")
+    except OSError as error:
+        raise OptprobeError(f"failed to open file '{one_line(name)}': {error.strerror}") from error
+
+
+def _write(text: str) -> None:
+    gdb.write(text)
+    gdb.flush(gdb.STDOUT)
+
+
+def _programs(script: Script) -> Iterator[str]:
+    for probe in script.probes:
+        yield f"{probe.name}:"
+        if probe.program.condition is not None:
+            yield f"    if {probe.program.condition}"
+        yield from (f"    {statement}" for statement in probe.program.actions)
