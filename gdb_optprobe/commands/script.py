@@ -15,6 +15,7 @@ from gdb_optprobe.debugger import attach
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Script, compile_script
 from gdb_optprobe.handlers.script.host import HostScope
 from gdb_optprobe.handlers.script.output import JsonOutput, TextOutput
@@ -23,7 +24,7 @@ from gdb_optprobe.probes.script_host import GuestFiles, GuestNames
 from gdb_optprobe.probes.script_kernel import ScriptKernel
 from gdb_optprobe.probes.script_run import ScriptRun
 
-OPTIONS = ("-e", "-for", "-f", "-json", "-unsafe", "-d")
+OPTIONS = ("-e", "-for", "-guest", "-f", "-json", "-unsafe", "-d")
 USAGE = "optprobe script FILE [ARG...], or optprobe script -e 'PROGRAM' [ARG...]"
 STRINGS = 64
 """Bytes of a string in the guest, as bpftrace 0.17 has it: a record of each kind has room for all of them."""
@@ -31,11 +32,16 @@ STRINGS = 64
 
 @dataclass(frozen=True, slots=True)
 class ScriptArguments:
-    """text: the script. parameters: of `$1`, …. seconds: how long it runs at most; None without an end."""
+    """text: the script; "" where it is in `file`. parameters: of `$1`, …. seconds: how long it runs at most.
+
+    guest: a command in the guest, with which the script ends.
+    """
 
     text: str
+    file: str = ""
     parameters: tuple[str, ...] = ()
     seconds: float | None = None
+    guest: str = ""
     json: bool = False
     unsafe: bool = False
     dump: bool = False
@@ -47,11 +53,13 @@ class ScriptCommand(Subcommand[ScriptArguments]):
     optprobe script [OPTIONS] FILE [ARG...]
     optprobe script [OPTIONS] -e 'PROGRAM' [ARG...]
 
-    The script ends at exit(), at Ctrl-C, or after the seconds of -for; then its
-    END runs, its probes are removed, and its maps are printed. $1, $2, ... are
-    the ARGs. Options stand before FILE or -e.
+    The script ends at exit(), at Ctrl-C, or as the options say; then its END
+    runs, its probes are removed, and its maps are printed. $1, $2, ... are
+    the ARGs. Options come before FILE or -e.
 
       -for SECONDS    end after so long
+      -guest COMMAND  run a command in the guest's shell, and end with it; the
+                      guest must be one of scripts/guest
       -f json, -json  print lines of JSON
       -unsafe         allow system(), which runs commands on this machine
       -d              print the programs, and attach nothing
@@ -72,20 +80,21 @@ class ScriptCommand(Subcommand[ScriptArguments]):
         session = attach.current_session()
         session.check_alive()
         kernel = ScriptKernel(session.target)
-        started = kernel.now()
-        kernel = ScriptKernel(session.target, HostScope(started=started))
+        now = kernel.now()
+        host = HostScope(untimed=now) if isinstance(now, Missing) else HostScope(started=now)
+        kernel = ScriptKernel(session.target, host)
         settings = Settings(max_strlen=STRINGS)
-        script = compile_script(args.text, kernel, args.parameters, settings, args.unsafe)
+        script = compile_script(args.text or _read(args.file), kernel, args.parameters, settings, args.unsafe)
         for warning in script.warnings:
             gdb.write(f"WARNING: {warning}\n", gdb.STDERR)
         if args.dump:
             out.lines([*_programs(script)])
             return
-        names = GuestNames(kernel, time.time_ns() - started)
+        names = GuestNames(kernel, None if isinstance(now, Missing) else time.time_ns() - now)
         output = JsonOutput(names) if args.json else TextOutput(names)
         running = ScriptRun(session, script, output, GuestFiles(kernel), _write, kernel.now)
         with gdb.with_parameter("pagination", False):
-            status = running.run(args.seconds)
+            status = running.run(args.seconds, args.guest)
         if status and current_settings().exit_on_error:
             gdb.execute("set confirm off")
             gdb.execute(f"quit {status & 0xFF:#x}")
@@ -105,7 +114,7 @@ def parse_script(text: str) -> ScriptArguments:
         option = words.pop(0)
         if option not in OPTIONS:
             raise OptprobeError(f"no option '{one_line(option)}'", USAGE)
-        takes = option in ("-e", "-for", "-f")
+        takes = option in ("-e", "-for", "-guest", "-f")
         if takes and not words:
             raise OptprobeError(f"{option} takes a value", USAGE)
         given[option] = words.pop(0) if takes else ""
@@ -113,11 +122,12 @@ def parse_script(text: str) -> ScriptArguments:
         raise OptprobeError(f'Invalid output format "{one_line(given["-f"])}"', "-f text, -f json")
     if "-e" not in given and not words:
         raise OptprobeError("a script is missing", USAGE)
-    script = given["-e"] if "-e" in given else _read(words.pop(0))
     return ScriptArguments(
-        script,
+        given.get("-e", ""),
+        words.pop(0) if "-e" not in given else "",
         tuple(words),
         seconds_of(given["-for"]) if "-for" in given else None,
+        given.get("-guest", ""),
         json="-json" in given or given.get("-f") == "json",
         unsafe="-unsafe" in given,
         dump="-d" in given,

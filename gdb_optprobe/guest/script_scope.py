@@ -36,7 +36,7 @@ class Timing:
 
     hertz: int | Missing
     offset: int = 0
-    started: int = 0
+    started: int | Missing = 0
 
     def nanoseconds(self) -> Expr | Missing:
         """Return the time since the guest's start, of TICKS: two products, so that none exceeds 64 bits."""
@@ -72,7 +72,10 @@ class KernelHit:
                 now = self.timing.nanoseconds()
                 if isinstance(now, Missing):
                     return now
-                started = fold.constant(self.timing.started if name == "elapsed" else 0)
+                begun = self.timing.started if name == "elapsed" else 0
+                if isinstance(begun, Missing):
+                    return begun
+                started = fold.constant(begun)
                 return Rvalue(fold.binary(Op.SUB, now, started, 64, False), UNSIGNED_LONG)
             case "rand":
                 mixed = _product(Clock(), fold.constant(_MULTIPLIER))

@@ -16,7 +16,7 @@ _FRACTION = 11  # bits, include/linux/sched/loadavg.h: FSHIFT
 class GuestNames(HostNames):
     """Names of numbers of one guest."""
 
-    def __init__(self, kernel: ScriptKernel, booted: int) -> None:
+    def __init__(self, kernel: ScriptKernel, booted: int | None) -> None:
         super().__init__(booted)
         self._guest = kernel.target.guest
 

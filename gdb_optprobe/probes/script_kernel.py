@@ -25,6 +25,7 @@ SECOND = 10**9
 _EARLY = 300
 _ANYWHERE = ("schedule", "vfs_read", "start_kernel")
 """Functions of every kernel: what names mean apart from a probe is asked at one."""
+_NO_TIME = Missing("the guest's time is not known where the host runs the probe", "it has no symbol of its ticks")
 _NO_FUNCTION = Missing("none of the kernel's own functions is known", f"there would be {', '.join(_ANYWHERE)}")
 
 
@@ -52,17 +53,17 @@ class ScriptKernel:
             return Timing(_NO_FUNCTION)
         since_start = self.target.guest.clock()
         offset = since_start(0) if since_start is not None else 0
-        return Timing(self._names.hertz, offset, self.host.started)
+        return Timing(self._names.hertz, offset, self.host.untimed or self.host.started)
 
-    def now(self) -> int:
+    def now(self) -> int | Missing:
         """Return the time in nanoseconds since the guest's start, at a stop: as late as its last tick.
 
         A vCPU's own clock cannot be read from outside. Jiffies begin 300 seconds before 32 bits of them end
-        (include/linux/jiffies.h). Raises OptprobeError.
+        (include/linux/jiffies.h).
         """
         ticks, period = (self._variable(name) for name in ("jiffies_64", "tick_nsec"))
         if ticks is None or not period:
-            raise OptprobeError("the guest's time is not known: it has no 'jiffies_64' and 'tick_nsec'")
+            return _NO_TIME
         first = -_EARLY * SECOND // period & 0xFFFF_FFFF
         return max(ticks - first, 0) * period
 

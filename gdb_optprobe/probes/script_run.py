@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.handlers.interpreter import Hit, MapContents, run
 from gdb_optprobe.handlers.ir import Emit, Program
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
 from gdb_optprobe.handlers.script.runtime import Host, Runtime
@@ -22,6 +23,7 @@ from gdb_optprobe.probes.read_results import empty_ring, read_new_records
 from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.target import Command
 
 SECOND = 10**9
 _LEAST = 0.001
@@ -81,7 +83,7 @@ class ScriptRun:
     output: Output
     host: Host
     write: Callable[[str], object]
-    now: Callable[[], int]
+    now: Callable[[], int | Missing]
     clock: Callable[[], float] = time.monotonic
     lost: int = 0
     _numbers: list[int] = field(default_factory=list)
@@ -96,14 +98,22 @@ class ScriptRun:
         """Return whether `exit` was called."""
         return self.runtime.status is not None
 
-    def run(self, seconds: float | None) -> int:
-        """Attach, let the guest run at most so long or until `exit`, detach, print the maps. Return the status."""
+    def run(self, seconds: float | None, guest: str = "") -> int:
+        """Attach, let the guest run at most so long or until `exit`, detach, print the maps. Return the status.
+
+        guest: a command in the guest; the script ends with it. Raises OptprobeError.
+        """
         self.write(self.runtime.attached())
         self._on_host(self.script.of("BEGIN"))
         try:
             if not self.is_over:
                 self._attach()
-                self._let_run(seconds)
+                command = self.session.target.debugger.begin(guest) if guest else None
+                try:
+                    self._let_run(seconds, command)
+                finally:
+                    if command is not None:
+                        command.close()
         finally:
             self._detach()
         self._on_host(self.script.of("END"))
@@ -123,16 +133,16 @@ class ScriptRun:
         self.session.delete(self._numbers)
         self._numbers = []
 
-    def _let_run(self, seconds: float | None) -> None:
+    def _let_run(self, seconds: float | None, command: Command | None) -> None:
         begun, intervals = self.clock(), self.script.of("interval")
         due = [begun + _period(probe) for probe in intervals]
         end = None if seconds is None else begun + seconds
-        while (self._numbers or intervals) and not self.is_over:
+        while (self._numbers or intervals or command is not None) and not self.is_over:
             now = self.clock()
-            if end is not None and now >= end:
+            if (end is not None and now >= end) or (command is not None and command.outcome()):
                 return
             ends = [now + self._pause, *due, *([end] if end is not None else [])]
-            reason = self.session.target.debugger.run(max(min(ends) - now, _LEAST))
+            reason = self.session.target.debugger.run(max(min(ends) - now, _LEAST), command)
             self._drain()
             for number, probe in enumerate(intervals):
                 if not self.is_over and self.clock() >= due[number]:
@@ -150,7 +160,9 @@ class ScriptRun:
 
     def _asked(self, program: Program) -> Iterator[tuple[int, bytes]]:
         memory = self.session.target.guest.machine
-        outcome = run(program, Hit({}, memory.read, clock=self.now(), maps=self.maps))
+        now = self.now()
+        clock = None if isinstance(now, Missing) else now
+        outcome = run(program, Hit({}, memory.read, clock=clock, maps=self.maps))
         for done in outcome.done:
             assert isinstance(done.action, Emit) and done.action.target.kind is not None
             yield done.action.target.kind, done.data

@@ -23,6 +23,7 @@ COMM = b"bpftrace"
 _COMM_SIZE = 16
 SECOND = 10**9
 _MILLION = 6364136223846793005
+_OF_CLOCK = ("nsecs", "elapsed", "rand")
 _NO_TASK = Missing("curtask is not known where the host runs the probe")
 _ON_HOST = ("BEGIN", "END", "interval")
 
@@ -32,6 +33,7 @@ class HostScope:
     """The names in a program that the host runs; a HitScope.
 
     started: nsecs when the script began. numbers: further built-in variables.
+    untimed: why the time is not known; None where it is.
     """
 
     provider: str = "BEGIN"
@@ -39,8 +41,11 @@ class HostScope:
     pid: int = 0
     numbers: Mapping[str, int] = field(default_factory=dict)
     task: Meaning | Missing = _NO_TASK
+    untimed: Missing | None = None
 
     def builtin(self, name: str) -> Meaning | Missing:
+        if self.untimed is not None and name.partition(" ")[0] in _OF_CLOCK:
+            return self.untimed
         match name:
             case "comm":
                 return Known(Literal.text(COMM, _COMM_SIZE), _COMM_SIZE)
@@ -124,10 +129,10 @@ class NoKernel:
 class HostNames:
     """Names of numbers where no guest is asked; a Names.
 
-    booted: the time since 1970 in nanoseconds at which the clock `nsecs` began.
+    booted: the time since 1970 in nanoseconds at which the clock `nsecs` began; None where that is not known.
     """
 
-    def __init__(self, booted: int = 0) -> None:
+    def __init__(self, booted: int | None = 0) -> None:
         self._booted = booted
 
     def kernel_symbol(self, address: int) -> str:
@@ -143,7 +148,9 @@ class HostNames:
         return "\n"
 
     def time(self, nanoseconds: int, time: Time) -> str:
-        return formatted_time(time.format, nanoseconds + (self._booted if time.boot else 0))
+        if time.boot and self._booted is None:
+            return "(?)"
+        return formatted_time(time.format, nanoseconds + (self._booted or 0 if time.boot else 0))
 
     def error(self, number: int) -> str:
         return os.strerror(number & 0x7FFFFFFF)
