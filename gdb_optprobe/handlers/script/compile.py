@@ -126,9 +126,7 @@ def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
                     raise missing
                 first_missing = first_missing or missing
                 if declared.settings.missing_probes == "warn":
-                    declared.final = True
-                    declared.warn(f"could not attach probe {point}, skipping.")
-                    declared.final = False
+                    declared.warnings.append(f"could not attach probe {point}, skipping.")
                 continue
             matches += [(point, each) for each in here]
         total += len(matches)

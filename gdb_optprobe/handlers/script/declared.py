@@ -110,7 +110,7 @@ class Declared:
         return self.requests.index(request)
 
     def warn(self, message: str) -> None:
-        """Note a warning, once."""
+        """Note a warning of the last walk, once."""
         if self.final and message not in self.warnings:
             self.warnings.append(message)
 

@@ -11,7 +11,7 @@ from tests.handlers.script.cases import Case, cases
 from tests.handlers.script.running import ran
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", [*cases()], ids=str)
 def test_case(case: Case) -> None:
     flags = {name: name in case.flags for name in ("json", "quiet", "unsafe")}
     if case.error:
