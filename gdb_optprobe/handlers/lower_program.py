@@ -230,8 +230,8 @@ def _emit_statements(
             _lower_action(emit, words, around, action, index, address)
 
     with variables_in_registers(emit, program, variables) as registers:
-        lowering = StatementLowering(emit, pc, program, registers, around.maps, around.faults)
-        with nullcontext() if registers else refused(program.actions[0]):
+        lowering = StatementLowering(emit, pc, program, registers, around.maps, around.faults, may_hold=variables > 0)
+        with nullcontext() if variables else refused(program.actions[0]):
             lowering.lower(ordinary)
 
 

@@ -24,6 +24,7 @@ from gdb_optprobe.handlers.ir import (
     Operand,
     Set,
     Slice,
+    Statement,
     StringLoad,
     Update,
     Variable,
@@ -46,6 +47,8 @@ from gdb_optprobe.maps.session_map import (
 
 Word = str | int | Address
 """A word of a key: in a register, a constant, or in the frame."""
+FEW = 4
+"""Words of a value that are gone through without a loop."""
 IN_REGISTERS = 3
 """Words of a key that are kept in registers; where it has more, all but constants are in the frame."""
 
@@ -72,6 +75,19 @@ class _Table:
         return Address(offset=self.at + offset, near=True)
 
 
+def finds_again(first: Statement, later: Statement) -> bool:
+    """Return whether a statement looks for the key that an earlier one has found or added."""
+    if not isinstance(later, Get | Has | Delete) or not later.by:
+        return False
+    match first:
+        case Update(Map() as target, _, by):
+            return (target, by) == (later.map, later.by)
+        case Get() | Set() | Modify() | Has() | Delete():
+            return (first.map, first.by) == (later.map, later.by)
+        case _:
+            return False
+
+
 class MapLowering:
     """Lowers statements about maps.
 
@@ -82,9 +98,16 @@ class MapLowering:
         self._emit = emit
         self._maps = maps
         self._scratch = scratch
+        self._held: tuple[str, bool] | None = None
 
-    def lower(self, statement: MapStatement | Update, words: ExpressionLowering) -> None:
-        """Lower a statement."""
+    def lower(
+        self, statement: MapStatement | Update, words: ExpressionLowering, held: tuple[str, bool] | None = None
+    ) -> None:
+        """Lower a statement.
+
+        held: a register for the entry of its key, and whether it has it already: 0 if there is none.
+        """
+        self._held = held
         match statement:
             case Update(Map() as target, value, by):
                 self._update(target, by, value or Constant(0), words)
@@ -330,17 +353,39 @@ class MapLowering:
             return
         there = Label()
         emit.branch(Comparison.NE, state, 0, False, there)
-        for at, word in enumerate(layout.initial_words):
-            emit.branch(Comparison.NE, MemoryValue(beyond(value, WORD * at)), word, False, there)
+        if layout.value_words > FEW:
+            with self._each_word(layout, value) as word:
+                emit.branch(Comparison.NE, MemoryValue(word), 0, False, there)
+        else:
+            for at, initial in enumerate(layout.initial_words):
+                emit.branch(Comparison.NE, MemoryValue(beyond(value, WORD * at)), initial, False, there)
         emit.jump(missing)
         emit.bind(there)
 
     def _reset(self, layout: SessionMapLayout, entry: Address) -> None:
         """Give an entry its initial value, and then no state: a sum in between sets its state and is kept."""
-        for at, word in enumerate(layout.initial_words):
-            self._emit.store(beyond(entry, layout.value_offset + WORD * at), word)
+        value = beyond(entry, layout.value_offset)
+        if layout.value_words > FEW:
+            with self._each_word(layout, value) as word:
+                self._emit.store(word, 0)
+        else:
+            for at, initial in enumerate(layout.initial_words):
+                self._emit.store(beyond(value, WORD * at), initial)
         if layout.has_state:
             self._emit.publish(beyond(entry, layout.state), 0)
+
+    @contextmanager
+    def _each_word(self, layout: SessionMapLayout, value: Address) -> Iterator[Address]:
+        """Have the block's code run for each word of a value: a histogram's, which are 0 in the beginning."""
+        emit, again = self._emit, Label()
+        with emit.pool.scratch() as at, emit.pool.scratch() as left:
+            emit.address(at, value)
+            emit.constant(left, layout.value_words)
+            emit.bind(again)
+            yield Address(at)
+            emit.binary(Arithmetic.ADD, at, at, WORD, 64, False)
+            emit.binary(Arithmetic.SUB, left, left, 1, 64, False)
+            emit.branch(Comparison.NE, left, 0, False, again)
 
     def _exchange(self, to: str, memory: Address, word: int) -> None:
         """Store a word and load what was there, atomically."""
@@ -392,11 +437,17 @@ class MapLowering:
         if not by:
             yield table.header(HEADER)
             return
-        emit = self._emit
+        emit, (register, is_known) = self._emit, self._held or ("", False)
+        if is_known:
+            emit.branch(Comparison.EQ, register, 0, False, missing)
+            yield Address(register)
+            return
         with ExitStack() as stack:
             with noted(emit, "key"):
                 key = self._words(stack, by, words, in_place=False)
-            entry = stack.enter_context(emit.pool.scratch())
+            entry = register or stack.enter_context(emit.pool.scratch())
+            if register:
+                missing = self._apart(words, missing, lambda: emit.constant(register, 0))
             with noted(emit, "lookup"):
                 self._find(entry, key, table, words, missing, create)
             yield Address(entry)

@@ -58,7 +58,7 @@ from gdb_optprobe.handlers.ir import (
     operands,
 )
 from gdb_optprobe.handlers.lower_expressions import Apart, ExpressionLowering, Locals, NotLowered, beyond
-from gdb_optprobe.handlers.lower_session_maps import MapLowering, key_in_frame, size_of
+from gdb_optprobe.handlers.lower_session_maps import MapLowering, finds_again, key_in_frame, size_of
 from gdb_optprobe.isa.codegen import (
     Address,
     Arithmetic,
@@ -175,7 +175,7 @@ def _unset(statements: Sequence[Statement], before: frozenset[str]) -> tuple[fro
     """
     found, now = frozenset[str](), before
     for each in statements:
-        read = {name for operand in operands(each) for node in nodes(operand) for name in _name(node)}
+        read = {name for operand in operands(each) for name in _names(operand)}
         if isinstance(each, Cut):
             read |= {*_name(each.slice)}
         whole = {name for place in _slices(each) for name in _name(place) if place.size == place.buffer.size}
@@ -202,6 +202,15 @@ def _unset(statements: Sequence[Statement], before: frozenset[str]) -> tuple[fro
     return found, now
 
 
+def _names(operand: Operand) -> set[str]:
+    return {name for node in nodes(operand) for name in _name(node)}
+
+
+def _changed(statement: Statement) -> set[str]:
+    """Return the names of what a statement changes."""
+    return {one.name for one in assigned(statement)} | {name for place in _slices(statement) for name in _name(place)}
+
+
 def _name(node: Operand) -> tuple[str, ...]:
     match node:
         case Variable(name):
@@ -218,6 +227,7 @@ class StatementLowering:
     pc:       see ExpressionLowering. registers: of variables, by name.
     ordinary: lowers an Update of a cell or a table, an Emit or a Put.
     faults:   the address of the counter of faults. maps: the addresses of maps, by name.
+    may_hold: whether registers may keep what was found for a later statement.
     """
 
     def __init__(
@@ -228,8 +238,10 @@ class StatementLowering:
         registers: dict[str, str],
         maps: Mapping[str, int],
         faults: int,
+        may_hold: bool,
     ) -> None:
         self._emit = emit
+        self._may_hold = may_hold and program.quiet
         self._program = program
         self._frame = plan_frame(program, [*registers])
         places = Locals(program.quiet, registers, {**self._frame.offsets}, {**self._frame.buffers})
@@ -268,13 +280,31 @@ class StatementLowering:
                 self._emit.store(self._emit.local(self._frame.offsets[name]), 0)
 
     def _block(self, statements: Sequence[Statement]) -> None:
-        for each in statements:
+        entries: dict[int, tuple[str, bool]] = {}
+        for at, each in enumerate(statements):
             words = self._words.with_own_fault()
-            self._statement(each, words)
+            if at not in entries and (later := self._finding_again(statements, at)):
+                register = self._emit.pool.allocate(self._emit.probe_read_clobbers)
+                entries |= {at: (register, False)} | dict.fromkeys(later, (register, True))
+            self._statement(each, words, entries.get(at))
             if words.faulted:
                 done = Label()
                 self._emit.bind(done)
                 self._counted(words.fault, done)
+            if at in entries and not any(one > at and held[0] == entries[at][0] for one, held in entries.items()):
+                self._emit.pool.free(entries[at][0])
+
+    def _finding_again(self, statements: Sequence[Statement], first: int) -> list[int]:
+        """Return which later statements of a block look for the key of one, as long as that is sure to be the same."""
+        if not self._may_hold:
+            return []
+        found, key = list[int](), {name for one in operands(statements[first]) for name in _names(one)}
+        for at, each in enumerate(statements[first:], first):
+            if at > first and finds_again(statements[first], each):
+                found.append(at)
+            if isinstance(each, If | Loop | Each) or key & _changed(each):
+                break
+        return found
 
     def _counted(self, fault: Label, back: Label) -> None:
         """Count a fault, apart from what most hits do, and go on at `back`."""
@@ -286,7 +316,9 @@ class StatementLowering:
 
         self._words.apart.put(self._emit.pool, code)
 
-    def _statement(self, statement: Statement, words: ExpressionLowering) -> None:
+    def _statement(
+        self, statement: Statement, words: ExpressionLowering, held: tuple[str, bool] | None = None
+    ) -> None:
         emit = self._emit
         match statement:
             case Stop():
@@ -296,7 +328,7 @@ class StatementLowering:
             case Update() | Get() | Set() | Modify() | Has() | Delete() | Length():
                 target = map_of(statement)
                 with noted(emit, f"@{target.name}" if target is not None else ""):
-                    self._maps.lower(statement, words)
+                    self._maps.lower(statement, words, held)
             case Assign(variable, value):
                 self._assign(variable, value, words)
             case Copy(into, source):

@@ -211,8 +211,8 @@ class _Draw:
             return If(self.expression(1), (Return(),))
         return If(self.expression(1), (self.draw(st.sampled_from((Break(), Continue(), Return()))),))
 
-    def _put(self, target: Map) -> Statement:
-        by = self.key(target)
+    def _put(self, target: Map, key: tuple[Operand, ...] | None = None) -> Statement:
+        by = self.key(target) if key is None else key
         if not isinstance(target.value, tuple):
             return Update(target, None if isinstance(target.value, Count) else self.expression(1), by)
         if len(target.value) == 2:
@@ -244,7 +244,28 @@ class _Draw:
         return Copy(Slice.whole(T), self.text(16) if self.number(1) else Literal(b"abcdefgh"))
 
     def block(self, depth: int) -> tuple[Statement, ...]:
+        if not self.number(3):
+            return self._of_one_key(depth)
         return tuple(self.statement(depth) for _ in range(1 + self.number(2)))
+
+    def _of_one_key(self, depth: int) -> tuple[Statement, ...]:
+        """Several statements that look for one key, others between them."""
+        target = self.map()
+        by = self.key(target)
+        many: list[Statement] = []
+        for _ in range(2 + self.number(2)):
+            kind = self.number(4)
+            if kind == 0:
+                many.append(self._put(target, by))
+            elif kind == 1:
+                many.append(Delete(target, by, self.variable() if self.number(1) else None))
+            elif kind == 2 and not isinstance(target.value, Linear | LogLinear):
+                many.append(Get(target, by, self.variable()))
+            elif kind == 3:
+                many.append(self.statement(depth))
+            else:
+                many.append(Has(target, by, self.variable()))
+        return tuple(many)
 
 
 @st.composite
@@ -252,8 +273,8 @@ def scripts(draw: st.DrawFn, statements: int = 6) -> Program:
     """Quiet or not, with every statement."""
     made = _Draw(draw)
     condition = made.draw(expressions(64, False, 1)) if not made.number(3) else None
-    body = tuple(made.statement(2) for _ in range(1 + made.number(statements)))
-    return Program(condition, body, quiet=bool(made.number(2)))
+    body = [*(made.statement(2) for _ in range(1 + made.number(statements))), *made.block(1)]
+    return Program(condition, tuple(body), quiet=bool(made.number(2)))
 
 
 def places(program: Program, faults: int) -> dict[str, int]:

@@ -87,8 +87,8 @@ def test_all_of_it_is_instructions_and_the_stack_is_where_an_unwinder_reckons_it
     for trial in trials(EXAMPLES // 3):
         insns = PPC64LE.decode(trial.code, HERE)
         assert sum(len(insn.data) for insn in insns) == len(trial.code)
-        depths = {insn.address: depth(insns, insn.address, PPC64LE.pushed) for insn in insns}
         assert depth(insns, HERE + len(trial.code), PPC64LE.pushed) == 0
-        for insn in reached(insns):
-            if insn.target is not None and insn.flow is not Flow.CALL:
-                assert depths.get(insn.target, 0) == depths[insn.address]
+        jumps = [insn for insn in reached(insns) if insn.target is not None and insn.flow is not Flow.CALL]
+        for insn in jumps[:: len(jumps) // 20 + 1]:
+            at, to = (depth(insns, address or 0, PPC64LE.pushed) for address in (insn.address, insn.target))
+            assert at == to
