@@ -95,10 +95,16 @@ class ScriptKernel:
     def matches(self, provider: str, target: str, name: str, offset: int) -> Sequence[Matched] | Missing:
         if provider in ON_HOST:
             parts = ":".join(part for part in (provider, target, name) if part)
-            return (Matched(parts, replace(self.host, provider=provider)),)
+            return (Matched(parts, self._on_host(provider)),)
         if provider not in PROBED:
             return Missing(f"{provider} probes are not supported", "kprobe, kretprobe, interval, BEGIN and END are")
         return [*self._functions(provider, target, name, offset)]
+
+    def _on_host(self, provider: str) -> HostScope:
+        offsets = self._names.names.name("__per_cpu_offset") if self._names is not None else None
+        if not isinstance(offsets, Lvalue):
+            return replace(self.host, provider=provider)
+        return replace(self.host, provider=provider, offsets=offsets.address)
 
     def unmatched(self, provider: str, target: str, name: str) -> HitScope:
         if self._names is None or provider not in PROBED:

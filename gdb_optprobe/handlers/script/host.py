@@ -12,7 +12,7 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, CType, Pointer, Void
 from gdb_optprobe.handlers.interpreter import Hit, MapContents, run
-from gdb_optprobe.handlers.ir import Clock, Emit, Expr, Literal, Op, Program
+from gdb_optprobe.handlers.ir import WORD, Clock, Emit, Expr, Literal, Load, Op, Program
 from gdb_optprobe.handlers.scope import Missing, Rvalue
 from gdb_optprobe.handlers.script.runtime import Runtime
 from gdb_optprobe.handlers.script.scope import HitScope, Known, Matched, Meaning
@@ -24,6 +24,7 @@ _COMM_SIZE = 16
 SECOND = 10**9
 _MILLION = 6364136223846793005
 _OF_CLOCK = ("nsecs", "elapsed", "rand")
+_NO_CPUS = Missing("per-CPU variables are not known where the host runs the probe")
 _NO_TASK = Missing("curtask is not known where the host runs the probe")
 _ON_HOST = ("BEGIN", "END", "interval")
 
@@ -34,6 +35,7 @@ class HostScope:
 
     started: nsecs when the script began. numbers: further built-in variables.
     untimed: why the time is not known; None where it is.
+    offsets: the address of the kernel's array of the CPUs' offsets of per-CPU variables.
     """
 
     provider: str = "BEGIN"
@@ -42,6 +44,7 @@ class HostScope:
     numbers: Mapping[str, int] = field(default_factory=dict)
     task: Meaning | Missing = _NO_TASK
     untimed: Missing | None = None
+    offsets: Expr | Missing = _NO_CPUS
 
     def builtin(self, name: str) -> Meaning | Missing:
         if self.untimed is not None and name.partition(" ")[0] in _OF_CLOCK:
@@ -88,7 +91,11 @@ class HostScope:
         return (fold.constant(0),)
 
     def per_cpu(self, address: int, cpu: Expr | None) -> Expr | Missing:
-        return Missing("per-CPU variables are not known where the host runs the probe")
+        if isinstance(self.offsets, Missing):
+            return self.offsets
+        place = fold.binary(Op.MUL, cpu or fold.constant(0), fold.constant(WORD), 64, False)
+        offset = Load(fold.binary(Op.ADD, self.offsets, place, 64, False), WORD, signed=False)
+        return fold.binary(Op.ADD, offset, fold.constant(address), 64, False)
 
     def is_mapped(self, address: int, size: int) -> bool:
         return False
