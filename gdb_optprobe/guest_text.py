@@ -42,6 +42,11 @@ def of_literal(data: bytes) -> str:
     return "".join(character if character in "\n\t" else _shown(character) for character in text)
 
 
+def as_typed(data: bytes) -> str:
+    """Return a string literal that the user has typed, as it is: control characters are meant."""
+    return data.decode("utf-8", "surrogateescape")
+
+
 def name(data: bytes) -> str:
     """Return a symbol's name if it is of visible ASCII characters, as compilers make them; else ""."""
     return data.decode("ascii") if _NAME.fullmatch(data) else ""

@@ -25,6 +25,7 @@ from gdb_optprobe.commands.recover import RecoverCommand
 from gdb_optprobe.commands.report import ReportCommand
 from gdb_optprobe.commands.run import RunCommand
 from gdb_optprobe.commands.save import SaveCommand
+from gdb_optprobe.commands.script import ScriptCommand
 from gdb_optprobe.commands.show import ShowCommand
 from gdb_optprobe.commands.version import VersionCommand
 from gdb_optprobe.debugger import parameters
@@ -45,6 +46,7 @@ SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
     SaveCommand,
     RecoverCommand,
     RunCommand,
+    ScriptCommand,
     ExpectCommand,
     PrintCommand,
     TypeCommand,

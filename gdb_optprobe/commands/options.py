@@ -335,6 +335,14 @@ def _seconds(option: Option | None) -> float | None:
     return seconds
 
 
+def seconds_of(text: str) -> float:
+    """Return the seconds of `-for`. Raises OptprobeError."""
+    line = f"-for {text}"
+    found = _seconds(Option(Fragment(line, 0, 4), Fragment(line, 5, len(line)), text))
+    assert found is not None
+    return found
+
+
 def _without_unit(option: Option) -> str:
     """Return `-for 0.5` for `-for 500ms`; an example where there is no unit."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", option.value, re.ASCII)

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from typing import Protocol, TypeVar
 
 from gdb_optprobe.detours.stop_pad import StopPad
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Reads
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.interpreter import Outcome
@@ -374,6 +375,8 @@ class Handler:
             why = Missing(stuck.why)
             if stuck.why == UNMAPPED and isinstance(self.unmapped, Missing):
                 why = self.unmapped  # why such memory is not read in this guest
+            if spec.program is not None:
+                raise OptprobeError(f"the script's probe at {spec.location}: {why.message}", why.hint) from None
             raise fault(why.message, self._source_of(stuck.node, spec), why.hint) from None
 
     def _source_of(self, node: object, spec: Spec) -> Fragment:

@@ -19,6 +19,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import WORD
 from gdb_optprobe.handlers.return_scope import EntryProgram
@@ -194,7 +195,9 @@ class Kprobes:
         if spec.is_plain_count:
             return Handler()
         limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
-        if spec.is_return:
+        if spec.program is not None:
+            program, scope, entry = spec.program, self._names(spec, plan), EntryProgram()
+        elif spec.is_return:
             program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.target.guest, limits)
         else:
             scope, entry = names_at(spec, plan.address, self.target.guest), EntryProgram()
@@ -206,6 +209,11 @@ class Kprobes:
             self.maps.declare(program.maps)
             made = replace(made, maps=self.maps)
         return made if maps is None else made.sharing(maps, plan.address if function is None else function)
+
+    def _names(self, spec: Spec, plan: Plan) -> NamesAt:
+        """Return what programs at `plan` need besides what they name."""
+        found = self.target.guest.names_at_return(plan.address) if spec.is_return else None
+        return found or self.target.guest.names_at(plan.address)
 
     def reserve(self, probe: Probe) -> None:
         """Reserve memory for what `probe` gathers, and lower its program for it.

@@ -9,6 +9,7 @@ from typing import Any
 
 from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.guest.linux.event_name import EventName
+from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.source import Fragment
 
 Handler = Callable[[Any], object]
@@ -53,6 +54,7 @@ class Spec:
     maxactive: of a return probe, how many calls at once it sees; 0 for as many as there are.
     overwrite: whether a full ring keeps its newest records, not its oldest.
     file, pid: of a probe on a program, where GDB has the same file; the only process, 0 for all.
+    program:   of a script, what a hit does, already compiled; condition and actions mean nothing then.
     condition_at, actions_at: their places in a typed line; None and empty where they are passed one by one.
     """
 
@@ -75,6 +77,7 @@ class Spec:
     overwrite: bool = False
     file: str = ""
     pid: int = 0
+    program: Program | None = None
 
     @property
     def event(self) -> EventName | None:
@@ -97,7 +100,7 @@ class Spec:
     @property
     def is_plain_count(self) -> bool:
         """Whether every hit is counted, and that is all."""
-        if self.entry_condition is not None or self.entry_actions:
+        if self.entry_condition is not None or self.entry_actions or self.program is not None:
             return False
         return not self.condition.strip() and all(action.strip() == "count" for action in self.actions)
 

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import gdb
+
+from gdb_optprobe.commands.base import Subcommand
+from gdb_optprobe.commands.output import Output
+from gdb_optprobe.commands.script_arguments import OPTIONS, ScriptArguments, parse_script
+from gdb_optprobe.debugger import attach
+from gdb_optprobe.debugger.parameters import current_settings
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.script.compile import Script, compile_script
+from gdb_optprobe.handlers.script.host import HostScope
+from gdb_optprobe.handlers.script.output import JsonOutput, TextOutput
+from gdb_optprobe.handlers.script.settings import Settings
+from gdb_optprobe.probes.script_host import GuestFiles, GuestNames
+from gdb_optprobe.probes.script_kernel import ScriptKernel
+from gdb_optprobe.probes.script_run import ScriptRun
+
+STRINGS = 64
+"""Bytes of a string in the guest, as bpftrace 0.17 has it: a record of each kind has room for all of them."""
+
+
+class ScriptCommand(Subcommand[ScriptArguments]):
+    """Run a script in bpftrace's language: attach its probes, let the guest run, print as bpftrace does.
+
+    optprobe script [OPTIONS] FILE [ARG...]
+    optprobe script [OPTIONS] -e 'PROGRAM' [ARG...]
+
+    The script ends at exit(), at Ctrl-C, or as the options say; then its END
+    runs, its probes are removed, and its maps are printed. $1, $2, ... are
+    the ARGs. Options come before FILE or -e.
+
+      -for SECONDS    end after so long
+      -guest COMMAND  run a command in the guest's shell, and end with it; the
+                      guest must be one of scripts/guest
+      -f json, -json  print lines of JSON
+      -unsafe         allow system(), which runs commands on this machine
+      -d              print the programs, and attach nothing
+
+    Strings have 64 bytes, unless config = { max_strlen = N } says otherwise.
+
+    Examples:
+      optprobe script -for 5 -e 'kprobe:vfs_read { @[comm] = count(); }'
+      optprobe script vfscount.bt
+    """
+
+    word = "script"
+
+    def parse(self, text: str) -> ScriptArguments:
+        return parse_script(text)
+
+    def run(self, args: ScriptArguments, out: Output) -> None:
+        session = attach.current_session()
+        session.check_alive()
+        kernel = ScriptKernel(session.target)
+        now = kernel.now()
+        host = HostScope(untimed=now) if isinstance(now, Missing) else HostScope(started=now)
+        kernel = ScriptKernel(session.target, host)
+        settings = Settings(max_strlen=STRINGS)
+        script = compile_script(args.text or _read(args.file), kernel, args.parameters, settings, args.unsafe)
+        for warning in script.warnings:
+            gdb.write(f"WARNING: {warning}\n", gdb.STDERR)
+        if args.dump:
+            out.lines([*_programs(script)])
+            return
+        names = GuestNames(kernel, None if isinstance(now, Missing) else time.time_ns() - now)
+        output = JsonOutput(names) if args.json else TextOutput(names)
+        running = ScriptRun(session, script, output, GuestFiles(kernel), _write, kernel.now)
+        with gdb.with_parameter("pagination", False):
+            status = running.run(args.seconds, args.guest)
+        if status and current_settings().exit_on_error:
+            gdb.execute("set confirm off")
+            gdb.execute(f"quit {status & 0xFF:#x}")
+
+    def candidates(self, text: str) -> int | Sequence[str]:
+        return OPTIONS if text.endswith("-") else gdb.COMPLETE_FILENAME
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).expanduser().read_text("utf-8", "surrogateescape")
+    except OSError as error:
+        raise OptprobeError(f"failed to open file '{one_line(name)}': {error.strerror}") from error
+
+
+def _write(text: str) -> None:
+    gdb.write(text)
+    gdb.flush(gdb.STDOUT)
+
+
+def _programs(script: Script) -> Iterator[str]:
+    for probe in script.probes:
+        yield f"{probe.name}:"
+        if probe.program.condition is not None:
+            yield f"    if {probe.program.condition}"
+        yield from (f"    {statement}" for statement in probe.program.actions)

@@ -1,0 +1,61 @@
+"""The arguments of `optprobe script`: words as a shell splits them, for a program is one word."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from gdb_optprobe.commands.options import seconds_of
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest_text import one_line
+
+OPTIONS = ("-e", "-for", "-guest", "-f", "-json", "-unsafe", "-d")
+USAGE = "optprobe script FILE [ARG...], or optprobe script -e 'PROGRAM' [ARG...]"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptArguments:
+    """text: the script; "" where it is in `file`. parameters: of `$1`, …. seconds: how long it runs at most.
+
+    guest: a command in the guest, with which the script ends.
+    """
+
+    text: str
+    file: str = ""
+    parameters: tuple[str, ...] = ()
+    seconds: float | None = None
+    guest: str = ""
+    json: bool = False
+    unsafe: bool = False
+    dump: bool = False
+
+
+def parse_script(text: str) -> ScriptArguments:
+    """Return the arguments of `optprobe script`. Raises OptprobeError."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise OptprobeError("a quote is never closed", USAGE) from None
+    given: dict[str, str] = {}
+    while words and words[0].startswith("-") and "-e" not in given:
+        option = words.pop(0)
+        if option not in OPTIONS:
+            raise OptprobeError(f"no option '{one_line(option)}'", USAGE)
+        takes = option in ("-e", "-for", "-guest", "-f")
+        if takes and not words:
+            raise OptprobeError(f"{option} takes a value", USAGE)
+        given[option] = words.pop(0) if takes else ""
+    if given.get("-f", "text") not in ("text", "json"):
+        raise OptprobeError(f'Invalid output format "{one_line(given["-f"])}"', "-f text, -f json")
+    if "-e" not in given and not words:
+        raise OptprobeError("a script is missing", USAGE)
+    return ScriptArguments(
+        given.get("-e", ""),
+        words.pop(0) if "-e" not in given else "",
+        tuple(words),
+        seconds_of(given["-for"]) if "-for" in given else None,
+        given.get("-guest", ""),
+        json="-json" in given or given.get("-f") == "json",
+        unsafe="-unsafe" in given,
+        dump="-d" in given,
+    )

@@ -1,0 +1,142 @@
+"""The names of a script at a place in the guest's kernel, from the names that conditions have there (scope.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, Pointer
+from gdb_optprobe.handlers.ir import Clock, Expr, Load, Op
+from gdb_optprobe.handlers.parser import parse_expression
+from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
+from gdb_optprobe.handlers.script.scope import TICKS, Meaning
+from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.handlers.types import Typer
+
+SECOND = 10**9
+_SHIFT = 32
+_MULTIPLIER = 6364136223846793005
+_OURS = {"pid": "tgid", "tid": "pid", "comm": "comm", "cpu": "cpu", "curtask": "task"}
+"""bpftrace's names, and ours."""
+_OF_TASK = {"uid": "$task->cred->uid.val", "gid": "$task->cred->gid.val"}
+_RETURNS = ("kretprobe", "fexit")
+_ENTRIES = ("kprobe", "fentry")
+_PROGRAM_COUNTERS = ("ip", "nip", "pc")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How ticks become nanoseconds since the guest's start. hertz: ticks in a second.
+
+    offset: nanoseconds since the start where the clock's ticks are 0. started: nanoseconds when the script began.
+    """
+
+    hertz: int | Missing
+    offset: int = 0
+    started: int | Missing = 0
+
+    def nanoseconds(self) -> Expr | Missing:
+        """Return the time since the guest's start, of TICKS: two products, so that none exceeds 64 bits."""
+        if isinstance(self.hertz, Missing):
+            return self.hertz
+        factor = fold.constant(SECOND * (1 << _SHIFT) // self.hertz)
+        high = _product(fold.binary(Op.LSHR, TICKS, fold.constant(_SHIFT), 64, False), factor)
+        low = _product(fold.binary(Op.AND, TICKS, fold.constant((1 << _SHIFT) - 1), 64, False), factor)
+        low = fold.binary(Op.LSHR, low, fold.constant(_SHIFT), 64, False)
+        return fold.binary(Op.ADD, fold.binary(Op.ADD, high, low, 64, False), fold.constant(self.offset), 64, False)
+
+
+@dataclass(frozen=True)
+class KernelHit:
+    """A HitScope. provider: the kind of the probe. entry: the address of the probed function."""
+
+    provider: str
+    names: NamesAt
+    entry: int
+    timing: Timing = field(default_factory=lambda: Timing(Missing("the clock is not known")))
+    result: str = ""
+    """The register of a return value."""
+    register_of: Callable[[str], Rvalue | None] = lambda name: None
+
+    def builtin(self, name: str) -> Meaning | Missing:
+        scope = self.names.names
+        if name in _OURS:
+            return scope.dollar(_OURS[name])
+        match name:
+            case "uid" | "gid":
+                return self._typed(_OF_TASK[name])
+            case "nsecs" | "nsecs monotonic" | "elapsed":
+                now = self.timing.nanoseconds()
+                if isinstance(now, Missing):
+                    return now
+                begun = self.timing.started if name == "elapsed" else 0
+                if isinstance(begun, Missing):
+                    return begun
+                started = fold.constant(begun)
+                return Rvalue(fold.binary(Op.SUB, now, started, 64, False), UNSIGNED_LONG)
+            case "rand":
+                mixed = _product(Clock(), fold.constant(_MULTIPLIER))
+                return Rvalue(fold.binary(Op.LSHR, mixed, fold.constant(33), 64, False), UNSIGNED_LONG)
+            case "jiffies":
+                found = scope.name("jiffies_64")
+                return Lvalue(found.address, UNSIGNED_LONG, found.mapped) if isinstance(found, Lvalue) else found
+            case "retval" if self.provider in _RETURNS:
+                found = scope.dollar(self.result)
+                return Rvalue(found.expr, UNSIGNED_LONG) if isinstance(found, Rvalue) else found
+            case "retval":
+                return Missing("The retval builtin can only be used with 'kretprobe', 'uretprobe' and 'fexit' probes")
+        return Missing(f"'{name}' is not supported in {self.provider} probes")
+
+    def _typed(self, text: str) -> Meaning | Missing:
+        part = Fragment.whole(text)
+        try:
+            return Typer(self.names.names).value(parse_expression(part, self.names.names.is_type))
+        except OptprobeError as error:
+            return Missing(error.message.partition("\n")[0], error.hint)
+
+    def argument(self, number: int) -> Rvalue | Missing:
+        if self.provider not in _ENTRIES:
+            return Missing(f"The arg{number} builtin can only be used with 'kprobes', 'uprobes' and 'usdt' probes")
+        found = self.names.names.dollar(f"arg{number + 1}")
+        return found if not isinstance(found, Lvalue) else Missing(f"arg{number} is no word")
+
+    def register(self, name: str) -> Rvalue | Missing:
+        """Return a register by its name in pt_regs: with or without the letter that tells its size."""
+        for tried in (["pc"] if name in _PROGRAM_COUNTERS else [name, f"r{name}"]):
+            found = self.names.names.dollar(tried)
+            if isinstance(found, Rvalue) and not isinstance(found.type, Pointer):
+                return Rvalue(found.expr, UNSIGNED_LONG)
+        return Missing(f"'{name}' is not a valid register on this architecture")
+
+    def field(self, name: str) -> Meaning | Missing:
+        if self.provider in ("fentry", "fexit"):
+            return self.names.names.name(name)
+        wanted = "tracepoint/fentry/uprobe probes"
+        return Missing(f"The args builtin can only be used with {wanted} ({self.provider} used here)")
+
+    def function(self) -> Expr | Missing:
+        return fold.constant(self.entry)
+
+    def stack(self, user: bool, depth: int) -> tuple[Expr, ...] | Missing:
+        return Missing("stacks as values are not supported yet", "optprobe add LOCATION do stack")
+
+    def per_cpu(self, address: int, cpu: Expr | None) -> Expr | Missing:
+        scope = self.names.names
+        if cpu is None:
+            base = scope.per_cpu_base()
+            return base if isinstance(base, Missing) else fold.binary(Op.ADD, base, fold.constant(address), 64, False)
+        offsets = scope.name("__per_cpu_offset")
+        if not isinstance(offsets, Lvalue):
+            return offsets if isinstance(offsets, Missing) else Missing("__per_cpu_offset is no array")
+        place = fold.binary(Op.ADD, offsets.address, _product(cpu, fold.constant(8)), 64, False)
+        return fold.binary(Op.ADD, Load(place, 8, False), fold.constant(address), 64, False)
+
+    def is_mapped(self, address: int, size: int) -> bool:
+        return self.names.names.is_mapped(address, size)
+
+
+def _product(left: Expr, right: Expr) -> Expr:
+    return fold.binary(Op.MUL, left, right, 64, False)

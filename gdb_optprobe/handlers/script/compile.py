@@ -1,0 +1,177 @@
+"""Compile a script: all of it is checked before anything is attached.
+
+    text ─► lines ─► tokens ─► tree ─► for each attach point's matches a program, and what all of them share
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.ir import If, Map, Program
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.script import lexer, parser, tree
+from gdb_optprobe.handlers.script.attach import AttachPoint, attach_point
+from gdb_optprobe.handlers.script.body import Site
+from gdb_optprobe.handlers.script.declared import Declared, MapType
+from gdb_optprobe.handlers.script.expressions import BUILTINS
+from gdb_optprobe.handlers.script.place import wrong
+from gdb_optprobe.handlers.script.preprocessor import preprocess
+from gdb_optprobe.handlers.script.requests import Request
+from gdb_optprobe.handlers.script.scope import Kernel, Matched
+from gdb_optprobe.handlers.script.settings import Settings, configured
+from gdb_optprobe.handlers.script.statements import Statements
+from gdb_optprobe.handlers.script.types import Nothing
+
+MOST_WALKS = 12
+"""Walks that find types: each settles at least one map or variable that depends on the one before."""
+HAS_TYPES = "BPFTRACE_HAVE_BTF"
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """One place where a probe of the script is attached, and what a hit does. address: as Matched's."""
+
+    point: AttachPoint
+    name: str
+    program: Program
+    address: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """probes: in the script's order, BEGIN and END among them. maps: by name with its at-sign, the types of each.
+
+    requests: what the records of the ring ask, by their kind. warnings: of what is odd but right.
+    """
+
+    probes: tuple[Attached, ...]
+    maps: dict[str, MapType]
+    requests: tuple[Request, ...]
+    settings: Settings
+    warnings: tuple[str, ...] = ()
+
+    def of(self, provider: str) -> tuple[Attached, ...]:
+        """Return the probes of a provider, such as BEGIN."""
+        return tuple(each for each in self.probes if each.point.provider == provider)
+
+    @property
+    def program_maps(self) -> tuple[Map, ...]:
+        """Return the session's maps that the programs use."""
+        return tuple(dict.fromkeys(map_ for each in self.probes for map_ in each.program.maps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A probe of the tree, and where it is attached. sample: a match to find types by, also where there is none."""
+
+    number: int
+    node: tree.Probe
+    matches: tuple[tuple[AttachPoint, Matched], ...]
+    sample: tuple[AttachPoint, Matched]
+
+
+def compile_script(
+    text: str,
+    kernel: Kernel,
+    parameters: Sequence[str] = (),
+    settings: Settings | None = None,
+    unsafe: bool = False,
+) -> Script:
+    """Compile a script. Raises OptprobeError, pointing at the first fault.
+
+    parameters: of `$1`, …. settings: the defaults, which the script's own replace. unsafe: `system` is allowed.
+    """
+    defined = frozenset((HAS_TYPES,) if kernel.has_types() else ())
+    found = preprocess(text, defined, kernel.has_header)
+    script = parser.parse(lexer.tokens(found.lines, found.macros), parameters, BUILTINS.__contains__)
+    declared = Declared(kernel, configured(settings or Settings(), script.settings), parameters, unsafe)
+    for definition in script.definitions:
+        declared.define(definition)
+    probes = _matched(script, declared)
+    _find_types(probes, declared)
+    declared.final = True
+    for probe in probes:
+        if not probe.matches:
+            _program(probe, *probe.sample, declared)  # its errors count too
+    programs = tuple(
+        Attached(point, match.name, _program(probe, point, match, declared), match.address)
+        for probe in probes
+        for point, match in probe.matches
+    )
+    maps = {name: found for name, found in sorted(declared.maps.items()) if not isinstance(found.value, Nothing)}
+    return Script(programs, maps, tuple(declared.requests), declared.settings, tuple(declared.warnings))
+
+
+def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
+    """Return the probes with all their matches. A missing one is left out, with a warning, where others match."""
+    found = []
+    specials: list[str] = []
+    total = 0
+    first_missing: OptprobeError | None = None
+    for number, probe in enumerate(script.probes):
+        matches: list[tuple[AttachPoint, Matched]] = []
+        points = [*map(attach_point, probe.points)]
+        for point in points:
+            if point.provider in ("BEGIN", "END"):
+                if point.provider in specials:
+                    raise wrong(f"More than one {point.provider} probe defined", point.where)
+                specials.append(point.provider)
+            here = declared.kernel.matches(point.provider, point.target, point.name, point.offset)
+            if isinstance(here, Missing) or not here:
+                missing = _missing(point, here if isinstance(here, Missing) else None)
+                if declared.settings.missing_probes == "error":
+                    raise missing
+                first_missing = first_missing or missing
+                if declared.settings.missing_probes == "warn":
+                    declared.warnings.append(f"could not attach probe {point}, skipping.")
+                continue
+            matches += [(point, each) for each in here]
+        total += len(matches)
+        if total > declared.settings.max_probes:
+            most = declared.settings.max_probes
+            message = f"{total} probes are more than max_probes, {most}"
+            raise wrong(message, probe.points[0].where, "config = { max_probes = N }")
+        first = points[0]
+        nowhere = declared.kernel.unmatched(first.provider, first.target, first.name)
+        sample = matches[0] if matches else (first, Matched(str(first), nowhere))
+        found.append(_Probe(number, probe, tuple(matches), sample))
+    if not total:
+        assert first_missing is not None
+        raise first_missing
+    return tuple(found)
+
+
+def _missing(point: AttachPoint, why: Missing | None) -> OptprobeError:
+    if why is not None:
+        return wrong(why.message, point.where, why.hint)
+    return wrong(f"No probes to attach: nothing matches '{point}'", point.where)
+
+
+def _find_types(probes: Sequence[_Probe], declared: Declared) -> None:
+    """Walk the probes until no type changes. The last walk finds all errors again."""
+    for _ in range(MOST_WALKS):
+        declared.changed = False
+        for probe in probes:
+            with suppress(OptprobeError):
+                _program(probe, *probe.sample, declared)
+        if not declared.changed:
+            return
+
+
+def _program(probe: _Probe, point: AttachPoint, match: Matched, declared: Declared) -> Program:
+    longest = max((len(each.name) for _, each in probe.matches), default=0)
+    body = Statements(declared, Site(probe.number, match.name, longest, point.provider, match.hit))
+    node = probe.node
+    if node.predicate is None:
+        body.carry_out(node.body)
+        return Program(None, tuple(body.statements), quiet=True)
+    test = body.truth(node.predicate, "predicate")
+    before = tuple(body.statements)
+    with body.apart() as statements:
+        body.carry_out(node.body)
+    if not before:
+        return Program(test, tuple(statements), quiet=True)
+    return Program(None, (*before, If(test, tuple(statements))), quiet=True)

@@ -1,0 +1,210 @@
+"""Run a script in a guest: attach its probes, carry out what they ask while the guest runs, end it.
+
+    BEGIN ─► probes installed ─► guest runs ⇄ short stops: records, intervals ─► probes removed ─► END ─► maps
+      └───────────────────────── the host runs BEGIN, END and intervals ─────────────────────────┘
+Maps are in this process before the probes are installed and after they are removed, else in guest memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gdb_optprobe.handlers.interpreter import Hit, MapContents, run
+from gdb_optprobe.handlers.ir import Emit, Program
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.script.compile import Attached, Script
+from gdb_optprobe.handlers.script.output import Output
+from gdb_optprobe.handlers.script.runtime import Host, Runtime
+from gdb_optprobe.maps.host_map import HostMap
+from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, WANTED
+from gdb_optprobe.probes.read_results import empty_ring, read_new_records
+from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.probes.target import Command
+
+SECOND = 10**9
+_LEAST = 0.001
+"""Seconds that the guest runs at least between two stops."""
+
+
+class ScriptMaps(Mapping[str, MapContents]):
+    """The maps of a script by name without at-sign: those of the session that are in the guest, else ours."""
+
+    def __init__(self, script: Script, session: Session) -> None:
+        self._ours: dict[str, HostMap] = {
+            name[1:]: HostMap(script.settings.max_map_keys) for name in script.maps
+        }
+        self._session = session
+        self._placed: frozenset[str] = frozenset()
+
+    def __getitem__(self, name: str) -> MapContents:
+        return self._session.kprobes.maps.by_name()[name] if name in self._placed else self._ours[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ours)
+
+    def __len__(self) -> int:
+        return len(self._ours)
+
+    def place(self) -> None:
+        """Move what we have to the maps that the script's probes have in the guest."""
+        there = self._session.kprobes.maps.by_name()
+        for name in there.keys() & self._ours.keys():
+            _move(self._ours[name], there[name])
+        self._placed = frozenset(there.keys() & self._ours.keys())
+
+    def take_back(self) -> None:
+        """Move the contents here, before the probes are removed."""
+        there = self._session.kprobes.maps.by_name()
+        for name in self._placed:
+            _move(there[name], self._ours[name])
+        self._placed = frozenset()
+
+
+def _move(source: MapContents, into: MapContents) -> None:
+    for key in source.all_keys():
+        words = source.get(key)
+        if words is not None:
+            into.put(key, words)
+
+
+@dataclass
+class ScriptRun:
+    """A script in a guest. write: gets the text as it comes.
+
+    now: the guest's time in nanoseconds since its start, at a stop. clock: of the host, in seconds.
+    """
+
+    session: Session
+    script: Script
+    output: Output
+    host: Host
+    write: Callable[[str], object]
+    now: Callable[[], int | Missing]
+    clock: Callable[[], float] = time.monotonic
+    lost: int = 0
+    _numbers: list[int] = field(default_factory=list)
+    _pause: float = FIRST
+
+    def __post_init__(self) -> None:
+        self.maps = ScriptMaps(self.script, self.session)
+        self.runtime = Runtime(self.script, self.output, self.host, self.maps)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether `exit` was called."""
+        return self.runtime.status is not None
+
+    def run(self, seconds: float | None, guest: str = "") -> int:
+        """Attach, let the guest run at most so long or until `exit`, detach, print the maps. Return the status.
+
+        guest: a command in the guest; the script ends with it. Raises OptprobeError.
+        """
+        self.write(self.runtime.attached())
+        self._on_host(self.script.of("BEGIN"))
+        try:
+            if not self.is_over:
+                self._attach()
+                command = self.session.target.debugger.begin(guest) if guest else None
+                try:
+                    self._let_run(seconds, command)
+                finally:
+                    if command is not None:
+                        command.close()
+        finally:
+            self._detach()
+        self._on_host(self.script.of("END"))
+        self.write(self.output.before_maps() + self.runtime.at_end())
+        return self.runtime.status or 0
+
+    def _attach(self) -> None:
+        for together in _rounds([each for each in self.script.probes if each.point.provider in PROBED]):
+            self._numbers += [view.number for view in self.session.add(*map(_spec, together))]
+        self.maps.place()
+
+    def _detach(self) -> None:
+        if not self._numbers:
+            return
+        self._drain()
+        self.maps.take_back()
+        self.session.delete(self._numbers)
+        self._numbers = []
+
+    def _let_run(self, seconds: float | None, command: Command | None) -> None:
+        begun, intervals = self.clock(), self.script.of("interval")
+        due = [begun + _period(probe) for probe in intervals]
+        end = None if seconds is None else begun + seconds
+        while (self._numbers or intervals or command is not None) and not self.is_over:
+            now = self.clock()
+            if (end is not None and now >= end) or (command is not None and command.outcome()):
+                return
+            ends = [now + self._pause, *due, *([end] if end is not None else [])]
+            reason = self.session.target.debugger.run(max(min(ends) - now, _LEAST), command)
+            self._drain()
+            for number, probe in enumerate(intervals):
+                if not self.is_over and self.clock() >= due[number]:
+                    self._on_host([probe])
+                    # What the guest or the host was too slow for is left out, as a timer does it.
+                    due[number] = max(due[number] + _period(probe), self.clock())
+            if reason is not None:
+                return
+
+    def _on_host(self, probes: Sequence[Attached]) -> None:
+        """Run programs here, at a stop."""
+        for probe in probes:
+            for kind, data in self._asked(probe.program):
+                self.write(self.runtime.take(kind, data))
+
+    def _asked(self, program: Program) -> Iterator[tuple[int, bytes]]:
+        memory = self.session.target.guest.machine
+        now = self.now()
+        clock = None if isinstance(now, Missing) else now
+        outcome = run(program, Hit({}, memory.read, clock=clock, maps=self.maps))
+        for done in outcome.done:
+            assert isinstance(done.action, Emit) and done.action.target.kind is not None
+            yield done.action.target.kind, done.data
+
+    def _drain(self) -> None:
+        """Carry out what the rings have, in the order of time, and empty them."""
+        if not self._numbers:
+            return
+        guest = self.session.target.guest
+        found = [*read_new_records(self.session.registry.probes(self._numbers), guest)]
+        rows = [row for _, results, _ in found for row in results.records]
+        for row in sorted(rows, key=lambda row: row.time or 0):
+            if not self.is_over:
+                self.write(self.runtime.take(row.kind, row.fields))
+        for probe, _, ring in found:
+            empty_ring(probe, ring, guest)
+        rings = [ring for _, _, ring in found if ring is not None]
+        lost = sum(ring.dropped for ring in rings)
+        if lost and not self.is_over:
+            self.lost += lost
+            self.write(self.output.lost(lost))
+        fullest = max((ring.fullness for ring in rings), default=0)
+        growth = WANTED / fullest if fullest else 2
+        self._pause = min(max(self._pause * min(growth, 2), SHORTEST), LONGEST)
+
+
+def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:
+    """Yield probes that are added together: `add` has one probe at an address."""
+    left = [*probes]
+    while left:
+        first: dict[int, Attached] = {}
+        for each in left:
+            first.setdefault(each.address, each)
+        yield [*first.values()]
+        taken = {id(each) for each in first.values()}
+        left = [each for each in left if id(each) not in taken]
+
+
+def _spec(attached: Attached) -> Spec:
+    kind = Kind.KRETPROBE if attached.point.provider in RETURNS else Kind.KPROBE
+    return Spec(f"*{attached.address:#x}", kind, program=attached.program)
+
+
+def _period(probe: Attached) -> float:
+    return probe.point.period / SECOND

@@ -1,0 +1,118 @@
+"""Scripts in bpftrace's language run in the guest: what they print is what the guest did."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from qemu.guest import Guest
+from tests.booted.batch import Finished, batch
+
+READS = 300
+DD = f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null"
+
+
+def script(guest: Guest, program: str, *options: str, work: str = DD) -> Finished:
+    line = " ".join(["optprobe script", *options, "-guest", f'"{work}"', "-e", f"'{program}'"])
+    return batch(guest, [line])
+
+
+def values(finished: Finished) -> dict[str, Any]:
+    """What the JSON lines of maps have, by their names."""
+    lines = [json.loads(line) for line in finished.output.splitlines() if line.startswith('{"type"')]
+    return {name: value for line in lines if line["type"] in ("map", "hist") for name, value in line["data"].items()}
+
+
+def test_maps_by_key_are_exact(each_linux: Guest) -> None:
+    actions = "@[comm, arg2] = count(); @total = count(); @sum[comm] = sum(arg2); @last[comm] = arg2;"
+    program = f"kprobe:vfs_read {{ {actions} }}"
+    finished = script(each_linux, program, "-json")
+    found = values(finished)
+    assert finished.status == 0
+    assert found["@"]["dd,1"] == found["@sum"]["dd"] == READS
+    assert found["@last"]["dd"] == 1
+    assert found["@total"] >= READS
+
+
+def test_entry_and_return_share_a_map(each_linux: Guest) -> None:
+    program = (
+        'kprobe:vfs_read /comm == "dd"/ { @s[tid] = nsecs; @in = count(); } '
+        "kretprobe:vfs_read /@s[tid]/ { @ns = hist(nsecs - @s[tid]); @r[retval] = count(); delete(@s[tid]); }"
+    )
+    found = values(script(each_linux, program, "-json"))
+    assert found["@in"] == found["@r"]["1"] == READS
+    assert sum(bucket["count"] for bucket in found["@ns"]) == READS
+    assert min(bucket["min"] for bucket in found["@ns"]) > 0
+    assert "@s" not in found
+
+
+def test_text_streams_in_order_and_ends_with_the_maps(each_linux: Guest) -> None:
+    program = (
+        'BEGIN { printf("begin %s\\n", comm); @n = 40; } '
+        'kprobe:vfs_read /comm == "dd" && arg2 == 1/ '
+        '{ @n++; if (@n <= 43) { printf("%d %s %s\\n", @n, comm, probe); } } '
+        'END { printf("end %d\\n", @n); }'
+    )
+    finished = script(each_linux, program)
+    text = finished.output[finished.output.index("Attaching") :]
+    wanted = ["Attaching 3 probes...", "begin bpftrace", *(f"{n} dd kprobe:vfs_read" for n in (41, 42, 43))]
+    assert text.splitlines()[: len(wanted)] == wanted
+    assert f"end {40 + READS}\n\n\n@n: {40 + READS}\n" in text
+
+
+def test_exit_ends_the_script_with_its_status(linux: Guest) -> None:
+    program = 'kprobe:vfs_read /comm == "dd"/ { printf("one\\n"); exit(3); printf("two\\n"); }'
+    finished = script(linux, program)
+    assert finished.status == 3
+    assert finished.output.count("one\n") == 1 and "two" not in finished.output
+
+
+def test_kernel_types_and_strings(linux: Guest) -> None:
+    program = (
+        'kprobe:vfs_open { @[str(((struct path *)arg0)->dentry->d_name.name)] = count(); @u[uid] = count(); '
+        "@c[curtask->comm] = count(); }"
+    )
+    found = values(script(linux, program, "-json", work="cat /proc/version /proc/version"))
+    assert found["@"]["version"] == found["@c"]["cat"] - found["@"].get("cat", 0) == 2
+    assert [*found["@u"]] == ["0"]
+
+
+def test_a_wildcard_shares_one_map(linux: Guest) -> None:
+    found = values(script(linux, "kprobe:vfs_* { @[func] = count(); @p[probe] = count(); }", "-json"))
+    assert found["@"]["vfs_read"] >= READS and found["@"]["vfs_write"] >= READS
+    assert found["@p"] == {f"kprobe:{name}": count for name, count in found["@"].items()}
+
+
+def test_intervals_fire_where_the_host_runs_them(linux: Guest) -> None:
+    program = (
+        'interval:ms:100 { @n++; printf("%d\\n", @n); if (@n == 3) { exit(); } } '
+        "kprobe:vfs_read { @r = count(); }"
+    )
+    finished = script(linux, program, "-for", "20", work="sleep 20")
+    assert re.search(r"^1\n2\n3\n", finished.output, re.MULTILINE)
+
+
+def test_a_file_and_its_parameters(linux: Guest, tmp_path: Path) -> None:
+    path = tmp_path / "tool.bt"
+    path.write_text(
+        "#!/usr/bin/env bpftrace\nkprobe:$1\n/comm == str($2)/\n{\n\t@[comm] = count();\n}\n"
+    )
+    finished = batch(linux, [f'optprobe script -guest "{DD}" {path} vfs_read dd'])
+    assert "\n@[dd]: " in finished.output
+
+
+def test_errors_attach_nothing(linux: Guest) -> None:
+    program = "kprobe:vfs_read { @a = 1; @a = comm; }"
+    finished = batch(linux, [f"optprobe script -e '{program}'"])
+    assert finished.status == 1 and "Attaching" not in finished.output
+    assert "optprobe: Type mismatch for @a" in finished.output
+    assert "    kprobe:vfs_read { @a = 1; @a = comm; }\n                              ^~~~~~~~~" in finished.output
+    assert "No probes." in batch(linux, ["optprobe list"]).output
+
+
+def test_no_probe_is_left(linux: Guest) -> None:
+    line = f"optprobe script -guest \"{DD}\" -e 'kprobe:vfs_read {{ @[comm] = count(); }}'"
+    finished = batch(linux, [line, "optprobe check", "optprobe list"])
+    assert finished.status == 0 and "No probes." in finished.output

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from gdb_optprobe.commands.script_arguments import ScriptArguments, parse_script
+from gdb_optprobe.errors import OptprobeError
+
+PROGRAM = 'BEGIN { printf("a b"); }'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tool.bt", ScriptArguments("", "tool.bt")),
+        ("tool.bt 5 'two words' -x", ScriptArguments("", "tool.bt", ("5", "two words", "-x"))),
+        (f"-e '{PROGRAM}'", ScriptArguments(PROGRAM)),
+        (f"-for 1.5 -e '{PROGRAM}' one -json", ScriptArguments(PROGRAM, "", ("one", "-json"), 1.5)),
+        ("-f json tool.bt", ScriptArguments("", "tool.bt", json=True)),
+        ("-f text tool.bt", ScriptArguments("", "tool.bt")),
+        ("-json -unsafe -d tool.bt", ScriptArguments("", "tool.bt", json=True, unsafe=True, dump=True)),
+        ("-guest 'ls -l' tool.bt", ScriptArguments("", "tool.bt", guest="ls -l")),
+    ],
+)
+def test_arguments(text: str, expected: ScriptArguments) -> None:
+    assert parse_script(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a script is missing"),
+        ("-json", "a script is missing"),
+        ("-e", "-e takes a value"),
+        ("-nothing tool.bt", "no option '-nothing'"),
+        ("-f xml tool.bt", 'Invalid output format "xml"'),
+        ("-e 'BEGIN", "a quote is never closed"),
+        ("-for never tool.bt", "'never' is not a number of seconds"),
+    ],
+)
+def test_what_is_refused(text: str, message: str) -> None:
+    with pytest.raises(OptprobeError) as caught:
+        parse_script(text)
+    assert message in caught.value.message
