@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import gdb
@@ -58,12 +60,14 @@ class ScriptCommand(Subcommand[ScriptArguments]):
     def run(self, args: ScriptArguments, out: Output) -> None:
         session = attach.current_session()
         session.check_alive()
-        kernel = ScriptKernel(session.target)
-        now = kernel.now()
+        optimizer = session.optimizer
+        now = ScriptKernel(session.target).now()
         host = HostScope(untimed=now) if isinstance(now, Missing) else HostScope(started=now)
-        kernel = ScriptKernel(session.target, host)
-        settings = Settings(max_strlen=STRINGS)
-        script = compile_script(args.text or _read(args.file), kernel, args.parameters, settings, args.unsafe)
+        text, settings = args.text or _read(args.file), Settings(max_strlen=STRINGS)
+        with ExitStack() as tried:
+            trial = partial(optimizer.tracepoints.trial, arena=optimizer.find_arena)
+            kernel = ScriptKernel(session.target, host, lambda event: tried.enter_context(trial([event])))
+            script = compile_script(text, kernel, args.parameters, settings, args.unsafe)
         for warning in script.warnings:
             gdb.write(f"WARNING: {warning}\n", gdb.STDERR)
         if args.dump:

@@ -11,7 +11,7 @@ from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, Pointer
 from gdb_optprobe.handlers.ir import Clock, Expr, Load, Op
 from gdb_optprobe.handlers.parser import parse_expression
-from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
+from gdb_optprobe.handlers.scope import Fields, Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.scope import TICKS, Meaning
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import Typer
@@ -23,7 +23,8 @@ _OURS = {"pid": "tgid", "tid": "pid", "comm": "comm", "cpu": "cpu", "curtask": "
 """bpftrace's names, and ours."""
 _OF_TASK = {"uid": "$task->cred->uid.val", "gid": "$task->cred->gid.val"}
 _RETURNS = ("kretprobe", "fexit")
-_ENTRIES = ("kprobe", "fentry")
+_ENTRIES = ("kprobe", "fentry", "rawtracepoint")
+_EVENTS = ("tracepoint", "rawtracepoint")
 _PROGRAM_COUNTERS = ("ip", "nip", "pc")
 
 
@@ -112,12 +113,18 @@ class KernelHit:
         return Missing(f"'{name}' is not a valid register on this architecture")
 
     def field(self, name: str) -> Meaning | Missing:
+        event = self.names.names.name("args")
+        if isinstance(event, Fields):
+            found = event.lookup(name)
+            return Missing(f"no field '{name}'", event.hint) if found is None else found
         if self.provider in ("fentry", "fexit"):
             return self.names.names.name(name)
         wanted = "tracepoint/fentry/uprobe probes"
         return Missing(f"The args builtin can only be used with {wanted} ({self.provider} used here)")
 
     def function(self) -> Expr | Missing:
+        if self.provider in _EVENTS:
+            return Missing(f"The func builtin can not be used with '{self.provider}' probes")
         return fold.constant(self.entry)
 
     def stack(self, user: bool, depth: int) -> tuple[Expr, ...] | Missing:

@@ -30,7 +30,8 @@ def handled(spec: Spec) -> EventName | None:
     event = spec.event
     if event is None or event.is_syscall:
         return None
-    has_fields = any(_FIELD.search(part) for part in (spec.condition, *spec.actions))
+    # What a script compiled has no text that names fields.
+    has_fields = spec.program is not None or any(_FIELD.search(part) for part in (spec.condition, *spec.actions))
     return event if has_fields and not event.is_raw else EventName("", event.event, is_raw=True)
 
 

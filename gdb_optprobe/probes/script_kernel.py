@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi
+from gdb_optprobe.guest.linux import event_name
+from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.script_constants import CONSTANTS, has_header
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.script_scope import KernelHit, Timing
@@ -18,7 +20,9 @@ from gdb_optprobe.handlers.script.host import HostScope
 from gdb_optprobe.handlers.script.scope import HitScope, Matched
 from gdb_optprobe.probes.target import Target
 
-PROBED = ("kprobe", "kretprobe", "fentry", "fexit")
+FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
+EVENTS = ("tracepoint", "rawtracepoint")
+PROBED = (*FUNCTIONS, *EVENTS)
 RETURNS = ("kretprobe", "fexit")
 ON_HOST = ("BEGIN", "END", "interval")
 SECOND = 10**9
@@ -31,10 +35,14 @@ _NO_FUNCTION = Missing("none of the kernel's own functions is known", f"there wo
 
 @dataclass(frozen=True)
 class ScriptKernel:
-    """A Kernel for scripts. host: names in the programs that the host runs."""
+    """A Kernel for scripts. host: names in the programs that the host runs.
+
+    try_handler: has a handler of a tracepoint while a script is compiled (TracepointHandlers.trial).
+    """
 
     target: Target
     host: HostScope = field(default_factory=HostScope)
+    try_handler: Callable[[EventName], object] = lambda event: None
 
     @cached_property
     def _names(self) -> NamesAt | None:
@@ -96,8 +104,10 @@ class ScriptKernel:
         if provider in ON_HOST:
             parts = ":".join(part for part in (provider, target, name) if part)
             return (Matched(parts, self._on_host(provider)),)
+        if provider in EVENTS:
+            return self._events(provider, target, name)
         if provider not in PROBED:
-            return Missing(f"{provider} probes are not supported", "kprobe, kretprobe, interval, BEGIN and END are")
+            return Missing(f"{provider} probes are not supported", "kprobe, kretprobe, tracepoint, interval are")
         return [*self._functions(provider, target, name, offset)]
 
     def _on_host(self, provider: str) -> HostScope:
@@ -127,3 +137,21 @@ class ScriptKernel:
             whole = ":".join(part for part in (provider, target, spelled) if part)
             hit = KernelHit(provider, names, address, self.timing, abi.of(guest.isa).result)
             yield Matched(f"{whole}+{offset}" if offset else whole, hit, at)
+
+    def _events(self, provider: str, system: str, name: str) -> Sequence[Matched] | Missing:
+        """Return the events of a name, which may have wildcards where functions of system calls serve them."""
+        guest, event = self.target.guest, event_name.parse(":".join(filter(None, (provider, system, name))))
+        if event is None:
+            return ()
+        try:
+            if not event.is_syscall and not event.is_glob:
+                self.try_handler(event)
+            matches = []
+            for address in guest.event_addresses(event):
+                one = guest.event_at(event, address)
+                names = guest.event_names_at(one, address, one.returns)
+                hit = KernelHit(provider, names, address, self.timing, abi.of(guest.isa).result)
+                matches.append(Matched(str(one), hit, address))
+        except OptprobeError as error:
+            return Missing(error.message, error.hint)
+        return matches

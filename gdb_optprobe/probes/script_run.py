@@ -18,6 +18,7 @@ from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
 from gdb_optprobe.handlers.script.runtime import Host, Runtime
 from gdb_optprobe.maps.host_map import HostMap
+from gdb_optprobe.probes.event_probes import kind_of
 from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, WANTED
 from gdb_optprobe.probes.read_results import empty_ring, read_new_records
 from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
@@ -121,7 +122,9 @@ class ScriptRun:
         return self.runtime.status or 0
 
     def _attach(self) -> None:
-        for together in _rounds([each for each in self.script.probes if each.point.provider in PROBED]):
+        probed = [each for each in self.script.probes if each.point.provider in PROBED]
+        # The guest runs while a handler is registered on a tracepoint: nothing else is attached before.
+        for together in _rounds(sorted(probed, key=lambda each: kind_of(each.name) is not Kind.TRACEPOINT)):
             self._numbers += [view.number for view in self.session.add(*map(_spec, together))]
         self.maps.place()
 
@@ -202,6 +205,8 @@ def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:
 
 
 def _spec(attached: Attached) -> Spec:
+    if (of_event := kind_of(attached.name)) is not None:
+        return Spec(attached.name, of_event, program=attached.program)
     kind = Kind.KRETPROBE if attached.point.provider in RETURNS else Kind.KPROBE
     return Spec(f"*{attached.address:#x}", kind, program=attached.program)
 
