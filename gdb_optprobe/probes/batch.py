@@ -29,7 +29,7 @@ from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.planner import Plan, may_share_detour
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.text import FtraceSite, IdleSites
 from gdb_optprobe.handlers.lower_expressions import NotLowered
@@ -47,7 +47,7 @@ from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint, probe_
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.routine import Routine, install_routine, may_be_called, routine_code
+from gdb_optprobe.probes.routine import Routine, install_routine, is_same_everywhere, may_be_called, routine_code
 from gdb_optprobe.probes.settings import Settings, sizes_of, with_sizes
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
@@ -148,10 +148,17 @@ class Batches:
         """Return what a hit does at each function; None where that is not the same at all of them."""
         if spec.is_plain_count:
             return Handler()
-        if not sites.addresses or (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
+        if not is_same_everywhere(spec) or not sites.addresses:
             return None
-        found = self.compile(spec, sample, settings).made_bare()
-        return found if found and may_be_called(spec, found, sample.dead, self.target.guest.isa) else None
+        if (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
+            return None
+        try:
+            found = self.compile(spec, sample, settings).made_bare()
+        except (Unreadable, Unreachable):
+            raise
+        except OptprobeError:  # one by one it is said of which functions, and where in the line
+            return None
+        return found if found and may_be_called(found, sample.dead, self.target.guest.isa) else None
 
     def _allocate_traced(self, spec: Spec, handler: Handler, sites: IdleSites) -> Iterator[CountBlock]:
         if len(sites.addresses) < LEAST or (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
@@ -665,7 +672,7 @@ class Batches:
         found = self.compile(record.spec, plan, settings).made_bare()
         if found is None or record.routine is None or fingerprint(found) != record.program:
             raise OptprobeError("it would not do here what it did there")
-        if not may_be_called(record.spec, found, plan.dead, self.target.guest.isa):
+        if not is_same_everywhere(record.spec) or not may_be_called(found, plan.dead, self.target.guest.isa):
             raise OptprobeError("its functions cannot be probed together any more")
         return found
 

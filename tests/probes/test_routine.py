@@ -240,12 +240,8 @@ def test_a_batch_that_fails_leaves_nothing() -> None:
 )
 def test_what_differs_by_function_or_may_fault_is_put_in_alone(condition: str) -> None:
     session = functions().session()
-    spec = Spec("f*", glob=True, condition=condition)
-    try:
-        assert session.batches.add(spec, AT) == []
-    except OptprobeError as error:
-        assert condition in ("rbx == 7", "*(int *)$rdi == 1"), error  # nothing is called so; memory is not read here
-    assert not session.registry.blocks
+    assert session.batches.add(Spec("f*", glob=True, condition=condition), AT) == []
+    assert not session.registry.blocks and not session.batches.routines
 
 
 def test_the_condition_is_what_one_alone_evaluates(monkeypatch: pytest.MonkeyPatch) -> None:
