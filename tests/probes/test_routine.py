@@ -32,6 +32,8 @@ def test_all_detours_call_one_routine_and_each_counts_for_itself() -> None:
     assert len(guest.machine.writes) < COUNT, "in few writes"
     run(guest)
     assert {session.hits(number) for number in range(1, COUNT + 1)} == {1}
+    detour = views[0].detour
+    assert detour is not None and 0 < detour.own_least < detour.own < 30, "what the routine runs is of each hit's cost"
     guest.run_to(1, AT[COUNT // 2])
     found = [view.hits for view in session.reports()]
     assert found == [2] * (COUNT // 2) + [1] * (COUNT - COUNT // 2)
