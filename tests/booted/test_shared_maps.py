@@ -72,14 +72,20 @@ def test_a_condition_of_a_glob_counts_exactly_and_leaves_nothing(each_linux: Gue
 
 
 def test_a_backtrace_in_the_routine_shows_the_probed_function(each_linux: Guest) -> None:
+    """At the routine's first instruction and behind what it saves; a program that writes runs meanwhile."""
+    each_linux.check("dd if=/dev/zero of=/dev/null bs=1 > /dev/null 2>&1 & echo $! > /tmp/dd")
+    stop = ['python gdb.execute(f"tbreak *{at:#x}")', "continue", "bt 4"]
     script = [
-        "optprobe add -glob vfs_* if $pid == -1",
+        "optprobe add -glob vfs_* if $pid != -1",
         "python from gdb_optprobe.debugger.attach import current_session as s",
-        "python routine = s().batches.routines[0].installed.detour",
+        "python routine = s().batches.routine_at(s().batches.routines[0].address).installed.detour",
         "python insns = s().target.guest.isa.decode(routine.data, routine.address)",
-        'python gdb.execute(f"hbreak *{insns[2].address:#x}")', "continue", "bt 3", "delete 1", "optprobe delete",
-        "detach",
+        "python at = insns[0].address", *stop, "python at = insns[-1].address", *stop,
+        'python [print("probed", view.address) for view in s().views()]', "optprobe delete", "detach",
     ]  # fmt: skip
     printed = batch(each_linux, script).output
-    frames = re.findall(r"^#\d+ .*? in (\S+)", printed, re.MULTILINE)
-    assert any(name.startswith("vfs_") for name in frames), printed
+    each_linux.check("kill $(cat /tmp/dd)")
+    probed = re.findall(r"^#2 +0x([0-9a-f]+) in", printed, re.MULTILINE)
+    callers = re.findall(r"^#3 .* in (\w+)", printed, re.MULTILINE)
+    assert len(probed) == 2 and {*callers} <= {"ksys_write", "ksys_read"} and len(callers) == 2, printed
+    assert all(f"probed {int(at, 16)}\n" in printed for at in probed), printed
