@@ -72,7 +72,6 @@ class LoweringContext:
 
     address: the probed address.
     objects: addresses of `program.objects`, in their order; of Records, that of their ring.
-    lost:    address of the 8 bytes that count values without room in a table, by object; empty: each table has its own.
     faults:  address of the 8 bytes that count the probe's faults.
     dead:    before the probed instruction.
     per_cpu, base, readers: see isa.codegen.EntryState.
@@ -82,11 +81,11 @@ class LoweringContext:
     pad:     address that a program jumps to in order to stop; None if none can.
     passed:  dead registers behind the program, if it may stop.
     kept:    see isa.codegen.EntryState.
+    lost:    address of the 8 bytes that count values without room in a table, by object; empty: each table has its own.
     """
 
     address: int
     objects: tuple[int, ...] = ()
-    lost: tuple[int, ...] = ()
     faults: int = 0
     dead: Dead = field(default_factory=Dead)
     per_cpu: int | None = None
@@ -99,6 +98,7 @@ class LoweringContext:
     pad: int | None = None
     passed: Dead = field(default_factory=Dead)
     kept: OuterSaves = field(default_factory=OuterSaves)
+    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
