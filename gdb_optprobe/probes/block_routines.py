@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refused
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.lower_expressions import NotLowered
 from gdb_optprobe.handlers.lower_routine import Callers
 from gdb_optprobe.isa.base import Code
@@ -21,7 +21,7 @@ from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.routine import Routine, install_routine, may_be_called, routine_code
+from gdb_optprobe.probes.routine import Routine, install_routine, is_same_everywhere, may_be_called, routine_code
 from gdb_optprobe.probes.settings import Settings, with_sizes
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
@@ -46,10 +46,15 @@ class BlockRoutines:
         """
         if spec.is_return or spec.is_plain_count:
             return Handler()
-        if (plan := sample()) is None:
+        if not is_same_everywhere(spec) or (plan := sample()) is None:
             return None
-        found = self.compile(spec, plan, self.settings()).made_bare()
-        return found if found and may_be_called(spec, found, plan.dead, self.target.guest.isa) else None
+        try:
+            found = self.compile(spec, plan, self.settings()).made_bare()
+        except (Unreadable, Unreachable):
+            raise
+        except OptprobeError:  # one by one it is said of which functions, and where in the line
+            return None
+        return found if found and may_be_called(found, plan.dead, self.target.guest.isa) else None
 
     def install(self, block: CountBlock, arena: Arena) -> bool:
         """Write the routine that a block needs; return whether it has one now, or needs none. Raises OptprobeError."""
@@ -99,7 +104,7 @@ class BlockRoutines:
         found = self.compile(record.spec, plan, settings).made_bare()
         if found is None or record.routine is None or fingerprint(found) != record.program:
             raise OptprobeError("it would not do here what it did there")
-        if not may_be_called(record.spec, found, plan.dead, self.target.guest.isa):
+        if not is_same_everywhere(record.spec) or not may_be_called(found, plan.dead, self.target.guest.isa):
             raise OptprobeError("its functions cannot be probed together any more")
         return found
 

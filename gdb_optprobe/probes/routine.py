@@ -50,16 +50,18 @@ class Routine:
         arena.code.free(slot)
 
 
-def may_be_called(spec: Spec, handler: Handler, dead: Dead, isa: Isa) -> bool:
-    """Return whether a program is the same at every function, and in a routine what it is in a detour.
+def is_same_everywhere(spec: Spec) -> bool:
+    """Return whether a condition names nothing that differs by function: a plain name may be a parameter."""
+    condition = spec.condition_part
+    return condition is not None and not any(token.kind is Kind.NAME for token in tokens(condition))
 
-    A plain name may be a parameter, so another word in each function. What is dead at the entry, or another value in a
-    routine, is nothing that one asks for by a register's name.
+
+def may_be_called(handler: Handler, dead: Dead, isa: Isa) -> bool:
+    """Return whether a program does in a routine what it does in a detour. dead: at the entry of each function.
+
+    What is dead there, or has another value in a routine, it must not read.
     """
     if isa.routines is None or not handler.bare or handler.dereferences:
-        return False
-    condition = spec.condition_part
-    if condition is None or any(token.kind is Kind.NAME for token in tokens(condition)):
         return False
     changed = isa.routines.changed | isa.routines.clobbers | dead.registers | {isa.flags}
     return not handler.reads & changed

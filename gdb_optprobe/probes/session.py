@@ -229,6 +229,10 @@ class Session:
                         self._remove(lacking)
                         added = [probe for probe in added if self.registry.has(probe)]
                     self.optimizer.write_records(probe for probe in new if self.registry.has(probe))
+                    if lacking and spec.is_whole_kernel:  # the others would stop the guest as well
+                        rest = addresses[first + AT_ONCE :]
+                        left_out += (LeftOut(at, NO_ROOM) for at in (*(one.address for one in lacking), *rest))
+                        break
                 mine = [probe for probe in added if probe.spec is spec]
                 if left_out and not (mine or together):
                     raise left_out[0].error

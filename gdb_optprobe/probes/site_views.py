@@ -125,7 +125,7 @@ def _measured(probe: Probe, site: Site, detour: Detour, guest: Guest) -> DetourV
     most, least = hit_cost(plan, detour, guest)
     if (called := _called(site)) is not None:
         insns = guest.isa.decode(called.data, called.address)
-        most, least = most - READ + len(insns), least - READ + len(insns) - skippable([insns])
+        most, least = most - READ + len(insns), least - READ + len(insns) - skippable([insns[:-1]])  # it returns
     own, own_least = most, least
     if site.rethook is not None and site.return_probes:
         most, least = site.rethook.costs.of_call(most, least)

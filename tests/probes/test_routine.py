@@ -8,8 +8,9 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import batch
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
-from tests.fake_guest import CODE, DATA, FILL, STACK_SIZE, STACKS, THREADS, FakeGuest
-from tests.probes.test_batch import AT, COUNT, functions, run, text
+from tests.detours.fakes import code
+from tests.fake_guest import CODE, DATA, FILL, STACK_SIZE, STACKS, START, THREADS, Body, FakeGuest
+from tests.probes.test_batch import AT, BODY, COUNT, LOOP, functions, run, text
 
 SOME = Spec("f*", glob=True, condition="$rbx == 7")
 EVERY = Spec("f*", glob=True, condition="$rbx != 7")
@@ -32,6 +33,8 @@ def test_all_detours_call_one_routine_and_each_counts_for_itself() -> None:
     assert len(guest.machine.writes) < COUNT, "in few writes"
     run(guest)
     assert {session.hits(number) for number in range(1, COUNT + 1)} == {1}
+    detour = views[0].detour
+    assert detour is not None and 0 < detour.own_least < detour.own < 30, "what the routine runs is of each hit's cost"
     guest.run_to(1, AT[COUNT // 2])
     found = [view.hits for view in session.reports()]
     assert found == [2] * (COUNT // 2) + [1] * (COUNT - COUNT // 2)
@@ -240,12 +243,8 @@ def test_a_batch_that_fails_leaves_nothing() -> None:
 )
 def test_what_differs_by_function_or_may_fault_is_put_in_alone(condition: str) -> None:
     session = functions().session()
-    spec = Spec("f*", glob=True, condition=condition)
-    try:
-        assert session.batches.add(spec, AT) == []
-    except OptprobeError as error:
-        assert condition in ("rbx == 7", "*(int *)$rdi == 1"), error  # nothing is called so; memory is not read here
-    assert not session.registry.blocks
+    assert session.batches.add(Spec("f*", glob=True, condition=condition), AT) == []
+    assert not session.registry.blocks and not session.block_routines.placed
 
 
 def test_the_condition_is_what_one_alone_evaluates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +257,38 @@ def test_the_condition_is_what_one_alone_evaluates(monkeypatch: pytest.MonkeyPat
         run(guest)
         assert {view.hits for view in session.reports()} == {1}
         monkeypatch.setattr(batch, "LEAST", COUNT + 1)
+
+
+def test_functions_without_a_tracer_s_site_have_a_routine_that_keeps_all() -> None:
+    """Their detours are 24 bytes: an index is a product there, not a shift."""
+    body = code("48 8d 44 40 07  lea 7(%rax,%rax,2),%rax\n48 ff c0  inc %rax\nc3  ret")
+    others = [START + 0x3000 + 32 * number for number in range(COUNT)]
+    calls = b"".join(
+        b"\xe8" + (to - LOOP - 5 * number - 5).to_bytes(4, "little", signed=True)
+        for number, to in enumerate([*AT, *others])
+    )
+    loop = calls + b"\xe9" + (-len(calls) - 5).to_bytes(4, "little", signed=True)
+    bodies = [Body(f"f{number}", at, BODY, tracer=0) for number, at in enumerate(AT)]
+    bodies += [Body(f"f_{number}", at, body) for number, at in enumerate(others)]
+    guest, plain = (FakeGuest((*bodies, Body("loop", LOOP, loop))) for _ in range(2))
+    for one in (guest, plain):
+        one.start_threads(LOOP)
+    session = guest.session()
+    session.add(Spec("f*", glob=True, condition="$rbx == 0"))
+    blocks = session.registry.blocks
+    assert [len(block) for block in blocks] == [COUNT, COUNT] and {block.step for block in blocks} == {16, 24}
+    for number in range(THREADS):
+        for one in (guest, plain):
+            one.run_to(number, LOOP + 5 * COUNT)
+            one.run_to(number, others[COUNT - 20])
+    hits = [view.hits for view in session.reports()]
+    assert hits == [THREADS] * (2 * COUNT - 20) + [0] * 20 and session.check() == ()
+    kept = {*guest.isa.registers} - guest.isa.dead_at_entry().registers - {"eflags"}
+    for mine, wanted in zip(guest.machine.threads, plain.machine.threads, strict=True):
+        pairs = zip(guest.isa.registers, mine, wanted, strict=True)
+        assert all(one == other for name, one, other in pairs if name in kept)
+    session.delete()
+    assert text(guest) == text(plain)
 
 
 def test_no_return_address_stays_on_a_stack() -> None:
