@@ -482,7 +482,8 @@ class Optimizer:
             return
         probe.remove_breakpoints()
         if probe.counter is not None:
-            self.arena.data.release(probe.counter)
+            if not self.rethooks.keep_counter(probe.counter):
+                self.arena.data.release(probe.counter)
             probe.counter = None
         if probe.pad is not None:
             self.arena.pads.release(probe.pad.slot)
