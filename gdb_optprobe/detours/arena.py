@@ -476,7 +476,7 @@ class Arena:
         """
         waiting = self.dirty()
         if not waiting:
-            self._reclaim_data()
+            self.reclaim_data()
             return ()
         inside = set(busy([(slot.address, slot.end) for slot in (*self.code.dirty, *self._pages)]))
         if any((slot.address, slot.end) in inside for slot in (*self._pages, *self._dispatchers)):
@@ -489,7 +489,7 @@ class Arena:
             self._retired.pop(slot, None)
             self._retired_as.pop(slot, None)
             self._forget_references(slot)
-        self._reclaim_data()
+        self.reclaim_data()
         return (*empty, *self._reclaim_pads())
 
     def _empty(self, inside: Collection[Range]) -> tuple[Slot, ...]:
@@ -564,7 +564,7 @@ class Arena:
         self.pads.slots.append(Slots(page.address, page.end, stop_pad.SIZE))
         self.journal.put(Item.PADS, page.address, page.size)
 
-    def _reclaim_data(self) -> None:
+    def reclaim_data(self) -> None:
         """Free the released data that no retired code may write to."""
         # The last retirement of code that may reference anything; of code that may reference an address.
         unknown, known = 0, dict[int, int]()

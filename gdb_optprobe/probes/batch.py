@@ -292,8 +292,10 @@ class Batches:
         if block.installed_at == guest.moment() and not arena.has_retired_dispatchers:
             arena.wipe([code], guest.machine)
             arena.free_counts(code, data)
+            self.returns.forget_counts(block)
         else:
-            arena.data.release(data)
+            if not self.optimizer.rethooks.keep_counter(data):
+                arena.data.release(data)
             arena.retire(code, block.left_code(start, end, guest.machine.read(code.address, code.size), guest.isa))
 
     def switch(self, blocks: Sequence[CountBlock], on: bool) -> list[Probe]:

@@ -155,6 +155,10 @@ class KernelRethooks:
             if isinstance(rethook, SharedRethook) and rethook.ended:
                 self.unhook(rethook, guest, arena)
 
+    def keep_counter(self, counter: Slot) -> bool:
+        """Keep a deleted probe's counter as long as a shared hook may count in it; return whether one may."""
+        return any(isinstance(rethook, SharedRethook) and rethook.keep(counter) for rethook in self.known)
+
     def end(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
         """Enter no more calls there: its probes are gone."""
         rethook.close(guest, arena)
@@ -332,6 +336,8 @@ class KernelRethooks:
         gone = [rethook for rethook in self.known if rethook.closed and rethook.memory not in kept]
         for rethook in gone:
             rethook.stop_handlers.remove_breakpoint()
+            if isinstance(rethook, SharedRethook):
+                rethook.release_counters(arena)
         for newer in self.known:
             # The newer table takes the counts of one that is freed, and the tables that were older still.
             while (old := next((each for each in newer.older if each in gone), None)) is not None:
@@ -340,6 +346,8 @@ class KernelRethooks:
                 if newer not in gone:
                     rethook_records.write_counts(newer, arena)
         self.known = [rethook for rethook in self.known if rethook not in gone]
+        if any(isinstance(rethook, SharedRethook) for rethook in gone):
+            arena.reclaim_data()
 
 
 def _is_hidden(call: CallSlot, rethook: Rethook, guest: Guest) -> bool:

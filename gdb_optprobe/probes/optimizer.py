@@ -489,7 +489,8 @@ class Optimizer:
             return
         probe.remove_breakpoints()
         if probe.counter is not None:
-            self.arena.data.release(probe.counter)
+            if not self.rethooks.keep_counter(probe.counter):
+                self.arena.data.release(probe.counter)
             probe.counter = None
         if probe.handler.shared is not None:
             probe.handler.shared.release(probe.number, self.arena)

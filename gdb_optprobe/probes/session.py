@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.arena import Lack
 from gdb_optprobe.detours.detour import Detour
@@ -83,6 +83,30 @@ class _Lacks(Exception):
     def __init__(self, lack: Lack, more: int) -> None:
         super().__init__()
         self.lack, self.more = lack, more
+
+
+@dataclass
+class _Addition:
+    """What one `add` has put in so far.
+
+    may_lend: whether it begins anew, with more memory, where data find no room. left_out: by the number of the first
+    probe of a spec. data_before, returns_before: bytes in use, and functions with return probes, when it began.
+    """
+
+    may_lend: bool
+    data_before: int
+    returns_before: int
+    probes: list[Probe] = field(default_factory=list)
+    blocks: list[CountBlock] = field(default_factory=list)
+    left_out: dict[int, tuple[LeftOutView, ...]] = field(default_factory=dict)
+
+    @property
+    def with_counters(self) -> int:
+        return sum(probe.counter is not None for probe in self.probes)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [*(probe.number for probe in self.probes), *(block.numbers[-1] for block in self.blocks)]
 
 
 class Session:
@@ -199,86 +223,103 @@ class Session:
 
     def _add(self, places: Sequence[tuple[Spec, Sequence[int]]], may_lend: bool = True) -> Sequence[ProbeView]:
         """may_lend: whether to raise _Lacks, with nothing put in, where data found no room that may be lent."""
-        added: list[Probe] = []
-        blocks: list[CountBlock] = []
-        left_out_views: dict[int, tuple[LeftOutView, ...]] = {}
-        before, returns = self.optimizer.watch_data(), self._functions_with_returns()
+        new = _Addition(may_lend, self.optimizer.watch_data(), self._functions_with_returns())
         try:
             for spec, addresses in places:
-                self.target.debugger.guard()
-                if spec.pending and not addresses:
-                    added.append(self._add_pending(spec))
-                    continue
-                kind, left_out = self._kind(spec), list[LeftOut]()
-                with held():  # until they are in `blocks`
-                    blocks += (together := self._add_together(spec, addresses, may_lend))
-                taken = {address for block in together for address in block.sites}
-                left_out += self._unwanted(spec, set(addresses) - taken, bool(together))
-                taken.update(one.address for one in left_out)
-                addresses = tuple(address for address in addresses if address not in taken)
-                maps = kind.share(spec, len(addresses))
-                for first in range(0, len(addresses) or not together, AT_ONCE):
-                    checkpoint()
-                    new, without = kind.plan(spec, addresses[first : first + AT_ONCE], maps)
-                    added += new
-                    left_out += without
-                    self.module_tracker.track(new)
-                    for probe in new:
-                        kind.reserve(probe)
-                    if lacking := kind.install(new):
-                        self._remove(lacking)
-                        added = [probe for probe in added if self.registry.has(probe)]
-                    self.optimizer.write_records(probe for probe in new if self.registry.has(probe))
-                    if lacking and spec.is_whole_kernel:  # the others would stop the guest as well
-                        rest = addresses[first + AT_ONCE :]
-                        left_out += (LeftOut(at, NO_ROOM) for at in (*(one.address for one in lacking), *rest))
-                        break
-                mine = [probe for probe in added if probe.spec is spec]
-                if left_out and not (mine or together):
-                    raise left_out[0].error
-                first = min([probe.number for probe in mine] + [block.first for block in together], default=0)
-                left_out_views |= {first: self._left_out(left_out)}
-                if addresses and not (mine or together):
-                    can_be = spec.tier or "probed"
-                    raise OptprobeError(f"none of the {len(addresses)} addresses of {spec.location} can be {can_be}")
+                self._put_in(spec, addresses, new)
             self.module_tracker.update_load_hook()
-            if may_lend and (lack := self.optimizer.lacking()) is not None:
-                raise _Lacks(lack, 0)
+            self._check_room(new)
         except BaseException as error:
-            lack = self.optimizer.lacking() if may_lend and isinstance(error, Refused) else None
-            have = sum(probe.counter is not None for probe in added)
-            others = sum(len(addresses) for _, addresses in places) - have
-            more = self.optimizer.data_used_since(before) // max(have, 1) * max(others - 1, 0)
-            self._remove([probe for probe in added if self.registry.has(probe)], blocks)
+            lack = self._lack(new) if isinstance(error, Refused) else None
+            others = sum(len(addresses) for _, addresses in places) - (have := new.with_counters)
+            more = self.optimizer.data_used_since(new.data_before) // max(have, 1) * max(others - 1, 0)
+            self._remove([probe for probe in new.probes if self.registry.has(probe)], new.blocks)
             if lack is not None:
                 raise _Lacks(lack, more) from error
             raise
-        self.last_number = max([probe.number for probe in added] + [block.numbers[-1] for block in blocks])
-        notes = {probe.number: self._note(probe, is_first=probe.number in left_out_views) for probe in added}
-        found = rows([*self._views(added), *self._block_views(blocks)])
-        if returns <= MANY_RETURNS < self._functions_with_returns():
+        self.last_number = max(new.numbers)
+        return self._told(new)
+
+    def _put_in(self, spec: Spec, addresses: Sequence[int], new: _Addition) -> None:
+        """Put in the probes of `spec`: in blocks what can be, the others one by one."""
+        self.target.debugger.guard()
+        if spec.pending and not addresses:
+            new.probes.append(self._add_pending(spec))
+            return
+        blocks = self._put_in_together(spec, addresses, new) if spec.glob else []
+        taken = {address for block in blocks for address in block.sites}
+        left_out = self._unwanted(spec, set(addresses) - taken, bool(blocks))
+        taken.update(one.address for one in left_out)
+        others = [address for address in addresses if address not in taken]
+        if others or not blocks:
+            left_out += self._put_in_singly(spec, others, new)
+        mine = [*(probe.number for probe in new.probes if probe.spec is spec), *(block.first for block in blocks)]
+        if left_out and not mine:
+            raise left_out[0].error
+        if others and not mine:
+            can_be = spec.tier or "probed"
+            raise OptprobeError(f"none of the {len(others)} addresses of {spec.location} can be {can_be}")
+        new.left_out[min(mine, default=0)] = self._left_out(left_out)
+
+    def _put_in_together(self, spec: Spec, addresses: Sequence[int], new: _Addition) -> list[CountBlock]:
+        """Put in what blocks can have of a glob; where they find no room, it is not tried one by one before a loan."""
+        try:
+            with held():  # until they are in `new`
+                new.blocks += (blocks := self.batches.add(spec, addresses))
+        except Refused as refused:
+            if (lack := self._lack(new)) is not None:
+                raise _Lacks(lack, 0) from refused
+            raise
+        if not blocks:
+            self._check_room(new)
+        return blocks
+
+    def _put_in_singly(self, spec: Spec, addresses: Sequence[int], new: _Addition) -> list[LeftOut]:
+        """Put in probes one by one. Return what is left out."""
+        kind, left_out = self._kind(spec), list[LeftOut]()
+        maps = kind.share(spec, len(addresses))
+        for first in range(0, len(addresses) or 1, AT_ONCE):
+            checkpoint()
+            probes, without = kind.plan(spec, addresses[first : first + AT_ONCE], maps)
+            new.probes += probes
+            left_out += without
+            self.module_tracker.track(probes)
+            for probe in probes:
+                kind.reserve(probe)
+            if lacking := kind.install(probes):
+                self._remove(lacking)
+                new.probes = [probe for probe in new.probes if self.registry.has(probe)]
+            self.optimizer.write_records(probe for probe in probes if self.registry.has(probe))
+            if lacking and spec.is_whole_kernel:  # the others would stop the guest as well
+                rest = addresses[first + AT_ONCE :]
+                left_out += (LeftOut(at, NO_ROOM) for at in (*(one.address for one in lacking), *rest))
+                break
+        return left_out
+
+    def _lack(self, new: _Addition) -> Lack | None:
+        """Return what has found no room since `new` began, where the kernel may lend some; None where all did."""
+        return self.optimizer.lacking() if new.may_lend else None
+
+    def _check_room(self, new: _Addition) -> None:
+        """Raises _Lacks where something has found no room."""
+        if (lack := self._lack(new)) is not None:
+            raise _Lacks(lack, 0)
+
+    def _told(self, new: _Addition) -> Sequence[ProbeView]:
+        """Return the views of what was put in, with what is worth knowing."""
+        notes = {probe.number: self._note(probe, is_first=probe.number in new.left_out) for probe in new.probes}
+        found = rows([*self._views(new.probes), *self._block_views(new.blocks)])
+        if new.returns_before <= MANY_RETURNS < self._functions_with_returns():
             number = found[0].number
             notes[number] = "; ".join(filter(None, (notes.get(number, ""), OWN_UNWINDER)))
 
         def told(view: ProbeView) -> ProbeView:
             number = view.number
-            return replace(view, note=notes.get(number, ""), left_out=left_out_views.get(number, ()))
+            return replace(view, note=notes.get(number, ""), left_out=new.left_out.get(number, ()))
 
         # What is told of the first of a block is not said of each.
         parts = (part.first_apart() if isinstance(part, CountsView) else [part] for part in found.parts)
         return rows(told(one) if isinstance(one, ProbeView) else one for part in parts for one in part)
-
-    def _add_together(self, spec: Spec, addresses: Sequence[int], may_lend: bool) -> list[CountBlock]:
-        """Put in what blocks can have of a glob. may_lend: see _add."""
-        try:
-            blocks = self.batches.add(spec, addresses) if spec.glob else []
-        except Refused as refused:
-            if may_lend and (lack := self.optimizer.lacking()) is not None:
-                raise _Lacks(lack, 0) from refused
-            raise
-        if may_lend and not blocks and (lack := self.optimizer.lacking()) is not None:
-            raise _Lacks(lack, 0)  # one by one they take long, and the last ones have no room
-        return blocks
 
     def _functions_with_returns(self) -> int:
         """Return how many functions have return probes that are enabled."""

@@ -63,6 +63,7 @@ class SharedRethook(Rethook):
     it is written.
 
     displaced: the instruction of each function that runs behind the shared entry.
+    counts: all functions' words. counters: those of them that no probe has any more; calls under way still count there.
     out: the slots of stubs that are detours of single probes by now.
     """
 
@@ -71,6 +72,8 @@ class SharedRethook(Rethook):
     times: Slot | None = None
     entry: int = 0
     displaced: bytes = b""
+    counts: Slot | None = None
+    counters: list[Slot] = field(default_factory=list)
     out: set[int] = field(default_factory=set)
 
     @staticmethod
@@ -81,6 +84,7 @@ class SharedRethook(Rethook):
     def share_with(self, block: CountBlock, times: Slot | None, timed: TimedReturns | None) -> None:
         """Have the functions of `block` enter here, and count in its words and in `times`."""
         self.tallies = PlacedTallies(block.data.address, times.address if times is not None else None)
+        self.counts = block.data
         self.times, self.timed = times, timed
         self.displaced = b"" if block.traced else block.originals[0]  # a tracer's nop is left out
 
@@ -89,6 +93,19 @@ class SharedRethook(Rethook):
         if self.times is not None:
             arena.data.release(self.times)
             self.times = None
+
+    def keep(self, counter: Slot) -> bool:
+        """Keep a counter of members that are gone, if calls under way may count in it; return whether they may."""
+        if self.counts is None or not self.counts.address <= counter.address < self.counts.end:
+            return False
+        self.counters.append(counter)
+        return True
+
+    def release_counters(self, arena: Arena) -> None:
+        """Release what was kept: of this hook no code that counts is left."""
+        for counter in self.counters:
+            arena.data.release(counter)
+        self.counters.clear()
 
     def install(self, guest: Guest, arena: Arena) -> None:
         """Write the code, for `tallies`. Raises Refused."""

@@ -104,6 +104,11 @@ class SharedReturns:
         if isinstance(block, ReturnBlock):
             self.optimizer.rethooks.end(block.rethook, self.target.guest, arena)
 
+    def forget_counts(self, block: CountBlock) -> None:
+        """Have no call count in the words of a block: the guest has not run since it was put in."""
+        if isinstance(block, ReturnBlock):
+            block.rethook.counts = None
+
     def end_hooks(self) -> None:
         """Enter no more calls by the hooks to which nothing leads any more."""
         arena = self.optimizer.arena
@@ -131,6 +136,7 @@ class SharedReturns:
             return
         hits = aggregate.decode(self.target.guest.machine.read(block.counter(index).address, WORD))[0]
         histograms = self.times(block)[1]
+        block.rethook.keep(block.counter(index))
         probe.handler, probe.counter = self.compile(block.spec, block.plan(index), self.settings()), None
         probe.clear()
         head = [hits, *probe.seen.head[1:]]
@@ -202,21 +208,27 @@ class SharedReturns:
     def adopt(self, block: CountBlock, left: BlockRecord, arena: Arena) -> ReturnBlock:
         """Return the returns of a block with what they shared. Raises OptprobeError where that is not what it was."""
         guest, entry, adopt = self.target.guest, self._shared_entry(left), self.optimizer.rethooks.adopt_shared
+        times: Times | None = None
         if left.times is None:
-            return ReturnBlock(**vars(block), rethook=adopt(entry, block, guest, arena))
-        (at, bits), count = left.times, len(block.sites)
-        memory = arena.earlier.data_at(at) if arena.earlier is not None else None
-        if memory is None or bits < LEAST_BITS or memory.size < times_size(count, bits):
-            raise OptprobeError("the memory of their times is not what this version would have")
-        times = Times(memory, count, bits)
-        timed = TimedReturns(timed_program(block.spec, block.sites[0], guest), times.table, bits)
-        return ReturnBlock(**vars(block), rethook=adopt(entry, block, guest, arena, memory, timed), times=times)
+            rethook = adopt(entry, block, guest, arena)
+        else:
+            (at, bits), count = left.times, len(block.sites)
+            memory = arena.earlier.data_at(at) if arena.earlier is not None else None
+            if memory is None or bits < LEAST_BITS or memory.size < times_size(count, bits):
+                raise OptprobeError("the memory of their times is not what this version would have")
+            times = Times(memory, count, bits)
+            timed = TimedReturns(timed_program(block.spec, block.sites[0], guest), times.table, bits)
+            rethook = adopt(entry, block, guest, arena, memory, timed)
+        if arena.earlier is not None:
+            rethook.counters = sorted(_free_counters(arena.earlier, left))
+        return ReturnBlock(**vars(block), rethook=rethook, times=times)
 
     def memory(self, left: ArenaContents) -> set[Slot]:
         """Return the tables of calls, and the memory of times, that blocks of an earlier GDB share."""
         known, blocks = self.optimizer.rethooks.known, left.live_blocks
         entries = {self._shared_entry(one) for one in blocks if one.probe.get("kind") == Kind.KRETPROBE.value}
         found = {one.memory for one in known if any(one.trampoline_at(at) is not None for at in entries)}
+        found.update(*(_free_counters(left, one) for one in blocks if one.probe.get("kind") == Kind.KRETPROBE.value))
         return found.union(filter(None, (left.data_at(one.times[0]) for one in blocks if one.times is not None)))
 
     def _shared_entry(self, left: BlockRecord) -> int:
@@ -224,6 +236,13 @@ class SharedReturns:
         at = left.slot(left.members[0]).address
         insns = self.target.guest.isa.decode(self.target.guest.machine.read(at, left.step), at)
         return next((insn.target for insn in insns if insn.flow is Flow.JUMP and insn.target), 0)
+
+
+def _free_counters(left: ArenaContents, block: BlockRecord) -> set[Slot]:
+    """Return the counters of members that have left a block, and that no probe has: calls under way count in them."""
+    owned = {value.get("data") for value in (left.probes or {}).values() if isinstance(value, dict)}
+    places = {block.counter(index).address for index in block.out} - owned
+    return {found for at in places if (found := left.data_at(at)) is not None}
 
 
 def times_of(block: CountBlock) -> tuple[int, int] | None:

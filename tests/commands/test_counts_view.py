@@ -76,3 +76,11 @@ def printed(form: Any, probes: Rows | list[ProbeView], method: tuple[Any, ...]) 
     name, *arguments = method
     getattr(form(written.append), name)(probes, *arguments)
     return "".join(written)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("size", [1, 5])
+def test_columns_in_parts_are_the_same_rows(size: int, enabled: bool) -> None:
+    part = counts([f"f{place}" for place in range(size)], [*range(size)], enabled, 7, False)
+    assert [*rows(part.first_apart())] == [*part]
+    assert [*part.between(size // 2, size)] == part[size // 2 :]

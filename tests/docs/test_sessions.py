@@ -71,6 +71,7 @@ def test_blocks_that_are_not_run_are_these() -> None:
         ("cookbook.md", "tests/booted/test_matrix.py"),
         ("cookbook.md", "tests/booted/test_shared_maps.py"),
         ("cookbook.md", "tests/booted/test_shared_maps.py"),
+        ("cookbook.md", "tests/booted/test_returns_together.py"),
         ("cookbook.md", "tests/booted/test_early.py"),
         ("returns.md", "tests/booted/test_returns_profile.py"),
     ]

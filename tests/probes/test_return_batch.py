@@ -275,6 +275,29 @@ def test_one_that_leaves_keeps_its_times() -> None:
     assert (view.hits, histogram(view)) == (2 * THREADS, 2 * THREADS)
     session.delete()
     assert text(guest) == text(functions())
+    run(guest)
+    session.commit(0)
+    assert session.optimizer.release_arena() and code_is_free(guest), "its word among the others' is free, too"
+
+
+@pytest.mark.parametrize("glob", ["GLOB", "TIMED"])
+def test_a_call_that_outlives_its_probe_counts_in_no_other_s_memory(glob: str) -> None:
+    """Thread 0 is in a function when its probe leaves the block, and is deleted: the word that it counts in is kept."""
+    guest = timed()
+    session = guest.session()
+    session.add({"GLOB": GLOB, "TIMED": TIMED}[glob])
+    guest.run_to(0, AT[3] + 5)
+    (block,) = session.registry.blocks
+    counter = block.counter(3)
+    session.delete([4])
+    session.optimizer.reclaim()
+    arena = session.optimizer.arena
+    assert arena is not None and any(counter in slots.used for slots in arena.data.slots)
+    run(guest)
+    session.delete()
+    run(guest)
+    session.commit(0)
+    assert session.optimizer.release_arena() and code_is_free(guest)
 
 
 @pytest.mark.parametrize("steps", range(0, 90, 6))
