@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.booted.conftest import FULL, PARALLEL, Boot
 from tests.booted.all_functions import AllFunctions
+from tests.booted.conftest import FULL, PARALLEL, Boot
 from tests.booted.test_hot_functions import tell
 
 ROUNDS = int(os.environ.get("OPTPROBE_ROUNDS", "100" if FULL else "2"))
