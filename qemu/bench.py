@@ -121,7 +121,7 @@ def many(arguments: argparse.Namespace) -> int:
         _check(guest)
     options = replace(options, icount="shift=0,sleep=off")
     with Guest.start(options) as guest, Debugger(guest.gdb_socket) as debugger:
-        loads = list(Load(guest, debugger, say).run([*dict.fromkeys(line.glob for line in lines)]))
+        loads = list(Load(guest, debugger, say).run([line.glob for line in lines if line.what == scale.ON]))
         _check(guest)
     if arguments.json:
         print("\n".join(map(json.dumps, [*scale.as_json(lines), *scale_load.as_json(loads)])))
