@@ -14,6 +14,8 @@ from typing import Any, cast
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.base import NOWHERE
+from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.x86_64.calling import CALLING
@@ -145,33 +147,85 @@ class Window:
         entry=lambda kernel, at: at, may_sleep=lambda machine, kernel, vcpu: True, writing=SimpleNamespace(pc="rip")
     ))
     orders: Sequence[int] = (ORDER + 1, ORDER)
-    places: Sequence[int] = (PLACE,)
+    whole: int = ORDER + 1
     flushes: str = "flush_tlb_all"
 
-    def span(self, place: int, order: int) -> tuple[int, int]:
-        return place, place + SIZE
+    @property
+    def kernel(self) -> Kernel:
+        return kernel(self.machine)
 
-    def table(self) -> int:
+    def size(self, order: int) -> int:
+        return SIZE
+
+    def places(self, low: int, high: int) -> Sequence[int]:
+        return (PLACE,)
+
+    def is_place(self, place: int, order: int) -> bool:
+        return place == PLACE
+
+    def table(self) -> int | None:
         return TABLES
 
     def is_free(self, place: int) -> bool:
         return not any(self.machine.read(ENTRY, 8))
 
-    def map(self, place: int, order: int, block: int) -> None:
+    def map(self, place: int, order: int, block: int) -> int:
         assert self.is_free(place) and order == ORDER
         self.machine.write_physical(ENTRY, block.to_bytes(8, "little"))
+        return place
 
     def is_mapped(self, place: int, order: int, block: int) -> bool:
         held = int.from_bytes(self.machine.read(ENTRY, 8), "little")
         assert held in (0, block)
         return bool(held)
 
-    def unmap(self, place: int) -> None:
+    def unmap(self, place: int) -> int:
         self.machine.write_physical(ENTRY, bytes(8))
+        return place
+
+
+class AtHome(Window):
+    """Of a kernel whose own mapping of a block serves: its place in the journal alone tells whether it does."""
+
+    def places(self, low: int, high: int) -> Sequence[int]:
+        return (NOWHERE, NOWHERE)
+
+    def is_place(self, place: int, order: int) -> bool:
+        return place in (NOWHERE, PLACE)
+
+    def table(self) -> int | None:
+        return None
+
+    def is_free(self, place: int) -> bool:
+        return place == NOWHERE
+
+    def map(self, place: int, order: int, block: int) -> int:
+        assert place == NOWHERE and order == ORDER
+        return block
+
+    def is_mapped(self, place: int, order: int, block: int) -> bool:
+        assert place in (NOWHERE, block)
+        return place == block
+
+    def unmap(self, place: int) -> int:
+        return NOWHERE
+
+
+def kernel(machine: FakeMachine) -> Kernel:
+    functions = {"__get_free_pages": ALLOCATE, "free_pages": FREE, "flush_tlb_all": FLUSH, "ksys_read": MEETING}
+    return fake_kernel.kernel(cast(Any, machine), {**functions, "gfpflag_names": FLAGS})
 
 
 @dataclass
 class LendingGuest(FakeGuest):
+    """is_home: whether the kernel's own mapping of a block serves."""
+
+    is_home: bool = False
+
+    @property
+    def block(self) -> int:
+        return PLACE if self.is_home else AT
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.machine.__class__ = Machine
@@ -182,9 +236,9 @@ class LendingGuest(FakeGuest):
 
     def _linux(self) -> LinuxGuest:
         linux = super()._linux()
-        functions = {"__get_free_pages": ALLOCATE, "free_pages": FREE, "flush_tlb_all": FLUSH, "ksys_read": MEETING}
-        linux.kernel = fake_kernel.kernel(cast(Any, self.machine), {**functions, "gfpflag_names": FLAGS})
-        cast(Any, linux.arch).window = lambda machine, kernel: Window(self.machine)
+        linux.kernel = kernel(self.machine)
+        window = AtHome(self.machine, flushes="") if self.is_home else Window(self.machine)
+        cast(Any, linux.arch).window = lambda machine, kernel: window
         linux.forget = lambda: self._passed()  # type: ignore[method-assign]
         return linux
 
@@ -194,19 +248,19 @@ class LendingGuest(FakeGuest):
     def copy(self) -> LendingGuest:
         return LendingGuest(
             self.bodies, self.isa, None, self.traps, self.names, self.settings,
-            bytes(self.machine.memory), tuple(self.machine.threads),
+            bytes(self.machine.memory), tuple(self.machine.threads), is_home=self.is_home,
         )  # fmt: skip
 
     def word(self, at: int) -> int:
         return int.from_bytes(self.machine.read(at, 8), "little")
 
 
-def lending() -> LendingGuest:
+def lending(is_home: bool) -> LendingGuest:
     plain = program()
     parts = (Body("allocate", ALLOCATE, ALLOCATES), Body("free", FREE, FREES), Body("flush", FLUSH, FLUSHES))
-    guest = LendingGuest((*plain.bodies, *parts), traps=plain.traps)
+    guest = LendingGuest((*plain.bodies, *parts), traps=plain.traps, is_home=is_home)
     memory = guest.machine.memory
-    memory[BLOCK - START : BLOCK - START + 8] = AT.to_bytes(8, "little")
+    memory[BLOCK - START : BLOCK - START + 8] = guest.block.to_bytes(8, "little")
     table, text = b"", FLAGS + 0x60
     for name, mask in NAMES:
         table += mask.to_bytes(8, "little") + text.to_bytes(8, "little")
@@ -217,6 +271,7 @@ def lending() -> LendingGuest:
     return guest
 
 
+EITHER = pytest.mark.parametrize("is_home", [False, True])
 TABLE = Spec(f"*{PLAIN:#x}", actions=("count by $rax",))
 
 
@@ -241,17 +296,18 @@ def end(guest: LendingGuest, session: Session, text: bytes) -> None:
         guest.run_to(number, MEETING)
     session.commit(0)
     assert session.optimizer.release_arena()
-    assert guest.word(GIVEN) == guest.word(TAKEN) and guest.word(BLOCK) == AT and not guest.word(ENTRY)
+    assert guest.word(GIVEN) == guest.word(TAKEN) and guest.word(BLOCK) == guest.block and not guest.word(ENTRY)
     assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
     assert guest.machine.read(START, 0x8000) == text
 
 
-def test_memory_is_lent_when_there_is_none_and_given_back() -> None:
-    guest = lending()
+@EITHER
+def test_memory_is_lent_when_there_is_none_and_given_back(is_home: bool) -> None:
+    guest = lending(is_home)
     text = guest.machine.read(START, 0x8000)
     session = filled(guest)
     session.add(TABLE)
-    assert (guest.word(GIVEN), guest.word(TAKEN), guest.word(ENTRY)) == (1, 0, AT)
+    assert (guest.word(GIVEN), guest.word(TAKEN), guest.word(ENTRY)) == (1, 0, 0 if is_home else AT)
     (*_, last) = session.registry.probes()
     assert last.counter is not None and PLACE <= last.counter.address < PLACE + SIZE
     assert session.check() == ()
@@ -259,11 +315,11 @@ def test_memory_is_lent_when_there_is_none_and_given_back() -> None:
         guest.run_to(number, MEETING)
     flushed = guest.word(FLUSHED)
     end(guest, session, text)
-    assert guest.word(TAKEN) == 1 and guest.word(FLUSHED) == flushed + 1
+    assert guest.word(TAKEN) == 1 and guest.word(FLUSHED) == flushed + (not is_home)
 
 
 def test_it_is_not_lent_where_a_setting_refuses_it() -> None:
-    guest = lending()
+    guest = lending(is_home=False)
     session = filled(guest)
     guest.settings = replace(guest.settings, max_memory=0)
     with pytest.raises(OptprobeError, match="the memory for detours is full"):
@@ -272,15 +328,16 @@ def test_it_is_not_lent_where_a_setting_refuses_it() -> None:
     assert session.check() == ()
 
 
-def test_what_the_kernel_does_not_have_is_refused() -> None:
-    guest = lending()
+@EITHER
+def test_what_the_kernel_does_not_have_is_refused(is_home: bool) -> None:
+    guest = lending(is_home)
     text = guest.machine.read(START, 0x8000)
     session = filled(guest)
     guest.machine.memory[BLOCK - START : BLOCK - START + 8] = bytes(8)
     with pytest.raises(OptprobeError, match="its kernel lends no more: its kernel has no"):
         session.add(TABLE)
     assert session.check() == ()
-    guest.machine.memory[BLOCK - START : BLOCK - START + 8] = AT.to_bytes(8, "little")
+    guest.machine.memory[BLOCK - START : BLOCK - START + 8] = guest.block.to_bytes(8, "little")
     session.add(TABLE)
     end(guest, session, text)
 
@@ -294,30 +351,32 @@ def actions(guest: LendingGuest, session: Session) -> None:
     assert session.optimizer.release_arena()
 
 
-def test_a_gdb_may_be_killed_behind_any_write_while_memory_is_lent() -> None:
-    whole = lending()
+@EITHER
+def test_a_gdb_may_be_killed_behind_any_write_while_memory_is_lent(is_home: bool) -> None:
+    whole = lending(is_home)
     session = filled(whole)
     whole.machine.writes.clear()
     actions(whole, session)
     assert whole.word(GIVEN) == whole.word(TAKEN) == 1
     for number in some(range(len(whole.machine.writes) + 1)):
-        check_killed("left", number)
+        check_killed(is_home, "left", number)
 
 
-def test_a_gdb_may_be_killed_behind_any_instruction_of_a_call() -> None:
+@EITHER
+def test_a_gdb_may_be_killed_behind_any_instruction_of_a_call(is_home: bool) -> None:
     """The thread is in the code of the call when the next GDB comes, and runs on."""
-    whole = lending()
+    whole = lending(is_home)
     session = filled(whole)
     before = cast(Machine, whole.machine).ran
     actions(whole, session)
     for number in range(before, cast(Machine, whole.machine).ran, 1 if FULL else 11):
-        check_killed("calls", number)
+        check_killed(is_home, "calls", number)
 
 
-def check_killed(how: str, number: int) -> None:
+def check_killed(is_home: bool, how: str, number: int) -> None:
     """Raises AssertionError where something is lost of a guest in which GDB was killed."""
     for removes in (False, True):
-        guest = lending()
+        guest = lending(is_home)
         text = guest.machine.read(START, 0x8000)
         session = filled(guest)
         setattr(guest.machine, how, number)

@@ -62,7 +62,7 @@ ZEROES = 3 * BYTES
 """That `work` reads from /dev/zero; nobody else does."""
 
 
-class Everything:
+class AllFunctions:
     """One guest and one GDB. tell: gets a line for each round."""
 
     def __init__(self, guest: Guest, folder: Path, tell: Callable[[str], object]) -> None:
