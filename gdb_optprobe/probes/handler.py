@@ -323,6 +323,7 @@ class Handler:
             passed=passed,
             kept=kept,
             maps=self.maps.addresses(self.program.maps, memory) if self.maps is not None else {},
+            most=self.maps.rooms(self.program.maps) if self.maps is not None else {},
         )
         for known, code in self._lowered:
             if known == around:

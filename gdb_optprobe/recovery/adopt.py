@@ -188,9 +188,10 @@ def _adopt_probe(
 def _adopt_maps(session: Session, one: ProbeRecord, handler: Handler, left: ArenaContents) -> None:
     """Have the session's maps that a probe uses where they were. Raises OptprobeError."""
     for target in handler.program.maps:
-        memory = left.data_at(one.named.get(target.name))
+        address, most = one.named.get(target.name, (None, 0))
+        memory = left.data_at(address)
         if memory is not None:
-            session.kprobes.maps.adopt(one.number, target, memory)
+            session.kprobes.maps.adopt(one.number, target, most, memory)
 
 
 def _adopt_absent(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:
