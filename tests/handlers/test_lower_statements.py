@@ -18,9 +18,13 @@ from gdb_optprobe.handlers.ir import (
     Clock,
     Column,
     Constant,
+    ContainsText,
+    Copy,
     Delete,
+    Emit,
     Form,
     Get,
+    Literal,
     Load,
     Map,
     Modify,
@@ -29,6 +33,7 @@ from gdb_optprobe.handlers.ir import (
     Program,
     Register,
     Set,
+    Slice,
     Statement,
     StringEquals,
     StringLoad,
@@ -344,3 +349,24 @@ def test_the_word_that_says_absent_is_dropped_and_counted() -> None:
         layout = SessionMapLayout(2, 1, 2)
         contents = layout.decode(left.read(scripts.places(program, FAULTS)["m"], layout.size))
         assert contents.by_key == of_key((9,)) and contents.dropped == 1
+
+
+# Texts
+
+
+TEXTS = (b"", b"a", b"abcdefghijklmnopqrstuvwx", b"aabaab\0cd", b"hello world")
+PIECES = (b"", b"a", b"ab", b"aab", b"cd", b"x", b"uvwx", b"vwxy", b"hello", b"world", b"o w")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_is_searched_up_to_its_end(text: bytes) -> None:
+    """For a constant, for a text that fills its bytes, and for one that does not."""
+    whole, piece = Slice.whole(scripts.S), Slice.whole(scripts.T)
+    for wanted in PIECES:
+        copies = (
+            Copy(whole, Literal(text.ljust(24, b"\0"))),
+            Copy(piece, Literal(wanted.ljust(8, b"\0"))),
+        )
+        found = [ContainsText(whole, each) for each in (Literal.text(wanted, 8), replace(piece, size=8), piece)]
+        shown = tuple(Emit(scripts.RECORD, (each, Literal(bytes(16)))) for each in found)
+        assert not [*differences(once(*copies, *shown), HIT, Dead())], wanted
