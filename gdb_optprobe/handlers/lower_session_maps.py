@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.ir import (
@@ -150,10 +150,28 @@ class MapLowering:
             self._entry(target, by, words, done, create=True) as entry,
             noted(self._emit, "update"),
         ):
-            if isinstance(layout.value, Sum):
-                self._emit.store(beyond(entry, layout.state), 1)
-            update(self._emit, layout.value, beyond(entry, layout.value_offset), operand)
+            place = beyond(entry, layout.value_offset)
+            if isinstance(layout.value, Least | Greatest):
+                self._extreme(layout, layout.value, place, operand)
+            else:
+                if isinstance(layout.value, Sum):
+                    self._emit.store(beyond(entry, layout.state), 1)
+                update(self._emit, layout.value, place, operand)
         self._emit.bind(done)
+
+    def _extreme(
+        self, layout: SessionMapLayout, kind: Least | Greatest, place: Address, value: str | int
+    ) -> None:
+        """Keep the extreme; tell apart that it was seen only where it is as in the beginning."""
+        emit, other = self._emit, Label()
+        with emit.pool.scratch() if isinstance(value, int) else nullcontext(value) as word:
+            if isinstance(value, int):
+                emit.constant(word, value)
+            test = Comparison.LT if isinstance(kind, Least) else Comparison.GT
+            emit.atomic_extreme(test, place, word, kind.signed)
+            emit.branch(Comparison.NE, word, layout.initial_words[0], False, other)
+            emit.store(beyond(place, WORD), 1)
+            emit.bind(other)
 
     def _get(self, target: Map, by: Sequence[Operand], into: Variable | Slice, words: ExpressionLowering) -> None:
         table, done = self.table(target), Label()
@@ -318,9 +336,11 @@ class MapLowering:
             case Count() | Sum():
                 emit.load(to, MemoryValue(value))
             case Least() | Greatest():
-                emit.branch(Comparison.EQ, MemoryValue(beyond(value, WORD)), 0, False, missing)
-                emit.acquire()
+                seen = Label()
                 emit.load(to, MemoryValue(value))
+                emit.branch(Comparison.NE, to, layout.initial_words[0], False, seen)
+                emit.branch(Comparison.EQ, MemoryValue(beyond(value, WORD)), 0, False, missing)
+                emit.bind(seen)
             case Average(signed) | Stats(signed):
                 with emit.pool.scratch() as count:
                     emit.load(count, MemoryValue(value))

@@ -31,7 +31,9 @@ map anew while no thread is inside a program that uses it.
 **Values.** A stored word is there unless it is ABSENT; so storing it, reading it and removing it are one instruction
 each, whatever other hits do. (The one word that cannot be stored is dropped and counted.) Other stored values have a
 state, 1 where they are there, written after them. An aggregate is there if its words are not the initial ones, or if
-its state is 1, which a sum sets (it may be 0) and the host, when it sets values to 0 but keeps the keys.
+its state is 1, which a sum sets (it may be 0) and the host, when it sets values to 0 but keeps the keys. That something
+was seen by `Least` and `Greatest` is stored only where the value is the initial one: else a hit that is interrupted
+before it stores that would bring back a key that was removed meanwhile, without its value.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gdb_optprobe.maps.aggregate import MASK, Aggregate, decode, encode, initial
+from gdb_optprobe.maps.aggregate import MASK, Aggregate, Greatest, Least, decode, encode, initial
 
 WORD = 8
 USED, KEYS, DROPPED, FREE, HEADER = 0, 8, 16, 24, 32
@@ -175,7 +177,10 @@ class SessionMapLayout:
         state = data[at + self.state : at + self.state + 1] != b"\0" if self.has_state else False
         if isinstance(self.value, int):
             return words if (state if self.has_state else words[0] != ABSENT) else None
-        return words if state or words != self.initial_words else None
+        if not (state or words != self.initial_words):
+            return None
+        is_extreme = isinstance(self.value, Least | Greatest) and words[0] != self.initial_words[0]
+        return (words[0], 1) if is_extreme else words
 
     def zeroed(self, data: bytes) -> bytes:
         """Return the start of the memory, as read, with initial values for all keys that have one: `zero`."""

@@ -271,6 +271,19 @@ def test_an_update_inside_an_update(kind: Aggregate, there: bool) -> None:
         assert contents.entries <= 2 and found.data[KEYS : KEYS + 8] == aggregate.encode((1,))
 
 
+@pytest.mark.parametrize("kind", [Count(), Sum(True), Least(True), Greatest(False)], ids=str)
+def test_an_update_and_a_delete_inside_one_another(kind: Aggregate) -> None:
+    """The value is there as after the one update, or is not there: what was before is gone."""
+    target = Map("m", TWO, kind, 2)
+    more = once(Update(target, None if isinstance(kind, Count) else Register("rcx"), KEY))
+    remove = once(Delete(target, KEY))
+    before = (aggregate.update(kind, aggregate.initial(kind), 3),)
+    after = aggregate.update(kind, aggregate.initial(kind), 77)
+    for outer, inner in ((more, remove), (remove, more)):
+        met = {found.get(aggregate.encode((5, 6))) for _, found in at_every_instruction(outer, inner, target, before)}
+        assert met == {None, after}
+
+
 WORDS = Map("m", TWO, NUMBER, 2)
 STORE, REMOVE = once(Set(WORDS, KEY, (Register("rcx"),))), once(Delete(WORDS, KEY))
 INCREMENT = once(Modify(WORDS, KEY, Op.ADD, Constant(1)))
