@@ -603,7 +603,7 @@ class FakeDebugger:
     guest: FakeGuest
 
     def resolve(self, location: str, glob: bool) -> tuple[int, ...]:
-        if location.startswith("*"):
+        if location.startswith("*") and not glob:
             return (int(location[1:].removeprefix("_stext+"), 0) + START * location.startswith("*_stext+"),)
         module = self.guest.module
         if module is not None and (found := module.find(location)):

@@ -1,6 +1,7 @@
 """Backtraces on a kernel without debug information, and through our detours.
 
     frame 0   in probe_read          reads memory for handlers (probes/probe_read.py)
+              or in a routine        the program of many detours (probes/routine.py)
     frame 1   in a detour            its caller is the probed instruction, with the same stack
     frame 2   the probed function    by the kernel's own rules: its unwind tables or its frames
     frame 3…  its callers
@@ -104,6 +105,8 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         pc = state.registers[isa.pc]
         if (resident := session.probe_read_code) is not None and session.in_probe_read(pc):
             return _called(resident, pc, state, kernel)
+        if (routine := session.batches.routine_at(pc)) is not None:
+            return _before_routine(routine.installed.detour, state, session, kernel)
         detour = session.registry.detour_at(pc)
         if detour is not None and (original := detour.original_pc(pc)) is not None:
             sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
@@ -155,6 +158,19 @@ def _called(resident: Detour, pc: int, state: State, kernel: Kernel) -> tuple[Fr
     except OptprobeError:
         return None
     return FrameId(registers[kernel.isa.sp] - 2 * WORD, pc), State(registers, exact=True)
+
+
+def _before_routine(routine: Detour, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State] | None:
+    """Unwind from the routine of a block to the call in a detour, which has not begun."""
+    isa, calls = kernel.isa, kernel.isa.routines
+    assert calls is not None, "there is a routine"
+    pc = state.registers[isa.pc]
+    sp = state.registers[isa.sp] + session.pushed_at(routine, pc) & MASK
+    try:
+        registers = calls.before({**state.registers, isa.sp: sp}, kernel.read)
+    except OptprobeError:
+        return None
+    return FrameId(sp - WORD, pc), State(registers, exact=True)
 
 
 def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> dict[int, State]:

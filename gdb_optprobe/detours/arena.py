@@ -428,12 +428,15 @@ class Arena:
         self.readopt(found)
         return found, detour
 
-    def retire(self, slot: Slot, detour: Detour, dispatches: bool = False) -> None:
+    def retire(self, slot: Slot, detour: Detour, dispatches: bool = False, called: bool = False) -> None:
         """Retire `detour` in `slot`: nothing leads there any more, but a saved PC may be inside.
 
         dispatches: it may also lead to any other retired code, by a table that was released too.
+        called: other retired code may call it.
         """
         self.code.release(slot)
+        if called:
+            self._called.add(slot)
         if dispatches:
             self._dispatchers.add(slot)
         self._retired[slot] = detour

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.slots import Slot
-from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps import aggregate
 
@@ -126,7 +126,7 @@ class Block:
         # Behind the only displaced instruction no branch over several instructions can have its middle.
         for at in () if self.is_uniform else slots:
             insns = isa.decode(data[at - code.address :][: self.step], at)
-            exits += (insn for insn in insns if insn.target is not None and not at <= insn.target < at + self.step)
+            exits += (insn for insn in insns if _leaves(insn, at, at + self.step))
         return Detour(code.address, data, self.sites[start], origins, exits=tuple(exits))
 
     # all members at once ---------------------------------------------------------------------------------------------
@@ -149,3 +149,8 @@ class Block:
         """Return what each member has counted. data: what `data` holds."""
         words = aggregate.decode(data)
         return list(words) if not self.out else [words[index] for index in self.members]
+
+
+def _leaves(insn: Insn, start: int, end: int) -> bool:
+    """Return whether a branch leads out of [start, end). A call comes back."""
+    return insn.target is not None and insn.flow in (Flow.JUMP, Flow.BRANCH) and not start <= insn.target < end

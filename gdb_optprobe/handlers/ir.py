@@ -448,7 +448,10 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Add one value to an aggregate. value: None for a count. by: as the table's columns; empty for a cell."""
+    """Add one value to an aggregate. value: None for a count. by: as the table's columns; empty for a cell.
+
+    A cell in an array of words has its index there in `by`; only a routine of a block has such (lower_routine.py).
+    """
 
     target: Cell | HashMap | Map
     value: Expr | None = None

@@ -27,17 +27,22 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from gdb_optprobe.handlers.ir import (
+    BytesLoad,
     Cell,
     Constant,
     Emit,
     Expr,
     HashMap,
+    Literal,
+    Operand,
     Program,
     Put,
     Records,
     Register,
+    Slice,
     Statement,
     Stop,
+    StringLoad,
     Update,
     nodes,
 )
@@ -47,6 +52,7 @@ from gdb_optprobe.handlers.lower_statements import IN_REGISTERS, StatementLoweri
 from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.isa.codegen import (
     Address,
+    Arithmetic,
     Backend,
     Emitter,
     EntryState,
@@ -58,6 +64,7 @@ from gdb_optprobe.isa.codegen import (
     noted,
     noted_code,
 )
+from gdb_optprobe.maps.aggregate import number as as_number
 from gdb_optprobe.maps.hash_map import OVERFLOW
 from gdb_optprobe.maps.ring import RingLayout
 
@@ -258,6 +265,21 @@ def refused(node: Expr | Statement) -> Iterator[None]:
         raise NotLowered(node, "more registers are needed at once than there are") from error
 
 
+@contextmanager
+def cell_address(emit: Emitter, words: ExpressionLowering, by: tuple[Operand, ...], address: int) -> Iterator[Address]:
+    """Compute where a cell is: at `address`, or in an array of words there, by its index."""
+    if not by:
+        yield Address(offset=address, near=True)
+        return
+    (index,) = by
+    assert not isinstance(index, StringLoad | BytesLoad | Slice | Literal)
+    with emit.pool.scratch() as at:
+        words.into(at, index)
+        emit.binary(Arithmetic.SHL, at, at, 3, 64, False)
+        emit.address(at, Address(at, as_number(address, True)))
+        yield Address(at)
+
+
 def lower_action(
     emit: Emitter, pc: tuple[str, int], around: LoweringContext, action: Update | Emit | Put, index: int, address: int
 ) -> None:
@@ -286,9 +308,9 @@ def _lower_action(
         case Update(HashMap() as table):
             lost = around.lost[index] if around.lost else address + OVERFLOW
             count_by(emit, words, action, layout(table, around.table_bits), address, lost)
-        case Update(Cell(_, aggregate), value):
-            with words.operand(value or Constant(0)) as operand:
-                update(emit, aggregate, Address(offset=address, near=True), operand)
+        case Update(Cell(_, aggregate), value, by):
+            with words.operand(value or Constant(0)) as operand, cell_address(emit, words, by, address) as at:
+                update(emit, aggregate, at, operand)
         case Put(place, value):
             with words.operand(value) as operand, words.memory(place) as memory:
                 emit.store(memory, operand)

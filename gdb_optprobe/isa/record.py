@@ -13,6 +13,7 @@ from gdb_optprobe.isa.abi import Convention, ElfMachine, SystemRegisters
 from gdb_optprobe.isa.base import Before, Dead, Effects, Hazard, Insn, ReadMemory, Relocated
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.return_codegen import ReturnBackend
+from gdb_optprobe.isa.routines import RoutineCalls
 
 
 class Isa(Protocol):
@@ -34,6 +35,7 @@ class Isa(Protocol):
     stub_numbers: of registers, in packets of QEMU's stub. system: other registers.
     convention:  registers and arguments as users name them. elf: headers of files of its code.
     codegen:     the backend that programs are lowered to. returning: that of return probes; None if not supported.
+    routines:    how detours call one routine; None if not supported.
     """
 
     name: str
@@ -56,6 +58,9 @@ class Isa(Protocol):
     convention: Convention
     elf: ElfMachine
     codegen: Backend
+
+    @property
+    def routines(self) -> RoutineCalls | None: ...
 
     @property
     def returning(self) -> ReturnBackend | None: ...

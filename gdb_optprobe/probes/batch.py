@@ -5,7 +5,8 @@
                   nothing of the user's or of another probe may be in their functions
 A site is one instruction that nothing else rewrites: the tracer's nop, or what is at the function's entry before it. So
 its plan is known without decoding, and no thread can be inside it. Plans of other entries are kept as long as they hold
-(entry_plans.py). A detour counts and calls nothing, so it is safe wherever the kernel may call its own tracer. The
+(entry_plans.py). A detour counts and calls nothing of the kernel's, so it is safe wherever the kernel may call its own
+tracer. With a condition that is the same at every function, all detours of a block call one routine (routine.py). The
 journal has each block as one item before the first byte of it is written; code and counters are written and read back
 in large pieces, the text by runs (guest/runs.py).
 """
@@ -22,29 +23,32 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import BlockRecord, block_value
 from gdb_optprobe.detours.block import WORD, Block
-from gdb_optprobe.detours.detour import build_count
+from gdb_optprobe.detours.detour import Detour, build_count
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.planner import Plan, may_share_detour
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.text import FtraceSite, IdleSites
+from gdb_optprobe.handlers.lower_expressions import NotLowered
+from gdb_optprobe.handlers.lower_routine import Callers
 from gdb_optprobe.interrupts import held
-from gdb_optprobe.isa.base import LONGEST, OutOfReach, Unrelocatable
+from gdb_optprobe.isa.base import LONGEST, Code, OutOfReach, Unrelocatable
 from gdb_optprobe.probes import quiescence_wait
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
 from gdb_optprobe.probes.collector import Trigger
-from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.count_block import CountBlock, build_call, calls_of
 from gdb_optprobe.probes.entry_plans import EntryPlans, Shape
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.journal_records import ProbeRecord, probe_value, write_probe
+from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint, probe_value, write_probe
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.settings import Settings, sizes_of
+from gdb_optprobe.probes.routine import Routine, install_routine, is_same_everywhere, may_be_called, routine_code
+from gdb_optprobe.probes.settings import Settings, sizes_of, with_sizes
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
@@ -62,12 +66,17 @@ Change = tuple[tuple[int, int], bytes, bytes]
 
 @dataclass(frozen=True)
 class Batches:
-    """What a session does to many counts at once."""
+    """What a session does to many counts at once. compile: see Kprobes.compile.
+
+    routines: in the guest, those of blocks that are gone too, while a member's detour calls them.
+    """
 
     target: Target
     registry: Registry
     optimizer: Optimizer
     settings: Callable[[], Settings]
+    compile: Callable[[Spec, Plan, Settings], Handler]
+    routines: list[Routine] = field(default_factory=list)
     plans: EntryPlans = field(default_factory=EntryPlans)
 
     def __post_init__(self) -> None:
@@ -83,10 +92,13 @@ class Batches:
         if not self._may_be_together(spec, addresses):
             return []
         sites = self._free(self.target.guest.idle_sites(addresses))
+        handler = self._common_handler(spec, sites, self.settings())
+        if handler is None:
+            return []
         others = self._plans_of(spec, set(addresses).difference(sites.addresses))
         with held():
             self._make_room(len(addresses))
-            blocks = [*self._allocate_traced(spec, sites), *self._allocate_others(spec, others)]
+            blocks = [*self._allocate_traced(spec, handler, sites), *self._allocate_others(spec, handler, others)]
             if not blocks:
                 return []
             arena = self.optimizer.take_arena()
@@ -128,11 +140,27 @@ class Batches:
         return lambda address: self.optimizer.plan(address, [spec])
 
     def _may_be_together(self, spec: Spec, addresses: Sequence[int]) -> bool:
-        if not spec.is_plain_count or spec.is_return or spec.in_program or spec.has_python_handler:
+        if not spec.counts_hits or spec.is_return or spec.in_program or spec.has_python_handler:
             return False
         return len(addresses) >= LEAST and may_share_detour(self.optimizer.limits([spec]))
 
-    def _allocate_traced(self, spec: Spec, sites: IdleSites) -> Iterator[CountBlock]:
+    def _common_handler(self, spec: Spec, sites: IdleSites, settings: Settings) -> Handler | None:
+        """Return what a hit does at each function; None where that is not the same at all of them."""
+        if spec.is_plain_count:
+            return Handler()
+        if not is_same_everywhere(spec) or not sites.addresses:
+            return None
+        if (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
+            return None
+        try:
+            found = self.compile(spec, sample, settings).made_bare()
+        except (Unreadable, Unreachable):
+            raise
+        except OptprobeError:  # one by one it is said of which functions, and where in the line
+            return None
+        return found if found and may_be_called(found, sample.dead, self.target.guest.isa) else None
+
+    def _allocate_traced(self, spec: Spec, handler: Handler, sites: IdleSites) -> Iterator[CountBlock]:
         if len(sites.addresses) < LEAST or (sample := self._sample(sites.site(sites.addresses[0]), spec)) is None:
             return
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
@@ -142,25 +170,36 @@ class Batches:
             second = arena.check_data(2 * WORD, at, isa.data_reach) + WORD
         except Refused:
             return
-        size = build_count(sample, isa, at, second).size
+        size = self._lay_out(sample, handler, at, second).size
         addresses = array("Q", sites.addresses[: arena.counts_that_fit(arena.rounded(size), WORD)])
         if len(addresses) >= LEAST:
             originals = [sample.original] * len(addresses)
-            yield from self._allocate(spec, addresses, originals, size, [sample], is_uniform=True)
+            yield from self._allocate(spec, handler, addresses, originals, size, [sample], is_uniform=True)
 
-    def _allocate_others(self, spec: Spec, plans: Sequence[Plan]) -> Iterator[CountBlock]:
+    def _lay_out(self, plan: Plan, handler: Handler, at: int, counter: int) -> Detour:
+        """Return the detour of a member at `at`, with a counter, or a routine, at `counter`.
+
+        Raises Unrelocatable, OutOfReach.
+        """
+        isa = self.target.guest.isa
+        return build_count(plan, isa, at, counter) if handler.is_plain else build_call(plan, isa, at, counter)
+
+    def _allocate_others(self, spec: Spec, handler: Handler, plans: Sequence[Plan]) -> Iterator[CountBlock]:
         """Yield blocks of those of `plans` that no thread is in the way of."""
         if len(plans) < LEAST:
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
         busy = self._busy(plans)
         shapes: dict[Shape, list[Plan]] = {}
+        if not handler.is_plain:
+            plans = [plan for plan in plans if calls_of(guest.isa).clobbers <= plan.dead.registers]
+        lay_out = build_count if handler.is_plain else build_call
         for plan in plans:
-            if plan.head not in busy and (shape := self.plans.shape(plan, guest.isa, arena)) is not None:
+            if plan.head not in busy and (shape := self.plans.shape(plan, guest.isa, arena, lay_out)) is not None:
                 shapes.setdefault(shape, []).append(plan)
         for shape, some in shapes.items():
             sites = array("Q", [plan.head for plan in some])
-            yield from self._allocate(spec, sites, [plan.original for plan in some], shape.size, some)
+            yield from self._allocate(spec, handler, sites, [plan.original for plan in some], shape.size, some)
 
     def _busy(self, plans: Sequence[Plan]) -> frozenset[int]:
         """Return the heads of those of `plans` that a thread may be inside of. One scan serves all."""
@@ -224,6 +263,7 @@ class Batches:
     def _allocate(
         self,
         spec: Spec,
+        handler: Handler,
         sites: array[int],
         originals: Sequence[bytes],
         size: int,
@@ -252,12 +292,49 @@ class Batches:
             first=0,
             plans=plans,
             installed_at=self.target.guest.moment(),
+            handler=handler,
         )
-        if not arena.claim_block(code, self.target.guest.machine) or not _can_be_laid_out(block):
+        if not arena.claim_block(code, self.target.guest.machine) or not self._has_routine(block, arena):
             arena.free_counts(code, data)
+            return
+        if not _can_be_laid_out(block):
+            arena.free_counts(code, data)
+            self.tidy()
             return
         block.first = self.registry.take_numbers(len(sites))
         yield block
+
+    def _has_routine(self, block: CountBlock, arena: Arena) -> bool:
+        """Write the routine that a block needs; return whether it has one now, or needs none. Raises OptprobeError."""
+        if block.handler.is_plain:
+            return True
+        try:
+            block.routine = install_routine(self._routine_code(block), block.code, self.target.guest, arena)
+        except (Refused, NotLowered):
+            return False
+        self.routines.append(block.routine)
+        return True
+
+    def _routine_code(self, block: CountBlock) -> Code:
+        """Return the code of a block's routine. Raises NotLowered."""
+        callers = Callers(block.code.address, block.step)
+        return routine_code(block.handler, callers, block.data.address, block.dead, block.isa)
+
+    def tidy(self) -> None:
+        """Release the routines that no detour calls any more which something leads to. Raises OptprobeError."""
+        arena = self.optimizer.arena
+        used = {id(block.routine) for block in self.registry.blocks}
+        for routine in list(self.routines):
+            callers = routine.callers
+            detours = (one.detour.address for one in (*self.registry.branches(), *self.optimizer.lost_branches()))
+            if arena is None or id(routine) in used or any(callers.address <= at < callers.end for at in detours):
+                continue
+            self.routines.remove(routine)
+            routine.release(self.target.guest, arena)
+
+    def routine_at(self, pc: int) -> Routine | None:
+        """Return the routine that `pc` is in."""
+        return next((routine for routine in self.routines if routine.has(pc)), None)
 
     def _write(self, blocks: Sequence[CountBlock], arena: Arena) -> None:
         """Write counters, detours, flags and branches. Raises OptprobeError; text and flags are as they were then."""
@@ -275,6 +352,8 @@ class Batches:
         value = probe_value(self._probe(block, 0))
         for name in ("at", "data"):
             value.pop(name, None)
+        if block.routine is not None:
+            value["routine"] = block.routine.address
         arena.journal.put(Item.BLOCK, block.code.address, block_value(block, block.first, value))
 
     def _arm(self, blocks: Sequence[CountBlock]) -> None:
@@ -308,6 +387,7 @@ class Batches:
                 continue
             arena.wipe([block.code], machine)
             arena.free_counts(block.code, block.data)
+        self.tidy()
         arena.journal.flush()
 
     def _stopped_at(self, blocks: Sequence[CountBlock]) -> Collection[int]:
@@ -326,7 +406,7 @@ class Batches:
             block.first + index,
             block.spec,
             block.sites[index],
-            Handler(),
+            block.handler,
             block.sizes,
             enabled=block.enabled,
             counter=block.counter(index),
@@ -343,7 +423,8 @@ class Batches:
         if block.enabled:
             detour = block.detour(index)
             start, end, _ = detour.programs[0]
-            parts = (ProgramPart(probe.address, probe.number, start, end),)
+            called = block.routine.installed.detour if block.routine is not None else None
+            parts = (ProgramPart(probe.address, probe.number, start, end, called),)
             installed = InstalledDetour(block.slot(index), detour, block.installed_at)
             site.adopt_branch(
                 Branch(plan, (probe.address,), (probe.number,), block.patch(index), installed, _PRESERVED, parts)
@@ -512,6 +593,10 @@ class Batches:
         """Return where memory does not hold what was written for blocks, in words."""
         found = []
         guest = self.target.guest
+        for routine in self.routines:
+            detour = routine.installed.detour
+            if guest.machine.read(detour.address, detour.size) != detour.data:
+                found.append(f"the program at {detour.address:#x} that many detours call was changed")
         for block in self.registry.blocks:
             places = block.places()
             texts = runs.at(places, runs.read(places, guest.machine))
@@ -557,12 +642,16 @@ class Batches:
             first=left.first,
             plans=[plans.get(site, some_plan) for site in left.sites],
             enabled=False,
+            handler=self._handler_again(record, some_plan),
         )
         if any(left.has(number - left.first) for number in self.registry.numbers()):
             raise OptprobeError("its numbers are those of other probes")
+        if record.routine is not None:
+            self._adopt_routine(block, record.routine, arena)
         for start, end in block.runs():
             piece, _ = block.piece(start, end)
             if machine.read(piece.address, piece.size) != block.detours(start, end):
+                self.tidy()
                 raise OptprobeError("its code is not what this version would write")
         own = {index: self.optimizer.plan(left.sites[index], [record.spec]) for index in alone}
         with held():
@@ -574,6 +663,27 @@ class Batches:
             if not len(block):
                 self._drop(block, arena)
         return block, probes
+
+    def _handler_again(self, record: ProbeRecord, plan: Plan) -> Handler:
+        """Return what a hit of an earlier GDB's block does. Raises OptprobeError where it would be something else."""
+        if record.spec.is_plain_count:
+            return Handler()
+        settings = with_sizes(self.settings(), record.sizes)
+        found = self.compile(record.spec, plan, settings).made_bare()
+        if found is None or record.routine is None or fingerprint(found) != record.program:
+            raise OptprobeError("it would not do here what it did there")
+        if not is_same_everywhere(record.spec) or not may_be_called(found, plan.dead, self.target.guest.isa):
+            raise OptprobeError("its functions cannot be probed together any more")
+        return found
+
+    def _adopt_routine(self, block: CountBlock, address: int, arena: Arena) -> None:
+        """Take over the routine of an earlier GDB's block. Raises OptprobeError where it is not what it would be."""
+        wanted = self._routine_code(block)(address)
+        found = arena.reuse(lambda one: (one.address, one.head, one.data) == (address, address, wanted))
+        if found is None:
+            raise OptprobeError("its code is not what this version would write")
+        block.routine = Routine(InstalledDetour(*found), block.code)
+        self.routines.append(block.routine)
 
     def _adopt_alone(self, block: CountBlock, index: int, plan: Plan, enabled: bool, arena: Arena) -> Probe:
         """Make a member of which the plan is another now a probe of its own, not yet settled. Its code is left."""

@@ -36,13 +36,14 @@ class PreservedRegisters:
 class ProgramPart:
     """The program of one probe at `address`; that of a call's entry is of the last return probe there.
 
-    start, end: where it is in the detour.
+    start, end: where it is in the detour. routine: what it calls, the program of many probes.
     """
 
     address: int
     number: int
     start: int
     end: int
+    routine: Detour | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The counts of one `add` as blocks: no object for a probe until something asks for that one.
+"""The counts of one `add` as blocks, with a condition too: no object for a probe until something asks for that one.
 
     number     first, first + 1, …        member n:  probe  first + n
 
@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.block import WORD, Block
-from gdb_optprobe.detours.detour import Detour, build_count
+from gdb_optprobe.detours.detour import Detour, build_count, build_detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.isa.base import OutOfReach
+from gdb_optprobe.isa.base import Dead, OutOfReach, padded
 from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.routines import RoutineCalls
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.routine import Routine
 from gdb_optprobe.probes.spec import Spec
 
 
@@ -27,6 +30,7 @@ class CountBlock(Block):
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
+    handler: of each member. routine: that their detours call; None where each counts by itself.
     _laid_out: the detours of members that are not uniform, once they were laid out.
     """
 
@@ -38,6 +42,8 @@ class CountBlock(Block):
     installed_at: object = None
     enabled: bool = True
     symbols: Sequence[str] = ()
+    handler: Handler = field(default_factory=Handler)
+    routine: Routine | None = None
     _laid_out: dict[int, bytes] = field(default_factory=dict)
 
     @property
@@ -58,9 +64,17 @@ class CountBlock(Block):
         traced = replace(model.ftrace, address=address) if model.ftrace is not None else None
         return replace(model, address=address, displaced=moved, ftrace=traced)
 
+    @property
+    def dead(self) -> Dead:
+        """Return what is dead at every member, as far as that is known of all."""
+        return self.plans[0].dead if self.is_uniform else Dead()
+
     def detour(self, index: int) -> Detour:
         """Return the detour of a member. Raises Unrelocatable, OutOfReach."""
-        return build_count(self.plan(index), self.isa, self.slot(index).address, self.counter(index).address)
+        plan, at = self.plan(index), self.slot(index).address
+        if self.routine is None:
+            return build_count(plan, self.isa, at, self.counter(index).address)
+        return build_call(plan, self.isa, at, self.routine.address)
 
     def patch(self, index: int) -> Patch:
         """Return the change of the text that leads to the member's detour."""
@@ -74,9 +88,14 @@ class CountBlock(Block):
             return b"".join(map(self._padded, indexes))
         sites, originals, model = self.sites[start:end], self.originals[start:end], self.plans[0]
         ends = [site + len(original) for site, original in zip(sites, originals, strict=True)]
-        first = self.counter(indexes.start).address
+        first, start_of = self.counter(indexes.start).address, self.slot(indexes.start).address
         counters = range(first, first + WORD * len(indexes), WORD)
         moved = b"" if model.ftrace is not None else model.insn.data  # the tracer's nop is left out
+        if self.routine is not None:
+            call, routine = calls_of(self.isa).call, self.routine.address
+            places = range(start_of, start_of + self.step * len(indexes), self.step)
+            pieces = [call(routine, at) + moved for at in places]
+            return padded(pieces, start_of, self.step, ends, self.isa.branch, self.isa.breakpoint)
         return self.isa.counts(self.slot(indexes.start).address, self.step, counters, ends, model.dead, moved)
 
     def _padded(self, index: int) -> bytes:
@@ -86,3 +105,13 @@ class CountBlock(Block):
                 raise OutOfReach(self.slot(index).address, self.sites[index])
             self._laid_out[index] = data + padding * ((self.step - len(data)) // len(padding))
         return self._laid_out[index]
+
+
+def calls_of(isa: Isa) -> RoutineCalls:
+    assert isa.routines is not None, "blocks with a routine are made only where there are such"
+    return isa.routines
+
+
+def build_call(plan: Plan, isa: Isa, at: int, routine: int) -> Detour:
+    """Lay out a detour that calls a routine for the probed instruction. Raises Unrelocatable, OutOfReach."""
+    return build_detour(plan, isa, at, {plan.address: lambda to: calls_of(isa).call(routine, to)})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.detour import build_count
+from gdb_optprobe.detours.detour import Detour, build_count
 from gdb_optprobe.detours.plan_request import TierLimits
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refused
@@ -23,6 +23,8 @@ from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 
+LayOut = Callable[[Plan, Isa, int, int], Detour]
+"""The detour of a plan at an address, with what it counts in, or calls, at another one."""
 MANY = 64
 """Functions for which the whole text is read at once."""
 
@@ -41,7 +43,7 @@ class EntryPlans:
     """The plans of counts, by address; None where an address cannot be probed."""
 
     _plans: dict[int, Plan | None] = field(default_factory=dict)
-    _shapes: dict[int, Shape | None] = field(default_factory=dict)
+    _shapes: dict[tuple[LayOut, int], Shape | None] = field(default_factory=dict)
     _made_for: object = None
 
     def of(
@@ -85,18 +87,19 @@ class EntryPlans:
         found = self._plans[address]
         return found is None or bool(found.tier.stops)
 
-    def shape(self, plan: Plan, isa: Isa, arena: Arena) -> Shape | None:
+    def shape(self, plan: Plan, isa: Isa, arena: Arena, lay_out: LayOut = build_count) -> Shape | None:
         """Return what the detour of `plan` is like; None where it cannot be laid out. Raises Refused."""
-        if plan.head not in self._shapes:
+        key = lay_out, plan.head
+        if key not in self._shapes:
             at = arena.free_code(plan.head, isa.branch_reach)
             try:
-                detour = build_count(plan, isa, at, at + COUNTER_DISTANCE)
+                detour = lay_out(plan, isa, at, at + COUNTER_DISTANCE)
             except (OutOfReach, Unrelocatable):
-                self._shapes[plan.head] = None
+                self._shapes[key] = None
             else:
                 count = len(isa.decode(detour.data, at))
-                self._shapes[plan.head] = Shape(detour.size, count, len(plan.displaced))
-        return self._shapes[plan.head]
+                self._shapes[key] = Shape(detour.size, count, len(plan.displaced))
+        return self._shapes[key]
 
 
 def _is_alone(plan: Plan) -> bool:

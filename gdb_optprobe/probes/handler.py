@@ -1,6 +1,6 @@
 """What a probe does at a hit, compiled for its address, and where that leaves a trace in guest memory.
 
-    a plain count   │ hits │
+    a plain count   │ hits │                                                                 and one that is bare
     others          │ hits │ faults │ words of each cell │ table │ table │ ring │ END │
     of a glob       │ hits │ faults │ words of each cell │ lost of each table │ ring │ END │      shared_maps.py
                     └──────── head, read by every list ──────┘└──── by report ────┘
@@ -85,6 +85,7 @@ class Handler:
     entry:      of a return probe, what it does where the function is entered.
     table_bits: of each table, see HashMapLayout. ring_bits: of the ring, see RingLayout; overwrites: too.
     per_cpu_register: see isa.abi.SystemRegisters.
+    bare:       whether its hits are all that it gathers: see `made_bare`.
     shared:     maps of a glob that its tables are in. function: its key there.
     maps:       of the session, where the program names some.
     """
@@ -98,6 +99,7 @@ class Handler:
     overwrites: bool = False
     entry: EntryProgram = field(default_factory=EntryProgram)
     per_cpu_register: str = ""
+    bare: bool = False
     shared: SharedMaps | None = None
     function: int = 0
     maps: SessionMaps | None = None
@@ -125,6 +127,14 @@ class Handler:
             return self
         maps.declare(self.program.maps)
         return replace(self, maps=maps)
+
+    def made_bare(self) -> Handler | None:
+        """Return the same with a word of memory, its hits; None where it gathers more, faults among it."""
+        condition = self.program.condition
+        is_count = len(self.program.actions) == 1 and not self.entry.actions and not self.entry.words
+        if condition is None or may_fault(condition) or not is_count:
+            return None
+        return replace(self, bare=True)
 
     def sharing(self, maps: SharedMaps, function: int) -> Handler:
         """Return the same with its tables in `maps`; as it is where it has none, or others than those have."""
@@ -245,7 +255,7 @@ class Handler:
 
     def head(self) -> tuple[int, ...]:
         """Return the words before the first hit."""
-        if self.is_plain:
+        if self.is_plain or self.bare:
             return (0,)
         lost = (0,) * (len(self.tables) - len(self.own_tables))
         return (0, 0, *(word for cell in self.cells for word in aggregate.initial(cell.aggregate)), *lost)
@@ -258,7 +268,7 @@ class Handler:
 
     @property
     def _end(self) -> bytes:
-        return b"" if self.is_plain else END
+        return b"" if self.is_plain or self.bare else END
 
     def cell_words(self) -> Iterator[tuple[Cell, slice]]:
         """Yield where in the head each cell has its words."""

@@ -28,7 +28,7 @@ FIELDS = frozenset(
     ("at", "location", "kind", "if", "do", "tier", "name", "glob", "entry if", "entry do", "maxactive", "overwrite")
 ) | frozenset(
     ("pending", "file", "pid", "home", "waits", "off", "python", "data", "program", "sizes", "since", "seen", "lost")
-) | {"maps", "named maps"}
+) | {"maps", "named maps", "bare", "routine"}
 LOST_FIELDS = frozenset(("at", "location", "kind", "data", "home", "waits", "glob"))
 """The record of a probe that is lost."""
 KINDS = frozenset(kind.value for kind in Kind)
@@ -47,7 +47,7 @@ class ProbeRecord:
     home: where it is or was in a module. waits: whether it was at no site in the kernel; of a probe on a program, true.
     python: whether it had a handler in Python. data: the address of its memory. maps: those that it shares.
     named: the session's maps that it uses, by name: their addresses, and how many keys they have room for.
-    program: see `fingerprint`.
+    program: see `fingerprint`. bare: see Handler. routine: of a block, the address of what its detours call.
     sizes: the settings that it was made with, by name. seen: the head of what hits left that stopped the guest.
     lost: whether it was too large for a journal, so that only its place was written.
     """
@@ -67,6 +67,8 @@ class ProbeRecord:
     lost: bool = False
     maps: MapsRecord | None = None
     named: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    bare: bool = False
+    routine: int | None = None
 
 
 def write_probe(probe: Probe, journal: Journal) -> None:
@@ -102,6 +104,7 @@ def probe_value(probe: Probe) -> dict[str, Any]:
         "data": probe.counter.address if probe.counter is not None else 0,
         "maps": _maps_value(probe.handler),
         "named maps": _named_value(probe),
+        "bare": probe.handler.bare,
         "program": fingerprint(probe.handler) if not probe.handler.is_plain else 0,
         "sizes": dict(probe.sizes) if not probe.handler.is_plain else {},
         "since": [probe.since.following, *probe.since.pending] if probe.since.following else [],
@@ -187,7 +190,9 @@ def read_probe(number: int, value: Any, left: ArenaContents) -> ProbeRecord:
 def read_block(block: BlockRecord, left: ArenaContents) -> ProbeRecord:
     """Return the record of the first probe of a block. Raises Damaged."""
     one = read_probe(block.first, {**block.probe, "at": block.sites[0]}, left)
-    if one.waits or one.program or one.home or not one.spec.is_plain_count:
+    is_plain = one.spec.is_plain_count and not one.program and one.routine is None
+    is_called = one.spec.counts_hits and one.bare and one.program and one.routine is not None
+    if one.waits or one.home or not (is_plain or is_called):
         raise Damaged(f"the block at {block.code.address:#x} is not of counts")
     return one
 
@@ -240,6 +245,8 @@ def _decode(number: int, value: Mapping[str, Any]) -> ProbeRecord:
         data=validate.number(value["data"]) if "data" in value else None,
         maps=_read_maps(value["maps"]) if "maps" in value else None,
         named=_read_named(value.get("named maps", {})),
+        bare=flag("bare"),
+        routine=validate.number(value["routine"]) if "routine" in value else None,
         program=validate.number(value.get("program", 0), 1 << 32),
         sizes={name: size_of(name, size) for name, size in sizes.items()},
         since=RingPosition(following, tuple(pending)),

@@ -232,12 +232,16 @@ class Kprobes:
     def install(self, probes: Sequence[Probe]) -> list[Probe]:
         """Bring the sites of `probes` to their tiers; return those of globs that lack memory for the tier asked for.
 
+        On every function, for any tier at which no hit stops the guest.
         Raises Refused where one that is no glob's lacks it.
         """
         self.settle(probes)
         return [probe for probe in probes if self._lacks_memory(probe)]
 
     def _lacks_memory(self, probe: Probe) -> bool:
+        plan = self.registry.site_of(probe).plan
+        if probe.spec.is_whole_kernel and plan.tier.stops:
+            return plan.reason is not None and plan.reason.code in NO_MEMORY
         try:
             self.check_tier(self.registry.site_of(probe).plan, probe.spec)
         except Refused as refused:

@@ -76,7 +76,8 @@ def read_records(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[T
     calls = {trap.calls: left.data_at(trap.calls) for trap in traps if trap.calls}
     if any(memory is None or memory.size < LAYOUT.size for memory in calls.values()):
         raise Damaged("calls of programs have no memory")
-    users = Counter((*(one.data for one in found if one.data is not None), *(left.points or ()), *calls))
+    maps = {one.maps.address for one in found if one.maps is not None}
+    users = Counter((*(one.data for one in found if one.data is not None), *maps, *(left.points or ()), *calls))
     if shared := [at for at, number in users.items() if number > 1]:
         raise Damaged(f"memory at {shared[0]:#x} is noted of two")
     return found, traps

@@ -183,6 +183,10 @@ class Optimizer:
         """Return whether a branch that could not be removed covers `address`."""
         return self._lost_branches.covers(address)
 
+    def lost_branches(self) -> Sequence[Branch]:
+        """Return the branches that could not be removed."""
+        return self._lost_branches.branches
+
     def lost_heads(self) -> Iterator[int]:
         """Yield the bytes of text that branches cover which could not be removed."""
         for branch in self._lost_branches.branches:

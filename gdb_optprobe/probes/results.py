@@ -95,7 +95,8 @@ class Results:
         if handler.is_plain:
             return Results((self.head[0] + 1,))
         head = [*self.head]
-        head[1] += outcome.faults
+        if not handler.bare:
+            head[1] += outcome.faults
         places = {id(cell): place for cell, place in handler.cell_words()}
         tables = [dict(rows) for rows in self.tables]
         numbers = {id(table): number for number, (table, _) in enumerate(handler.tables)}

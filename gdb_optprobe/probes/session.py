@@ -85,7 +85,7 @@ class Session:
         self.target = target
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
-        self.batches = Batches(target, self.registry, self.optimizer, settings)
+        self.batches = Batches(target, self.registry, self.optimizer, settings, self.kprobes.compile)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
@@ -188,6 +188,10 @@ class Session:
                         self._remove(lacking)
                         added = [probe for probe in added if self.registry.has(probe)]
                     self.optimizer.write_records(probe for probe in new if self.registry.has(probe))
+                    if lacking and spec.is_whole_kernel:  # the others would stop the guest as well
+                        rest = addresses[first + AT_ONCE :]
+                        left_out += (LeftOut(at, NO_ROOM) for at in (*(one.address for one in lacking), *rest))
+                        break
                 mine = [probe for probe in added if probe.spec is spec]
                 if left_out and not (mine or together):
                     raise left_out[0].error
@@ -337,6 +341,7 @@ class Session:
             if probe.is_return:
                 self.registry.remove(probe)  # the last one of a function gives its table of calls back
         self.registry.remove_all([probe for probe in probes if self.registry.has(probe)])
+        self.batches.tidy()
         self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
@@ -542,7 +547,7 @@ class Session:
     def is_inside(self, pc: int) -> bool:
         """Return whether `pc` is in our code that a hit runs."""
         found = self.registry.detour_at(pc) or self.optimizer.rethooks.trampoline_at(pc)
-        return found is not None or self.in_probe_read(pc)
+        return found is not None or self.in_probe_read(pc) or self.batches.routine_at(pc) is not None
 
     def pushed_at(self, detour: Detour, pc: int) -> int:
         """Return the bytes that `detour` has on the stack at `pc` beyond those of the original code."""

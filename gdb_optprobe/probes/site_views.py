@@ -19,6 +19,7 @@ from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.probe import Presence, Probe
 from gdb_optprobe.probes.probe_views import (
+    READ,
     DetourCode,
     SiteCode,
     SiteView,
@@ -121,6 +122,9 @@ def _measured(probe: Probe, site: Site, detour: Detour, guest: Guest) -> DetourV
     count = len(guest.isa.decode(detour.data, detour.address))
     plan = site.installed_plan or site.plan
     most, least = hit_cost(plan, detour, guest)
+    if (called := _called(site)) is not None:
+        insns = guest.isa.decode(called.data, called.address)
+        most, least = most - READ + len(insns), least - READ + len(insns) - skippable([insns[:-1]])  # it returns
     own, own_least = most, least
     if site.rethook is not None and site.return_probes:
         most, least = site.rethook.costs.of_call(most, least)
@@ -130,6 +134,12 @@ def _measured(probe: Probe, site: Site, detour: Detour, guest: Guest) -> DetourV
         own -= sum(map(cost_of, other))
         own_least -= shortest(other, cost_of)
     return DetourView(detour.address, detour.size, count, most, least, detour.head, own, own_least)
+
+
+def _called(site: Site) -> Detour | None:
+    """Return the routine that does what the probe of `site` is for."""
+    parts = site.branch.parts if site.branch is not None else ()
+    return next((part.routine for part in parts if part.address == site.address), None)
 
 
 def _other_programs(probe: Probe, site: Site, guest: Guest) -> Iterator[Sequence[Insn]]:

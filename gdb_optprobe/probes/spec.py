@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -92,6 +92,11 @@ class Spec:
         if self.entry_condition is not None or self.entry_actions:
             return False
         return not self.condition.strip() and all(action.strip() == "count" for action in self.actions)
+
+    @property
+    def counts_hits(self) -> bool:
+        """Whether the hits where its condition holds are counted, and that is all."""
+        return replace(self, condition="").is_plain_count
 
     @property
     def is_whole_kernel(self) -> bool:

@@ -181,6 +181,8 @@ def _adopt_probe(
     shared = maps[one.maps.address] if one.maps is not None else None
     settings, function = with_sizes(session.settings(), one.sizes), one.maps.function if one.maps is not None else None
     handler = session.kprobes.compile(one.spec, plan, settings, shared, function)
+    if one.bare:
+        handler = handler.made_bare() or handler
     probe = restored_probe(one, one.address, handler, left.data_at(one.data))
     _adopt_maps(session, one, handler, left)
     site = session.registry.site(one.address) or Site(one.address, plan)

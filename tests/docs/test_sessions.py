@@ -69,6 +69,8 @@ def test_blocks_that_are_not_run_are_these() -> None:
     left_out = [(page.name, block.left_out.split()[0]) for page in PAGES for block in blocks(page) if block.left_out]
     assert left_out == [
         ("cookbook.md", "tests/booted/test_matrix.py"),
+        ("cookbook.md", "tests/booted/test_shared_maps.py"),
+        ("cookbook.md", "tests/booted/test_shared_maps.py"),
         ("cookbook.md", "tests/booted/test_early.py"),
         ("returns.md", "tests/booted/test_returns_profile.py"),
     ]

@@ -27,7 +27,14 @@ from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.arena_record import RecordedArena
 from gdb_optprobe.probes.handler import HITS, Handler
-from gdb_optprobe.probes.journal_records import ProbeRecord, fingerprint, read_block, read_probe, write_probe
+from gdb_optprobe.probes.journal_records import (
+    ProbeRecord,
+    fingerprint,
+    probe_value,
+    read_block,
+    read_probe,
+    write_probe,
+)
 from gdb_optprobe.probes.leftovers import read_records
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results, Row
@@ -194,6 +201,30 @@ def test_a_probe_that_uses_maps_of_the_session() -> None:
     for wrong in ({"by": [at + 8, 1]}, {"a b": [at, 1]}, {"by": [at, 0]}, {"by": [at, 1 << 40]}, {"by": at}, [1]):
         with pytest.raises(journal_format.Damaged):
             read_probe(9, value | {"named maps": wrong}, found().left)
+
+
+def test_a_block_of_which_the_detours_call_a_routine() -> None:
+    """It came later, too. Its probes have their hits alone, and a program."""
+    spec = Spec("vfs_*", glob=True, condition="fd == 3")
+    made = handler(spec).made_bare()
+    assert made is not None and made.size == 8 and handler(Spec("vfs_*", condition="*buf == 3")).made_bare() is None
+    value = probe_value(Probe(12, spec, READ, made, SIZES)) | {"routine": CODE[0]}
+    del value["at"]
+    assert f"{json.dumps(value, separators=(',', ':'))}\n" == golden("journal_routine.txt")
+    items = [json.loads(line) for line in golden("journal_blocks.txt").splitlines()]
+    state = {key: one for item in items for key, one in item.items()}
+    key, block = next((key, one) for key, one in state.items() if key.startswith("block") and one[5] is not None)
+
+    def read(probe: Mapping[str, Any]) -> ProbeRecord:
+        changed = state | {key: [*block[:5], probe, *block[6:]]}
+        left = decode(changed, Bounds(TEXT, (CODE,), DATA, FILL), as_it_was(), X86_64)
+        return read_block(left.live_blocks[0], left)
+
+    one = read(json.loads(golden("journal_routine.txt")))
+    assert (one.spec, one.routine, one.bare, one.program) == (spec, CODE[0], True, fingerprint(made))
+    for wrong in ({"bare": False}, {"program": 0}, {"do": ["hist(fd)"]}):
+        with pytest.raises(journal_format.Damaged):
+            read(value | wrong)
 
 
 def test_what_was_counted() -> None:

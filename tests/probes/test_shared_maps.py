@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import shared_maps
 from gdb_optprobe.probes.session import Session
@@ -14,7 +15,7 @@ from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import ProbeView
 from gdb_optprobe.recovery import adopt
-from tests.fake_guest import THREADS, FakeGuest
+from tests.fake_guest import CODE, DATA, FILL, STACKS, THREADS, FakeGuest, OneArena
 from tests.probes.test_batch import AT, functions, run, text
 
 GLOB = Spec("f1*", glob=True, actions=("count by $rsp", "sum($rcx) by ($rsp, $rcx)", "max($rax)"))
@@ -228,3 +229,17 @@ def test_hits_that_stop_the_guest_are_the_same() -> None:
     assert {view.tier for view in views} == {"breakpoint"}
     run(guest)
     assert [gathered(view) for view in session.reports()] == alone(functions(), own(views))
+
+
+def test_on_every_function_none_stops_the_guest_for_lack_of_memory() -> None:
+    """What found no room for its code is left out, and said so."""
+    guest = functions()
+    guest.arena = Arena(Ranges(((CODE, CODE + 0x800),), ((DATA, STACKS),), FILL))
+    guest.arena_source = OneArena(guest.arena)
+    session = guest.session()
+    views = session.add(Spec("*", glob=True, actions=("count by $rsp",)))
+    assert {view.tier for view in views} == {"optimized"} and 0 < len(views) < 20
+    left_out = views[0].left_out
+    assert len(views) + len(left_out) == len(guest.bodies) and {"no room" in one.text for one in left_out} == {True}
+    run(guest)
+    assert {view.hits for view in session.reports()} == {THREADS} and session.check() == ()

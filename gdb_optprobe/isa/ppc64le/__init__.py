@@ -15,11 +15,13 @@ from gdb_optprobe.isa.ppc64le import (
     relocator,
     reservations,
     return_codegen,
+    routines,
     writer,
 )
 from gdb_optprobe.isa.ppc64le.fields import TRAP, to_bytes
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import ReturnBackend
+from gdb_optprobe.isa.routines import RoutineCalls
 
 
 class _PPC64LE:
@@ -47,6 +49,7 @@ class _PPC64LE:
     elf = abi.MACHINE
     codegen: Backend = codegen.BACKEND
     returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
+    routines: RoutineCalls | None = routines.ROUTINE_CALLS
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)

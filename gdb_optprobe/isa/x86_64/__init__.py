@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import ReturnBackend
+from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.isa.x86_64 import (
     abi,
     codegen,
@@ -15,6 +16,7 @@ from gdb_optprobe.isa.x86_64 import (
     liveness,
     relocator,
     return_codegen,
+    routines,
     writer,
 )
 
@@ -50,6 +52,7 @@ class _X86_64:
     elf = abi.MACHINE
     codegen: Backend = codegen.BACKEND
     returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
+    routines: RoutineCalls | None = routines.ROUTINE_CALLS
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)

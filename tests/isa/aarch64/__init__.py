@@ -124,6 +124,7 @@ class _AArch64:
     elf = ElfMachine("aarch64", 183, 0, b"")
     codegen = cast(Backend, None)  # conditions are not lowered
     returning: ReturnBackend | None = None
+    routines = None
 
     decode = staticmethod(decode)
     branch = staticmethod(branch)

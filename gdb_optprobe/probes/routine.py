@@ -1,0 +1,80 @@
+"""A routine in the guest that the detours of one block call: the program of its probes, lowered once.
+
+    block of detours ──call──► routine ──► counters of the block
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.handlers.lexer import Kind, tokens
+from gdb_optprobe.handlers.lower_program import LoweringContext
+from gdb_optprobe.handlers.lower_routine import Callers, lower_routine
+from gdb_optprobe.isa.base import Code, Dead
+from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.probes.handler import Handler
+from gdb_optprobe.probes.installed_detour import InstalledDetour
+from gdb_optprobe.probes.spec import Spec
+
+
+@dataclass(frozen=True)
+class Routine:
+    """callers: the code of the detours that may call it."""
+
+    installed: InstalledDetour
+    callers: Slot
+
+    @property
+    def address(self) -> int:
+        return self.installed.detour.address
+
+    def has(self, pc: int) -> bool:
+        return self.address <= pc < self.installed.detour.end
+
+    def release(self, guest: Guest, arena: Arena) -> None:
+        """Release it: no detour that calls it is led to any more. Raises OptprobeError."""
+        slot, detour = self.installed.slot, self.installed.detour
+        if self.installed.installed_at != guest.moment() or arena.has_retired_dispatchers:
+            arena.retire(slot, detour, called=True)
+            return
+        try:
+            arena.wipe([slot], guest.machine)
+        except OptprobeError:
+            arena.code.discard(slot)  # what it holds is not known
+            raise
+        arena.code.free(slot)
+
+
+def is_same_everywhere(spec: Spec) -> bool:
+    """Return whether a condition names nothing that differs by function: a plain name may be a parameter."""
+    condition = spec.condition_part
+    return condition is not None and not any(token.kind is Kind.NAME for token in tokens(condition))
+
+
+def may_be_called(handler: Handler, dead: Dead, isa: Isa) -> bool:
+    """Return whether a program does in a routine what it does in a detour. dead: at the entry of each function.
+
+    What is dead there, or has another value in a routine, it must not read.
+    """
+    if isa.routines is None or not handler.bare or handler.dereferences:
+        return False
+    changed = isa.routines.changed | isa.routines.clobbers | dead.registers | {isa.flags}
+    return not handler.reads & changed
+
+
+def routine_code(handler: Handler, callers: Callers, counters: int, dead: Dead, isa: Isa) -> Code:
+    """Return the code of a routine for detours that count at `counters`. dead: at each of them. Raises NotLowered."""
+    assert isa.routines is not None, "may_be_called has said so"
+    around = LoweringContext(address=0, objects=(counters,), faults=counters, dead=dead, per_cpu=handler.per_cpu)
+    return lower_routine(handler.program, callers, around, isa.routines, isa)
+
+
+def install_routine(code: Code, callers: Slot, guest: Guest, arena: Arena) -> Routine:
+    """Write the routine near the detours. Raises Refused, OptprobeError."""
+    placed = InstalledDetour.install(callers.address, lambda at: Detour(at, code(at), at, ()), guest, arena)
+    return Routine(placed, callers)
