@@ -326,10 +326,8 @@ class ExpressionLowering:
                 emit.load(to, self._in_memory(node))
             case Part():
                 self._indexed(to, node)
-            case And() | Or() | StringEquals() | SameText():
+            case And() | Or() | StringEquals() | SameText() | ContainsText():
                 self._choose(to, node, Constant(1), Constant(0))
-            case ContainsText():
-                raise NotLowered(node, "native code does not search in text")
             case Choose(condition, yes, no):
                 self._choose(to, condition, yes, no)
 
@@ -375,6 +373,8 @@ class ExpressionLowering:
                 emit.bind(end)
             case SameText(left, right, most):
                 self._same_text(left, right, most, when, label)
+            case ContainsText(text, needle):
+                self._contains(node, text, needle, when, label)
             case _:
                 with self.compared(node) as word:
                     emit.branch(Comparison.NE if when else Comparison.EQ, word, 0, False, label)
@@ -546,6 +546,65 @@ class ExpressionLowering:
         emit.jump(label)
         emit.bind(after)
 
+    def _contains(self, node: ContainsText, text: Bytes, needle: Bytes, when: bool, label: Label) -> None:
+        """Try every place of a text, byte by byte, up to its first 0."""
+        if isinstance(text, Literal):
+            raise NotLowered(node, "native code searches in a text of the hit alone")
+        emit, wanted = self._emitter, text_of(needle) if isinstance(needle, Literal) else None
+        again, elsewhere, found, missing = (Label() for _ in range(4))
+        with emit.pool.scratch() as at, emit.pool.scratch() as end:
+            emit.address(at, self.place(text.buffer, text.offset))
+            emit.address(end, self.place(text.buffer, text.offset + text.size))
+            emit.bind(again)
+            if wanted is not None:
+                for index, byte in enumerate(wanted):
+                    self._unless_equal(at, index, end, byte, elsewhere)
+            else:
+                assert isinstance(needle, Slice)
+                self._compare_at(at, end, needle, elsewhere, found)
+            emit.jump(found)
+            emit.bind(elsewhere)
+            emit.branch(Comparison.EQ, MemoryValue(Address(at), 1), 0, False, missing)
+            emit.binary(Arithmetic.ADD, at, at, 1, 64, False)
+            emit.branch(Comparison.LT, at, end, False, again)
+        emit.bind(missing)
+        if not when:
+            emit.jump(label)
+            emit.bind(found)
+            return
+        after = Label()
+        emit.jump(after)
+        emit.bind(found)
+        emit.jump(label)
+        emit.bind(after)
+
+    def _unless_equal(self, at: str, index: int, end: str, byte: int, label: Label) -> None:
+        """Jump to the label if the byte `index` bytes behind `at` is another, or behind the end."""
+        emit = self._emitter
+        with emit.pool.scratch() as place:
+            emit.address(place, Address(at, index))
+            emit.branch(Comparison.GE, place, end, False, label)
+        emit.branch(Comparison.NE, MemoryValue(Address(at, index), 1), byte, False, label)
+
+    def _compare_at(self, at: str, end: str, needle: Slice, elsewhere: Label, found: Label) -> None:
+        """Jump to `elsewhere` if a text is not at `at`, or to `found`; fall through if it fills its slice."""
+        emit, look, done = self._emitter, Label(), Label()
+        with emit.pool.scratch() as index, emit.pool.scratch() as place, emit.pool.scratch() as byte:
+            emit.constant(index, 0)
+            emit.bind(look)
+            emit.branch(Comparison.GE, index, needle.size, False, done)
+            emit.address(place, self.place(needle.buffer, needle.offset))
+            emit.binary(Arithmetic.ADD, place, place, index, 64, False)
+            emit.load(byte, MemoryValue(Address(place), 1))
+            emit.branch(Comparison.EQ, byte, 0, False, found)
+            emit.binary(Arithmetic.ADD, place, at, index, 64, False)
+            emit.branch(Comparison.GE, place, end, False, elsewhere)
+            emit.load(place, MemoryValue(Address(place), 1))
+            emit.branch(Comparison.NE, place, byte, False, elsewhere)
+            emit.binary(Arithmetic.ADD, index, index, 1, 64, False)
+            emit.jump(look)
+            emit.bind(done)
+
     def _word_of(self, to: str, text: Bytes, at: int) -> None:
         """Load a word of a text; 0 behind its bytes."""
         if at >= _size(text):
@@ -605,6 +664,11 @@ def literal_words(literal: Literal) -> tuple[int, ...]:
 def beyond(at: Address, offset: int) -> Address:
     """Return an address `offset` bytes further on."""
     return replace(at, offset=at.offset + offset)
+
+
+def text_of(literal: Literal) -> bytes:
+    """Return the bytes before the first 0."""
+    return literal.data.partition(b"\0")[0]
 
 
 def _size(some: Bytes) -> int:

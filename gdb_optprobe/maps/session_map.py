@@ -1,11 +1,11 @@
 """A map of the session in guest memory: what scripts keep by key; lock-free, of fixed size.
 
-    ┌──────┬────────┬─────────┬───┐
-    │ used │ leaked │ dropped │ 0 │  used: entries given out, and tries to get one; leaked: without a key in the index
-    ├──────┴───┬────┴──┬──────┴───┴───┐
+    ┌──────┬──────┬─────────┬──────┐
+    │ used │ keys │ dropped │ free │  used: entries given out; keys: in the index; free: a list, its version above
+    ├──────┴───┬──┴────┬────┴──────┴──┐
     │ key word…│ state │ value word … │  entry 0       a stored value of one word has no state: see ABSENT
     ├──────────┼───────┼──────────────┤
-    │ …        │       │              │  `most` entries, and SPARE more for those that leak
+    │ …        │       │              │  `most` entries, and SPARE more for hits that are adding a key
     ├──────────┴───────┴──────────────┤
     │ tag ^ number of an entry, or 0  │  the index: 2**bits places that a hash can lead to,
     │ …                               │  and TAIL more, so that a search need not turn round
@@ -17,10 +17,12 @@ of the index that differs from the tag in these bits alone names an entry, whose
 ends the search. Once it is not 0, a word of the index never changes, so a key is always found in the same place, and
 nothing that a hit holds while it is interrupted can become another key's.
 
-**Adding one.** A hit takes the next entry, which no other hit can reach, writes the key, and then puts its number into
-the first free word of the index by compare-and-swap. If another hit was faster, the search continues at this word; the
-entry is lost to all (`leaked`), which SPARE makes up for. So a key is in the index once, whole from its first instant
-on, and no hit waits for an interrupted one. Entries have their initial value from the beginning.
+**Adding one.** A hit takes an entry that no other hit can reach, writes the key, and then puts its number into the free
+word of the index by compare-and-swap. If another hit was faster, it gives the entry back, by compare-and-swap too, to
+the list of free ones, and the search continues at this word. The head of that list counts its changes, so that a hit
+which was interrupted notices. So a key is in the index once, whole from its first instant on; no hit waits for an
+interrupted one, and no entry is lost. Entries have their initial value from the beginning. A key that finds `most`
+others in the index is dropped and counted; of several that are added at the same instant, all may get in.
 
 **Removing one** removes the value and leaves the key: a key that comes back finds its entry again, and a hit that is in
 the middle of a change of that entry does no harm. Keys without a value are freed by the host, which writes the whole
@@ -29,7 +31,9 @@ map anew while no thread is inside a program that uses it.
 **Values.** A stored word is there unless it is ABSENT; so storing it, reading it and removing it are one instruction
 each, whatever other hits do. (The one word that cannot be stored is dropped and counted.) Other stored values have a
 state, 1 where they are there, written after them. An aggregate is there if its words are not the initial ones, or if
-its state is 1, which a sum sets (it may be 0) and the host, when it sets values to 0 but keeps the keys.
+its state is 1, which a sum sets (it may be 0) and the host, when it sets values to 0 but keeps the keys. That something
+was seen by `Least` and `Greatest` is stored only where the value is the initial one: else a hit that is interrupted
+before it stores that would bring back a key that was removed meanwhile, without its value.
 """
 
 from __future__ import annotations
@@ -38,10 +42,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gdb_optprobe.maps.aggregate import MASK, Aggregate, decode, encode, initial
+from gdb_optprobe.maps.aggregate import MASK, Aggregate, Greatest, Least, decode, encode, initial
 
 WORD = 8
-USED, LEAKED, DROPPED, HEADER = 0, 8, 16, 32
+USED, KEYS, DROPPED, FREE, HEADER = 0, 8, 16, 24, 32
 """Offsets."""
 ABSENT = 0xA5EB_3C0F_96D2_784B
 """Odd, and neither a pointer, a small number, a time nor text."""
@@ -110,7 +114,7 @@ class SessionMapLayout:
     @property
     def bits(self) -> int:
         """Return of how many bits a place in the index is: the index is at most half full."""
-        return max(2, (2 * self.entries - 1).bit_length())
+        return max(2, (2 * self.most - 1).bit_length())
 
     @property
     def places(self) -> int:
@@ -173,7 +177,10 @@ class SessionMapLayout:
         state = data[at + self.state : at + self.state + 1] != b"\0" if self.has_state else False
         if isinstance(self.value, int):
             return words if (state if self.has_state else words[0] != ABSENT) else None
-        return words if state or words != self.initial_words else None
+        if not (state or words != self.initial_words):
+            return None
+        is_extreme = isinstance(self.value, Least | Greatest) and words[0] != self.initial_words[0]
+        return (words[0], 1) if is_extreme else words
 
     def zeroed(self, data: bytes) -> bytes:
         """Return the start of the memory, as read, with initial values for all keys that have one: `zero`."""
@@ -235,15 +242,19 @@ class SessionMapLayout:
         return True
 
     def _add(self, data: ChangedMemory, key: bytes) -> int | None:
-        number, leaked = decode(data[USED : USED + 2 * WORD])
-        place = self._place(data, key)
-        self._count(data, USED)
-        if number - leaked >= self.most or number >= self.entries:
-            return None
-        if place is None:
-            self._count(data, LEAKED)
+        """Give a key an entry; return its offset, None where there is no room."""
+        place, (used, keys, _, free) = self._place(data, key), decode(data[:HEADER])
+        first = free & ENTRY_MASK
+        number = first - 1 if first else used
+        if place is None or keys >= self.most or number >= self.entries:
             return None
         at = HEADER + number * self.entry_size
+        if first:
+            following = int.from_bytes(data[at : at + WORD], "little") & ENTRY_MASK
+            data[FREE : FREE + WORD] = encode(((free | ENTRY_MASK) + 1 + following & MASK,))
+        else:
+            self._count(data, USED)
+        self._count(data, KEYS)
         data[at : at + len(key)] = key
         data[place : place + WORD] = encode((self.hash(key)[0] ^ number,))
         return at

@@ -122,6 +122,13 @@ class Handler:
         whole = replace(program, actions=(Update(HITS), *others))
         return cls(whole, per_cpu, cpu, unmapped, table_bits, ring_bits, overwrites)
 
+    def using(self, maps: SessionMaps) -> Handler:
+        """Return the same with the session's maps, where the program names some. Raises OptprobeError."""
+        if not self.program.maps:
+            return self
+        maps.declare(self.program.maps)
+        return replace(self, maps=maps)
+
     def made_bare(self) -> Handler | None:
         """Return the same with a word of memory, its hits; None where it gathers more, faults among it."""
         condition = self.program.condition
@@ -334,6 +341,7 @@ class Handler:
             passed=passed,
             kept=kept,
             maps=self.maps.addresses(self.program.maps, memory) if self.maps is not None else {},
+            most=self.maps.rooms(self.program.maps) if self.maps is not None else {},
         )
         for known, code in self._lowered:
             if known == around:

@@ -46,6 +46,7 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_registers import ReadRegisters
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.rethook_records import read_rethooks
+from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site, SiteState
 from gdb_optprobe.probes.spec import Spec
@@ -100,6 +101,7 @@ class Optimizer:
     throttle: Throttle = field(default_factory=Throttle)
     traps: KernelTraps = field(init=False)
     tracepoints: TracepointHandlers = field(init=False)
+    maps: SessionMaps = field(init=False)
     _cfgs: CfgCache = field(init=False)
     _lost_branches: LostBranches = field(default_factory=LostBranches)
     _planned: dict[int, _Planned] = field(default_factory=dict)
@@ -114,6 +116,7 @@ class Optimizer:
         self.collector = Collector(self.target.guest, self.rethooks, self.check_alive)
         self.traps = KernelTraps(self.target.guest)
         self.tracepoints = TracepointHandlers(self.target.guest, self.registry, self.collector, self.may_stop_at)
+        self.maps = SessionMaps(self.target.guest.machine)
         self.memory = ArenaMemory(self.target.arena_source)
         self._cfgs = CfgCache(self.target.guest.isa, self.target.guest.text)
         self.read_registers = ReadRegisters(self.target.guest, self.registry, self._cfgs)
@@ -494,8 +497,7 @@ class Optimizer:
             probe.counter = None
         if probe.handler.shared is not None:
             probe.handler.shared.release(probe.number, self.arena)
-        if probe.handler.maps is not None:
-            probe.handler.maps.release(probe.number, self.arena)
+        self.maps.release(probe.number, self.arena)
         if probe.pad is not None:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None

@@ -18,6 +18,7 @@ from gdb_optprobe.handlers.ir import (
     BytesLoad,
     Column,
     Constant,
+    ContainsText,
     Continue,
     Copy,
     Cut,
@@ -173,6 +174,8 @@ class _Draw:
             return Length(target, self.variable())
         if kind == 9:
             return self._fill()
+        if kind == 10 and not self.number(2):
+            return Assign(self.variable(), ContainsText(Slice.whole(S), self._needle()))
         if kind == 10:
             text = SameText(Slice.whole(S), self._bytes(), self.number(20) if self.number(1) else None)
             return Assign(self.variable(), text)
@@ -227,6 +230,11 @@ class _Draw:
         if self.number(1):
             return Literal.text(self.draw(st.sampled_from((b"dd", b"", b"abcdefghi"))), 16)
         return Slice.whole(T)
+
+    def _needle(self) -> Slice | Literal:
+        if self.number(1):
+            return Literal.text(self.draw(st.sampled_from((b"d", b"", b"bc", b"ghi", b"abcdefgh"))), 8)
+        return Slice(T, 0, 8) if self.number(1) else Slice.whole(T)
 
     def _fill(self) -> Statement:
         kind = self.number(4)

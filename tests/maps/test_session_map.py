@@ -13,6 +13,11 @@ WORDS = SessionMapLayout(1, 1, 8)
 VALUES: tuple[Aggregate | int, ...] = (1, 2, Count(), Sum(True), Least(True))
 
 
+def of(layout: SessionMapLayout, number: int) -> tuple[int, ...]:
+    """The words of a value."""
+    return (number, 1) if isinstance(layout.value, Least) else (number,) * layout.value_words
+
+
 def key(*words: int) -> bytes:
     return encode(words)
 
@@ -26,7 +31,7 @@ def test_operations_are_those_of_a_dict(value: Aggregate | int, steps: list[tupl
     data, expected, ever = bytearray(layout.initial()), dict[bytes, tuple[int, ...]](), set[bytes]()
     dropped = 0
     for what, number, n in steps:
-        at, words = key(number, -number & 0xFF), (n,) * layout.value_words
+        at, words = key(number, -number & 0xFF), of(layout, n)
         if what == "put":
             room = at in ever or len(ever) < layout.most
             assert layout.put(data, at, words) is room
@@ -67,7 +72,7 @@ def test_zero_keeps_keys_and_clear_does_not(value: Aggregate | int) -> None:
     layout = SessionMapLayout(1, value, 8)
     data = bytearray(layout.initial())
     for number in (1, 2):
-        layout.put(data, key(number), (9,) * layout.value_words)
+        layout.put(data, key(number), of(layout, 9))
     layout.delete(data, key(2))
     zero = (0,) * layout.value_words if isinstance(value, int) else layout.initial_words
     assert layout.decode(layout.zeroed(data)).by_key == {key(1): zero}
@@ -94,6 +99,6 @@ def test_a_scalar() -> None:
         layout = SessionMapLayout(0, value)
         data = bytearray(layout.initial())
         assert not layout.decode(data).by_key
-        words = (3,) * layout.value_words
+        words = of(layout, 3)
         assert layout.put(data, b"", words) and layout.decode(data).by_key == {b"": words}
         assert layout.delete(data, b"") and not layout.decode(data).by_key
