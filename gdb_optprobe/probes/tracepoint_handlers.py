@@ -1,12 +1,12 @@
-"""Functions of ours that are registered on tracepoints, with a place for probes: the kernel calls them at each event.
+"""Functions of the arena that are registered on tracepoints: the kernel calls them at each event, and they are probed.
 
     add: reach a thread that may sleep ─► journaled ─► code written ─► tracepoint_probe_register(tp, code, 0)
          a probe is put on the code as on any function; disabled, it leaves code that does nothing
     delete: tracepoint_probe_unregister ─► each grace period of tracepoints ─► no thread inside ─► code freed
 The calls are made by a thread of the guest, in code of the arena that returns by itself (guest/native_call.py). GDB may
-be killed at any instant: what is registered is code that runs on. The next GDB finds it in the journal, and asks the
-tracepoint whether it is registered. It is not freed before the grace periods have passed after that: a CPU may hold its
-address in a register, where no stack shows it.
+be killed at any instant: a function that is registered is code that runs on. The next GDB finds it in the journal, and
+asks the tracepoint whether it is registered. It is not freed before the grace periods have passed after that: a CPU may
+hold its address in a register, where no stack shows it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ONE = "name one tracepoint: each is registered by a call in the guest"
 
 @dataclass(frozen=True, slots=True)
 class EventHandler:
-    """A function of ours on a tracepoint. probed: the address of its instruction that probes are on.
+    """A function of the arena on a tracepoint. probed: the address of its instruction that probes are on.
 
     made:   how the kernel assigns the event's fields in it; None where it has the arguments alone.
     missed: what counts the events that had no room for their fields.
