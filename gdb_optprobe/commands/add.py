@@ -15,7 +15,8 @@ class AddCommand(Subcommand[Add]):
     optprobe add LOCATION[,LOCATION...] [OPTIONS] [if EXPR] [do ACTION, ...]
     optprobe add LOCATION[,LOCATION...] -return [entry [if EXPR] [do ACTION, ...]] [if EXPR] [do ACTION, ...]
 
-    LOCATION is anything that `break` takes, *ADDRESS, symbol+offset, or a glob.
+    LOCATION is anything that `break` takes, *ADDRESS, symbol+offset, a glob, or
+    an event: tracepoint:SYSTEM:EVENT with its fields as args->NAME, rawtracepoint:EVENT.
     It ends at the first option, or at a bare word if, do or entry.
     Commas make several: a probe at each, with counters and maps of its own,
     or none at all where one of them is refused. A glob leaves out, and lists,
@@ -53,6 +54,7 @@ class AddCommand(Subcommand[Add]):
       optprobe add *0xffffffff8134cc55 -name reads do count
       optprobe add vfs_*
       optprobe add vfs_read,vfs_write do count by $comm
+      optprobe add tracepoint:syscalls:sys_exit_read if args->ret > 0 do sum(args->ret)
       optprobe add vfs_read if $comm == "dd" do hist(count), count by $pid
     """
 

@@ -68,7 +68,7 @@ class Bounds:
         return first <= address < last and not start <= address < end and not self._is_ours(address)
 
     def has(self, address: int) -> bool:
-        """Return whether the guest can have text there, or a function of ours that can be probed is there."""
+        """Return whether the guest can have text there, or optprobe has a function that can be probed."""
         return self.text[0] <= address < self.text[1] or self.is_loaded(address) or self._is_ours(address)
 
     def _is_ours(self, address: int) -> bool:

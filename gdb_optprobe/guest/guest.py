@@ -104,7 +104,7 @@ class Guest(ABC):
 
     @property
     def handlers(self) -> HandlerText:
-        """Return the functions of ours that the kernel calls."""
+        """Return the functions of the arena that the kernel calls."""
         return HandlerText(self.isa)
 
     def event_at(self, event: EventName, address: int) -> EventName:

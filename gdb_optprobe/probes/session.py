@@ -189,7 +189,7 @@ class Session:
             raise
 
     def _register(self, specs: Sequence[Spec]) -> None:
-        """Have the kernel call a handler where a probe is to be on a tracepoint; what is refused is so before that."""
+        """Have the kernel call a handler where a probe is to be on a tracepoint, unless the probe is refused."""
         some = [(spec, event) for spec in specs if (event := handled(spec)) is not None]
         if not some:
             return

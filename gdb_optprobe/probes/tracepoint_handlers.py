@@ -1,12 +1,12 @@
-"""Functions of ours that are registered on tracepoints, with a place for probes: the kernel calls them at each event.
+"""Functions of the arena that are registered on tracepoints: the kernel calls them at each event, and they are probed.
 
     add: reach a thread that may sleep ─► journaled ─► code written ─► tracepoint_probe_register(tp, code, 0)
          a probe is put on the code as on any function; disabled, it leaves code that does nothing
     delete: tracepoint_probe_unregister ─► each grace period of tracepoints ─► no thread inside ─► code freed
 The calls are made by a thread of the guest, in code of the arena that returns by itself (guest/native_call.py). GDB may
-be killed at any instant: what is registered is code that runs on. The next GDB finds it in the journal, and asks the
-tracepoint whether it is registered. It is not freed before the grace periods have passed after that: a CPU may hold its
-address in a register, where no stack shows it.
+be killed at any instant: a function that is registered is code that runs on. The next GDB finds it in the journal, and
+asks the tracepoint whether it is registered. It is not freed before the grace periods have passed after that: a CPU may
+hold its address in a register, where no stack shows it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ONE = "name one tracepoint: each is registered by a call in the guest"
 
 @dataclass(frozen=True, slots=True)
 class EventHandler:
-    """A function of ours on a tracepoint. probed: the address of its instruction that probes are on.
+    """A function of the arena on a tracepoint. probed: the address of its instruction that probes are on.
 
     made:   how the kernel assigns the event's fields in it; None where it has the arguments alone.
     missed: what counts the events that had no room for their fields.
@@ -143,17 +143,22 @@ class TracepointHandlers:
 
         Raises OptprobeError with nothing registered, or CallFailed where that is not known yet.
         """
-        if self.guest.handlers.called(str(event)):
-            return
         facts = self._facts
+        known = next((handler for handler in self._known.values() if handler.event == event), None)
+        if known is not None and self._is_registered(known, facts):
+            return
         tracepoint = facts.find(event)
         if not arena.journal.is_open:
             raise OptprobeError("the journal in the guest is full, or none can be kept: another GDB could not find out")
         facts.say(f"the guest runs until its kernel has registered a handler on {event}")
         runner = facts.reach(self.may_stop_at, REACHING)
-        made = self._place(event, tracepoint, facts, arena)
+        if known is not None:
+            # An earlier call was interrupted: it may be under way.
+            self._check_unused(known, arena)
+        made = known or self._place(event, tracepoint, facts, arena)
         try:
-            made = self._lead_to_gates(made, facts, arena)
+            if not made.hooks:
+                made = self._lead_to_gates(made, facts, arena)
             result = self._call(runner, facts.register(tracepoint, made.slot.address), arena, made)
         except OptprobeError as failed:
             if not (isinstance(failed, CallFailed) and failed.unfinished):
@@ -274,11 +279,8 @@ class TracepointHandlers:
         try:
             facts.say(f"the guest runs until its kernel has taken what was registered off {names}")
             runner = facts.reach(self.may_stop_at, LEAVING)
-            # A call of an earlier GDB may still register one.
-            self.collector.collect(arena, Trigger.COMMIT)
             for handler in unused:
-                if arena.may_use(handler.slot):
-                    raise CallFailed(f"a thread still registers the handler of {handler.event}", LATER)
+                self._check_unused(handler, arena)
                 if self._is_registered(handler, facts):
                     self._call(runner, facts.unregister(handler.tracepoint, handler.slot.address), arena, handler)
                 if self._is_registered(handler, facts):
@@ -293,6 +295,12 @@ class TracepointHandlers:
         for handler in unused:
             self._forget(handler, arena)
         self.collector.collect(arena, Trigger.COMMIT)
+
+    def _check_unused(self, handler: EventHandler, arena: Arena) -> None:
+        """Raise CallFailed where a thread may still be in a call that registers a handler, an earlier GDB's say."""
+        self.collector.collect(arena, Trigger.COMMIT)
+        if arena.may_use(handler.slot):
+            raise CallFailed(f"a thread still registers the handler of {handler.event}", LATER)
 
     def _unused(self) -> Sequence[EventHandler]:
         used = {probe.address for probe in self.registry.single_probes()}

@@ -175,6 +175,45 @@ def test_another_gdb_takes_them_over_and_nothing_is_missed(linux: Guest) -> None
     gone(linux)
 
 
+def test_a_guest_that_comes_to_no_safe_point_is_as_it_was(linux: Guest) -> None:
+    script: list[str | Workload] = ["set optprobe exit-on-error off"]
+    script += ["python import gdb_optprobe.probes.tracepoint_handlers as _h; _r, _h.REACHING = _h.REACHING, 0"]
+    script += [attempt(FIELDS), FUNCTIONS, "optprobe list", "python _h.REACHING = _r", RAW, "optprobe delete"]
+    finished = batch(linux, script)
+    assert finished.status == 0, finished.output
+    assert "no thread of the guest came to where it can call a function" in finished.output
+    assert finished.json("functions") == 0 and "No probes." in finished.output
+    gone(linux)
+
+
+RENAMES = 20_000
+CLOCK = "sed -n '3{s/now at //;s/ nsecs//;p;q}' /proc/timer_list"
+RENAMING = Workload(f"{CLOCK}; dd if=/dev/zero of=/proc/self/comm bs=1 count={RENAMES} 2>/dev/null; {CLOCK}")
+COSTS = (
+    ("optprobe add rawtracepoint:task_rename", 25),
+    ("optprobe add tracepoint:task:task_rename do sum(args->pid)", 120),
+)
+"""What an event more costs with a probe, in instructions, at most."""
+
+
+def test_what_an_event_costs(boot: Boot) -> None:
+    """Beside the same event with no function registered: a clock that counts instructions tells."""
+    guest = boot(icount="shift=0,sleep=off", smp=1, append="mitigations=off", extra=())
+    script: list[str | Workload] = [RENAMING, RENAMING]
+    for number, (add, _) in enumerate(COSTS):
+        script += [add, "optprobe commit", RENAMING, RENAMING, keep(f"list {number}", "optprobe list")]
+        script += ["optprobe delete"]
+    finished = batch(guest, script)
+    assert finished.status == 0, finished.output
+    times = [[int(each) for each in text.split()] for text in finished.workloads]
+    spent = [min(one[1] - one[0], other[1] - other[0]) for one, other in zip(times[::2], times[1::2], strict=True)]
+    for number, (add, most) in enumerate(COSTS):
+        (probe,) = finished.json(f"list {number}")
+        assert 2 * RENAMES <= probe["hits"] <= 2 * RENAMES + 50, finished.output
+        cost = (spent[number + 1] - spent[0]) / RENAMES
+        assert 5 < cost <= most, f"{add}: {cost:.1f} instructions"
+
+
 def test_a_kernel_that_calls_none_of_ours_says_why(ppc_guest: Guest) -> None:
     script = ["set optprobe exit-on-error off", keep("doctor", "optprobe doctor"),
               keep("refused", "optprobe explain rawtracepoint:sched_switch")]  # fmt: skip

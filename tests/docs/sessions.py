@@ -30,7 +30,8 @@ from pathlib import Path
 from tests.docs.blocks import ROOT
 
 GUIDES = tuple(
-    f"docs/guide/{name}.md" for name in ("session", "conditions", "returns", "any-instruction", "modules", "programs")
+    f"docs/guide/{name}.md"
+    for name in ("session", "conditions", "returns", "tracepoints", "any-instruction", "modules", "programs")
 )
 EXAMPLES = tuple(f"docs/examples/{name}.md" for name in ("virtme-ng", "cloud-image", "libvirt"))
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/tutorial.md", "docs/cookbook.md", *GUIDES, *EXAMPLES))

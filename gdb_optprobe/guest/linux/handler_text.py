@@ -1,4 +1,4 @@
-"""Functions of ours that the kernel calls, as text that can be probed: guest.text.Text of them."""
+"""Functions of the arena that the kernel calls, as text that can be probed: guest.text.Text of them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class LoadedText:
         handlers: HandlerText | None = None,
     ) -> None:
         """Join texts. area: of modules. text_of: raises OptprobeError for a module with unreadable symbols.
-        handlers: functions of ours.
+        handlers: functions of the arena.
         """
         self.core = core
         self.handlers = handlers

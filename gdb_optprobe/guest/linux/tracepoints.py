@@ -97,7 +97,7 @@ class TracepointArch(Protocol):
         """Return the registers of a handler's caller, where the handler is probed. Raises Unreadable."""
 
     def why_not(self, kernel: Kernel) -> str:
-        """Return why no function of ours can be registered in this kernel, in words; "" where one can."""
+        """Return why no function of the arena can be registered in this kernel, in words; "" where one can."""
 
     def why_not_at(self, kernel: Kernel, address: int) -> str:
         """Return why none that is at `address` can."""
@@ -139,7 +139,7 @@ class Tracepoints:
         called = until_zero(self.kernel.memory.read(self._word(address, "name"), LONGEST_NAME))
         iterator = symbols.address(ITERATOR + name)
         if called != name or (iterator is not None and self._word(address, "iterator") != iterator):
-            raise NoSuchKernel(f"what is at {address:#x} is not the tracepoint {name}")
+            raise NoSuchKernel(f"the structure at {address:#x} is not the tracepoint {name}")
         if event.system and not event.is_raw:
             event_fields.check_system(self.kernel, name, event.system)
         return Tracepoint(name, address)

@@ -237,7 +237,7 @@ class Unwinder(Protocol):
 class LinuxArch(Finder, Protocol):
     """clock: variables that may say how fast it runs. loaded: from where to where modules can be.
 
-    tracepoints: None where no function of ours can be registered on one.
+    tracepoints: None where no function of the arena can be registered on one.
     first_reads: memory (start, size) that a kernel reads once it is in place, before it starts, and nothing reads
     before it.
     """

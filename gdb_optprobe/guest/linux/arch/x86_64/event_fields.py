@@ -14,11 +14,11 @@ from __future__ import annotations
 from gdb_optprobe.guest.linux.event_fields import EventFormat
 from gdb_optprobe.isa.x86_64.writer import rel32
 
-MARK = 0x6F70_7470_726F_6265
-"""No address of x86-64: no filter of the kernel's own is there."""
+MARK = 0x6F70_7470
+"""No address of the kernel's: no filter of its own is there."""
 ENTER, FILE_IS_FIRST = (bytes.fromhex(code) for code in ("f30f1efa 4881ec", "4889e7"))
 PROBED, LEAVE, RETURN = (bytes.fromhex(code) for code in ("0f1f440000", "4881c4", "c3"))
-SET, SET_RAX, STORE_RAX, IS_ZERO = (bytes.fromhex(code) for code in ("48c78424", "48b8", "48898424", "4883bc24"))
+SET, IS_ZERO = bytes.fromhex("48c78424"), bytes.fromhex("4883bc24")
 COUNT = bytes.fromhex("f048ff05")
 
 
@@ -28,10 +28,9 @@ def handler(made: EventFormat, missed: int, address: int) -> tuple[bytes, int, i
     # With the return address, the stack is aligned to 16 bytes at the call.
     frame = _word(made.entry + made.room + 8)
     code = bytearray(ENTER + frame)
-    for offset, value in ((layout.call, made.call), (layout.trace, made.trace), (layout.flags, 0)):
+    file = {layout.call: made.call, layout.trace: made.trace, layout.flags: 0, layout.filter: MARK}
+    for offset, value in (file | {layout.size: made.room}).items():
         code += SET + _word(offset) + _word(value)
-    code += SET_RAX + MARK.to_bytes(8, "little") + STORE_RAX + _word(layout.filter)
-    code += SET + _word(layout.size) + _word(made.room)
     code += FILE_IS_FIRST
     code += b"\xe8" + rel32(address + len(code), address + len(code) + 5, made.assigns)
     code += IS_ZERO + _word(layout.size) + b"\0"
@@ -47,7 +46,7 @@ def handler(made: EventFormat, missed: int, address: int) -> tuple[bytes, int, i
 
 def reserve(made: EventFormat, address: int) -> bytes:
     """Return the gate of trace_event_buffer_reserve(fbuffer, file, size)."""
-    code = _unless_ours(b"\x48\x39\x86", made.layout.filter, b"", made.reserve, address)
+    code = _unless_ours(b"\x48\x81\xbe", made.layout.filter, b"", made.reserve, address)
     layout = made.layout
     store = b"\x48\x89\xb7" + _word(layout.buffer_file)  # mov %rsi, (%rdi)
     store += b"\x48\x8d\x86" + _word(made.entry) + b"\x48\x89\x87" + _word(layout.buffer_entry)
@@ -59,12 +58,12 @@ def reserve(made: EventFormat, address: int) -> bytes:
 def commit(made: EventFormat, address: int) -> bytes:
     """Return the gate of trace_event_buffer_commit(fbuffer)."""
     load = b"\x48\x8b\x8f" + _word(made.layout.buffer_file)  # mov (%rdi), %rcx
-    return _unless_ours(b"\x48\x39\x81", made.layout.filter, load, made.commit, address) + b"\xc3"
+    return _unless_ours(b"\x48\x81\xb9", made.layout.filter, load, made.commit, address) + b"\xc3"
 
 
 def _unless_ours(compare: bytes, offset: int, before: bytes, function: int, address: int) -> bytes:
     """Return code that continues at `function` where the file has not our mark."""
-    code = before + SET_RAX + MARK.to_bytes(8, "little") + compare + _word(offset) + b"\x0f\x85"
+    code = before + compare + _word(offset) + _word(MARK) + b"\x0f\x85"
     return code + rel32(address, address + len(code) + 4, function)
 
 
