@@ -31,7 +31,16 @@ from gdb_optprobe.handlers.ir import (
 )
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering, NotLowered, beyond, literal_words
 from gdb_optprobe.handlers.lower_maps import update
-from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue, noted
+from gdb_optprobe.isa.codegen import (
+    Address,
+    Arithmetic,
+    Comparison,
+    Emitter,
+    Label,
+    MemoryValue,
+    TooManyRegisters,
+    noted,
+)
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Stats, Sum
 from gdb_optprobe.maps.aggregate import number as as_number
 from gdb_optprobe.maps.session_map import (
@@ -39,8 +48,9 @@ from gdb_optprobe.maps.session_map import (
     DROPPED,
     ENTRY_MASK,
     FACTOR,
+    FREE,
     HEADER,
-    LEAKED,
+    KEYS,
     USED,
     SessionMapLayout,
 )
@@ -445,7 +455,7 @@ class MapLowering:
         with ExitStack() as stack:
             with noted(emit, "key"):
                 key = self._words(stack, by, words, in_place=False)
-            entry = register or stack.enter_context(emit.pool.scratch())
+            entry = register or stack.enter_context(emit.pool.scratch(emit.swap_clobbers))
             if register:
                 missing = self._apart(words, missing, lambda: emit.constant(register, 0))
             with noted(emit, "lookup"):
@@ -489,8 +499,7 @@ class MapLowering:
             emit.load(entry, MemoryValue(Address(slot)))
             emit.binary(Arithmetic.XOR, entry, entry, tag, 64, False)
             emit.branch(Comparison.GE, entry, layout.entries, False, unnamed)
-            emit.binary(Arithmetic.MUL, entry, entry, layout.entry_size, 64, False)
-            emit.address(entry, Address(entry, as_number(table.at + HEADER, True)))
+            self._entry_of(entry, entry, table)
             for index, word in enumerate(key):
                 there = MemoryValue(Address(entry, WORD * index))
                 if isinstance(word, Address):
@@ -536,22 +545,25 @@ class MapLowering:
         """
         emit, layout = self._emit, table.layout
         look, unnamed, other, missing = labels
-        full, lost = Label(), Label()
+        full, lost, dropped = Label(), Label(), Label()
         emit.bind(unnamed)
         if create:
             emit.branch(Comparison.NE, entry, tag, False, other)
             self._add(entry, key, tag, slot, table, full, lost)
             emit.jump(look)
             emit.bind(lost)
-            emit.atomic_add(table.header(LEAKED), 1)
+            self._give_back(entry, tag, table)
             emit.jump(look)
+            emit.bind(full)  # of keys, but one of them may be this one, which another hit has added since
+            emit.branch(Comparison.NE, MemoryValue(Address(slot)), 0, False, look)
+            emit.jump(dropped)
         else:
             emit.branch(Comparison.EQ, entry, tag, False, missing)
         emit.bind(other)
         emit.binary(Arithmetic.ADD, slot, slot, WORD, 64, False)
         emit.branch(Comparison.LT, slot, table.at + layout.size, False, look)
         if create:
-            emit.bind(full)
+            emit.bind(dropped)
             emit.atomic_add(table.header(DROPPED), 1)
         emit.jump(missing)
 
@@ -560,18 +572,21 @@ class MapLowering:
     ) -> None:
         """Give a free entry the key, and name it in the index; jump to the labels if there is none, or if another did.
 
-        entry: a register to work with.
+        entry: a register to work with; at `lost` it has what is not named, the entry's number xor the tag.
         """
-        emit, layout = self._emit, table.layout
-        number = entry
+        emit, layout, number = self._emit, table.layout, entry
+        have = Label()
+        emit.branch(Comparison.GE, MemoryValue(table.header(KEYS)), layout.most, False, full)
+        self._take_free(number, table)
+        emit.binary(Arithmetic.SUB, number, number, 1, 64, False)
+        emit.branch(Comparison.LT, number, layout.entries, False, have)
         emit.atomic_fetch_add(number, table.header(USED), 1)
-        with emit.pool.scratch() as other:
-            emit.load(other, MemoryValue(table.header(LEAKED)))
-            emit.binary(Arithmetic.ADD, other, other, layout.most, 64, False)
-            emit.branch(Comparison.GE, number, other, False, full)
-            emit.branch(Comparison.GE, number, layout.entries, False, full)
-            emit.binary(Arithmetic.MUL, other, number, layout.entry_size, 64, False)
-            emit.address(other, Address(other, as_number(table.at + HEADER, True)))
+        emit.branch(Comparison.GE, number, layout.entries, False, full)
+        emit.bind(have)
+        # What is saved meanwhile moves the frame away from where parts of a key were found in it.
+        in_frame = any(isinstance(word, Address) for word in key)
+        with emit.pool.scratch() if in_frame else self._borrowed() as other:
+            self._entry_of(other, number, table)
             for index, word in enumerate(key):
                 into = Address(other, WORD * index)
                 if isinstance(word, Address):
@@ -582,6 +597,70 @@ class MapLowering:
                     emit.store(into, word)
         emit.binary(Arithmetic.XOR, number, number, tag, 64, False)
         emit.compare_and_swap(Address(slot), 0, number, lost)
+        emit.atomic_add(table.header(KEYS), 1)
+
+    def _take_free(self, number: str, table: _Table) -> None:
+        """Take the first of the free entries: load its number and 1, or 0 if there is none."""
+        emit, again, none = self._emit, Label(), Label()
+        with self._borrowed() as other:
+            emit.bind(again)
+            emit.load(number, MemoryValue(table.header(FREE)))
+            emit.binary(Arithmetic.AND, other, number, ENTRY_MASK, 64, False)
+            emit.branch(Comparison.EQ, other, 0, False, none)
+            emit.binary(Arithmetic.SUB, other, other, 1, 64, False)
+            self._entry_of(other, other, table)
+            emit.load(other, MemoryValue(Address(other)))
+            emit.binary(Arithmetic.AND, other, other, ENTRY_MASK, 64, False)
+            self._next_version(other, number)
+            emit.compare_and_swap(table.header(FREE), number, other, again)
+            emit.bind(none)
+            emit.binary(Arithmetic.AND, number, number, ENTRY_MASK, 64, False)
+
+    def _give_back(self, entry: str, tag: str, table: _Table) -> None:
+        """Put an entry that no key got on the list of free ones. entry: see _add."""
+        emit, number, again = self._emit, entry, Label()
+        emit.binary(Arithmetic.XOR, number, number, tag, 64, False)
+        with self._borrowed() as other, self._borrowed() as head:
+            emit.bind(again)
+            emit.load(head, MemoryValue(table.header(FREE)))
+            self._entry_of(other, number, table)
+            emit.store(Address(other), head)
+            emit.binary(Arithmetic.ADD, other, number, 1, 64, False)
+            self._next_version(other, head)
+            emit.compare_and_swap(table.header(FREE), head, other, again)
+
+    def _next_version(self, to: str, head: str) -> None:
+        """Make the list's head of an entry's number and 1, in `to`: with the version after that of `head`."""
+        emit = self._emit
+        with self._borrowed() as version:
+            emit.binary(Arithmetic.OR, version, head, ENTRY_MASK, 64, False)
+            emit.binary(Arithmetic.ADD, to, to, version, 64, False)
+            emit.binary(Arithmetic.ADD, to, to, 1, 64, False)
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[str]:
+        """Yield a register that is saved for the block alone, where few hits pass: the others need not save it."""
+        emit, pool = self._emit, self._emit.pool
+        before = {*pool.used}
+        free = [name for name in pool.order if name not in pool.taken and name not in emit.swap_clobbers]
+        register = min(free, key=lambda name: name not in before, default="")
+        if not register:
+            raise TooManyRegisters
+        pool.reserve(register)
+        if register in before:
+            yield register
+        else:
+            pool.used.discard(register)
+            emit.save((register,))
+            yield register
+            emit.restore((register,))
+        pool.free(register)
+
+    def _entry_of(self, to: str, number: str, table: _Table) -> None:
+        """Load the address of an entry by its number."""
+        emit = self._emit
+        emit.binary(Arithmetic.MUL, to, number, table.layout.entry_size, 64, False)
+        emit.address(to, Address(to, as_number(table.at + HEADER, True)))
 
     def _load(self, to: str, word: Word) -> None:
         match word:

@@ -1,11 +1,11 @@
 """A map of the session in guest memory: what scripts keep by key; lock-free, of fixed size.
 
-    ┌──────┬────────┬─────────┬───┐
-    │ used │ leaked │ dropped │ 0 │  used: entries given out, and tries to get one; leaked: without a key in the index
-    ├──────┴───┬────┴──┬──────┴───┴───┐
+    ┌──────┬──────┬─────────┬──────┐
+    │ used │ keys │ dropped │ free │  used: entries given out; keys: in the index; free: a list, its version above
+    ├──────┴───┬──┴────┬────┴──────┴──┐
     │ key word…│ state │ value word … │  entry 0       a stored value of one word has no state: see ABSENT
     ├──────────┼───────┼──────────────┤
-    │ …        │       │              │  `most` entries, and SPARE more for those that leak
+    │ …        │       │              │  `most` entries, and SPARE more for hits that are adding a key
     ├──────────┴───────┴──────────────┤
     │ tag ^ number of an entry, or 0  │  the index: 2**bits places that a hash can lead to,
     │ …                               │  and TAIL more, so that a search need not turn round
@@ -17,10 +17,12 @@ of the index that differs from the tag in these bits alone names an entry, whose
 ends the search. Once it is not 0, a word of the index never changes, so a key is always found in the same place, and
 nothing that a hit holds while it is interrupted can become another key's.
 
-**Adding one.** A hit takes the next entry, which no other hit can reach, writes the key, and then puts its number into
-the first free word of the index by compare-and-swap. If another hit was faster, the search continues at this word; the
-entry is lost to all (`leaked`), which SPARE makes up for. So a key is in the index once, whole from its first instant
-on, and no hit waits for an interrupted one. Entries have their initial value from the beginning.
+**Adding one.** A hit takes an entry that no other hit can reach, writes the key, and then puts its number into the free
+word of the index by compare-and-swap. If another hit was faster, it gives the entry back, by compare-and-swap too, to
+the list of free ones, and the search continues at this word. The head of that list counts its changes, so that a hit
+which was interrupted notices. So a key is in the index once, whole from its first instant on; no hit waits for an
+interrupted one, and no entry is lost. Entries have their initial value from the beginning. A key that finds `most`
+others in the index is dropped and counted; of several that are added at the same instant, all may get in.
 
 **Removing one** removes the value and leaves the key: a key that comes back finds its entry again, and a hit that is in
 the middle of a change of that entry does no harm. Keys without a value are freed by the host, which writes the whole
@@ -41,7 +43,7 @@ from typing import Protocol
 from gdb_optprobe.maps.aggregate import MASK, Aggregate, decode, encode, initial
 
 WORD = 8
-USED, LEAKED, DROPPED, HEADER = 0, 8, 16, 32
+USED, KEYS, DROPPED, FREE, HEADER = 0, 8, 16, 24, 32
 """Offsets."""
 ABSENT = 0xA5EB_3C0F_96D2_784B
 """Odd, and neither a pointer, a small number, a time nor text."""
@@ -235,15 +237,19 @@ class SessionMapLayout:
         return True
 
     def _add(self, data: ChangedMemory, key: bytes) -> int | None:
-        number, leaked = decode(data[USED : USED + 2 * WORD])
-        place = self._place(data, key)
-        self._count(data, USED)
-        if number - leaked >= self.most or number >= self.entries:
-            return None
-        if place is None:
-            self._count(data, LEAKED)
+        """Give a key an entry; return its offset, None where there is no room."""
+        place, (used, keys, _, free) = self._place(data, key), decode(data[:HEADER])
+        first = free & ENTRY_MASK
+        number = first - 1 if first else used
+        if place is None or keys >= self.most or number >= self.entries:
             return None
         at = HEADER + number * self.entry_size
+        if first:
+            following = int.from_bytes(data[at : at + WORD], "little") & ENTRY_MASK
+            data[FREE : FREE + WORD] = encode(((free | ENTRY_MASK) + 1 + following & MASK,))
+        else:
+            self._count(data, USED)
+        self._count(data, KEYS)
         data[at : at + len(key)] = key
         data[place : place + WORD] = encode((self.hash(key)[0] ^ number,))
         return at
