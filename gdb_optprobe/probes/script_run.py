@@ -16,7 +16,7 @@ from gdb_optprobe.handlers.ir import Emit, Program
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
-from gdb_optprobe.handlers.script.runtime import Host, Runtime
+from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, WANTED
 from gdb_optprobe.probes.read_results import empty_ring, read_new_records
@@ -65,10 +65,8 @@ class ScriptMaps(Mapping[str, MapContents]):
 
 
 def _move(source: MapContents, into: MapContents) -> None:
-    for key in source.all_keys():
-        words = source.get(key)
-        if words is not None:
-            into.put(key, words)
+    for key, words in contents_of(source).items():
+        into.put(key, words)
 
 
 @dataclass
