@@ -14,9 +14,12 @@ from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.script import dump, tree
+from gdb_optprobe.handlers.script.attach import attach_point
 from gdb_optprobe.handlers.script.compile import Script, compile_script
 from gdb_optprobe.handlers.script.host import HostScope
 from gdb_optprobe.handlers.script.output import JsonOutput, TextOutput
+from gdb_optprobe.handlers.script.place import Place
 from gdb_optprobe.handlers.script.settings import Settings
 from gdb_optprobe.probes.script_host import GuestFiles, GuestNames
 from gdb_optprobe.probes.script_kernel import ScriptKernel
@@ -31,6 +34,7 @@ class ScriptCommand(Subcommand[ScriptArguments]):
 
     optprobe script [OPTIONS] FILE [ARG...]
     optprobe script [OPTIONS] -e 'PROGRAM' [ARG...]
+    optprobe script -l 'PROBE'
 
     The script ends at exit(), at Ctrl-C, or as the options say; then its END
     runs, its probes are removed, and its maps are printed. $1, $2, ... are
@@ -42,12 +46,14 @@ class ScriptCommand(Subcommand[ScriptArguments]):
       -f json, -json  print lines of JSON
       -unsafe         allow system(), which runs commands on this machine
       -d              print the programs, and attach nothing
+      -l PROBE        print what there is to attach to, by wildcards
 
     Strings have 64 bytes, unless config = { max_strlen = N } says otherwise.
 
     Examples:
       optprobe script -for 5 -e 'kprobe:vfs_read { @[comm] = count(); }'
       optprobe script vfscount.bt
+      optprobe script -l 'kprobe:vfs_*'
     """
 
     word = "script"
@@ -59,6 +65,9 @@ class ScriptCommand(Subcommand[ScriptArguments]):
         session = attach.current_session()
         session.check_alive()
         kernel = ScriptKernel(session.target)
+        if args.pattern:
+            out.lines([*_listed(kernel, args.pattern)])
+            return
         now = kernel.now()
         host = HostScope(untimed=now) if isinstance(now, Missing) else HostScope(started=now)
         kernel = ScriptKernel(session.target, host)
@@ -96,7 +105,16 @@ def _write(text: str) -> None:
 
 def _programs(script: Script) -> Iterator[str]:
     for probe in script.probes:
-        yield f"{probe.name}:"
-        if probe.program.condition is not None:
-            yield f"    if {probe.program.condition}"
-        yield from (f"    {statement}" for statement in probe.program.actions)
+        yield probe.name
+        yield from (f"    {line}" for line in dump.lines(probe.program))
+
+
+def _listed(kernel: ScriptKernel, pattern: str) -> Iterator[str]:
+    """Yield the names of what a pattern such as `kprobe:vfs_*` matches. Raises OptprobeError."""
+    point = attach_point(tree.Point(Place(pattern, 0, len(pattern)), pattern))
+    found = kernel.matches(point.provider, point.target, point.name, point.offset)
+    if isinstance(found, Missing):
+        raise OptprobeError(found.message, found.hint)
+    if not found:
+        raise OptprobeError(f"nothing matches '{pattern}'")
+    yield from sorted({match.name for match in found})
