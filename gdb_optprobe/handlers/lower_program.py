@@ -80,7 +80,7 @@ class LoweringContext:
     pad:     address that a program jumps to in order to stop; None if none can.
     passed:  dead registers behind the program, if it may stop.
     kept:    see isa.codegen.EntryState.
-    maps:    addresses of the session's maps, by name.
+    maps:    addresses of the session's maps, by name. most: keys that they have room for, where the program says more.
     lost:    address of the 8 bytes that count values without room in a table, by object; empty: each table has its own.
     """
 
@@ -99,6 +99,7 @@ class LoweringContext:
     passed: Dead = field(default_factory=Dead)
     kept: OuterSaves = field(default_factory=OuterSaves)
     maps: Mapping[str, int] = field(default_factory=dict)
+    most: Mapping[str, int] = field(default_factory=dict)
     lost: tuple[int, ...] = ()
 
 
@@ -230,7 +231,9 @@ def _emit_statements(
             _lower_action(emit, words, around, action, index, address)
 
     with variables_in_registers(emit, program, variables) as registers:
-        lowering = StatementLowering(emit, pc, program, registers, around.maps, around.faults, may_hold=variables > 0)
+        lowering = StatementLowering(
+            emit, pc, program, registers, around.maps, around.most, around.faults, may_hold=variables > 0
+        )
         with nullcontext() if variables else refused(program.actions[0]):
             lowering.lower(ordinary)
 

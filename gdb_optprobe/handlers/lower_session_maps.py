@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.ir import (
     WORD,
@@ -101,12 +101,14 @@ def finds_again(first: Statement, later: Statement) -> bool:
 class MapLowering:
     """Lowers statements about maps.
 
-    maps: the addresses of maps, by name. scratch: the offset in the frame of a place for a key.
+    maps: the addresses of maps, by name. most: keys that they have room for, where it is less than the program says.
+    scratch: the offset in the frame of a place for a key.
     """
 
-    def __init__(self, emit: Emitter, maps: Mapping[str, int], scratch: int) -> None:
+    def __init__(self, emit: Emitter, maps: Mapping[str, int], most: Mapping[str, int], scratch: int) -> None:
         self._emit = emit
         self._maps = maps
+        self._most = most
         self._scratch = scratch
         self._held: tuple[str, bool] | None = None
 
@@ -135,7 +137,8 @@ class MapLowering:
                 self._length(target, into, words)
 
     def table(self, target: Map) -> _Table:
-        return _Table(session_layout(target), self._maps[target.name])
+        found = replace(target, most=self._most.get(target.name, target.most))
+        return _Table(session_layout(found), self._maps[target.name])
 
     # statements
 
@@ -287,7 +290,7 @@ class MapLowering:
         absent: Label,
     ) -> None:  # fmt: skip
         """Load the key and the value of an entry; jump to the label if it has no value."""
-        layout = session_layout(target)
+        layout = self.table(target).layout
         self._absent(layout, Address(entry), absent)
         if key is not None:
             self._move(Address(entry), words.place(key.buffer, key.offset), layout.key_words * WORD)

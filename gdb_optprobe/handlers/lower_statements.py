@@ -226,7 +226,7 @@ class StatementLowering:
 
     pc:       see ExpressionLowering. registers: of variables, by name.
     ordinary: lowers an Update of a cell or a table, an Emit or a Put.
-    faults:   the address of the counter of faults. maps: the addresses of maps, by name.
+    faults:   the address of the counter of faults. maps, most: see MapLowering.
     may_hold: whether registers may keep what was found for a later statement.
     """
 
@@ -237,6 +237,7 @@ class StatementLowering:
         program: Program,
         registers: dict[str, str],
         maps: Mapping[str, int],
+        most: Mapping[str, int],
         faults: int,
         may_hold: bool,
     ) -> None:
@@ -246,7 +247,7 @@ class StatementLowering:
         self._frame = plan_frame(program, [*registers])
         places = Locals(program.quiet, registers, {**self._frame.offsets}, {**self._frame.buffers})
         self._words = ExpressionLowering(emit, pc, places, Apart())
-        self._maps = MapLowering(emit, maps, self._frame.key)
+        self._maps = MapLowering(emit, maps, most, self._frame.key)
         self._faults = faults
         self._finish = Label()
         self._loops: list[tuple[Label, Label]] = []

@@ -112,7 +112,7 @@ class SessionMapLayout:
     @property
     def bits(self) -> int:
         """Return of how many bits a place in the index is: the index is at most half full."""
-        return max(2, (2 * self.entries - 1).bit_length())
+        return max(2, (2 * self.most - 1).bit_length())
 
     @property
     def places(self) -> int:

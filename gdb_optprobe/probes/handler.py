@@ -120,6 +120,13 @@ class Handler:
         whole = replace(program, actions=(Update(HITS), *others))
         return cls(whole, per_cpu, cpu, unmapped, table_bits, ring_bits, overwrites)
 
+    def using(self, maps: SessionMaps) -> Handler:
+        """Return the same with the session's maps, where the program names some. Raises OptprobeError."""
+        if not self.program.maps:
+            return self
+        maps.declare(self.program.maps)
+        return replace(self, maps=maps)
+
     def sharing(self, maps: SharedMaps, function: int) -> Handler:
         """Return the same with its tables in `maps`; as it is where it has none, or others than those have."""
         maps.decide(self.cells)
@@ -324,6 +331,7 @@ class Handler:
             passed=passed,
             kept=kept,
             maps=self.maps.addresses(self.program.maps, memory) if self.maps is not None else {},
+            most=self.maps.rooms(self.program.maps) if self.maps is not None else {},
         )
         for known, code in self._lowered:
             if known == around:

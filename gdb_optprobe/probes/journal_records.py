@@ -16,6 +16,7 @@ from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.maps.ring import RingPosition
+from gdb_optprobe.maps.session_map import MOST
 from gdb_optprobe.probes import fields
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
@@ -45,7 +46,7 @@ class ProbeRecord:
 
     home: where it is or was in a module. waits: whether it was at no site in the kernel; of a probe on a program, true.
     python: whether it had a handler in Python. data: the address of its memory. maps: those that it shares.
-    named: the addresses of the session's maps that it uses, by name.
+    named: the session's maps that it uses, by name: their addresses, and how many keys they have room for.
     program: see `fingerprint`.
     sizes: the settings that it was made with, by name. seen: the head of what hits left that stopped the guest.
     lost: whether it was too large for a journal, so that only its place was written.
@@ -65,7 +66,7 @@ class ProbeRecord:
     waits: bool = False
     lost: bool = False
     maps: MapsRecord | None = None
-    named: Mapping[str, int] = field(default_factory=dict)
+    named: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def write_probe(probe: Probe, journal: Journal) -> None:
@@ -118,17 +119,21 @@ def _maps_value(handler: Handler) -> list[int]:
     return [maps.memory.address, maps.bits, int(maps.cells), handler.function]
 
 
-def _named_value(probe: Probe) -> dict[str, int]:
-    """Return the addresses of the session's maps that a probe uses, by name."""
+def _named_value(probe: Probe) -> dict[str, list[int]]:
+    """Return the address of each of the session's maps that a probe uses, and its room for keys, by name."""
     maps = probe.handler.maps
-    return {} if maps is None else {name: slot.address for name, slot in maps.of_probe(probe.number).items()}
+    return {} if maps is None else {name: [*place] for name, place in maps.of_probe(probe.number).items()}
 
 
-def _read_named(value: Any) -> Mapping[str, int]:
+def _read_named(value: Any) -> Mapping[str, tuple[int, int]]:
     """Raises ValueError."""
     if not isinstance(value, dict) or len(value) > MAPS:
         raise ValueError("its named maps")
-    return {fields.map_name(validate.text(name)): validate.number(at) for name, at in value.items()}
+    found: dict[str, tuple[int, int]] = {}
+    for name, place in value.items():
+        address, most = validate.row(place, 2)
+        found[fields.map_name(validate.text(name))] = validate.number(address), validate.number(most, MOST + 1, 1)
+    return found
 
 
 def _read_maps(value: Any) -> MapsRecord:
@@ -211,7 +216,7 @@ def _check_places(one: ProbeRecord, left: ArenaContents) -> None:
         raise ValueError(f"it has no memory at {one.data:#x}")
     if one.maps is not None and left.data_at(one.maps.address) is None:
         raise ValueError(f"it has no maps at {one.maps.address:#x}")
-    for name, at in one.named.items():
+    for name, (at, _) in one.named.items():
         if left.data_at(at) is None:
             raise ValueError(f"it has no map @{name} at {at:#x}")
 

@@ -9,7 +9,7 @@ what they were made for changes (Optimizer.plan, Handler.code), so that `install
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour, build_count, build_detour
@@ -83,10 +83,11 @@ class Kprobes:
     registry: Registry
     optimizer: Optimizer
     settings: Callable[[], Settings]
-    maps: SessionMaps = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.maps = SessionMaps(self.target.guest.machine)
+    @property
+    def maps(self) -> SessionMaps:
+        """Return the maps of the session."""
+        return self.optimizer.maps
 
     def addresses(self, spec: Spec) -> tuple[int, ...]:
         """Return where a spec's location is now; nowhere where its probe is to wait. Raises OptprobeError."""
@@ -202,9 +203,7 @@ class Kprobes:
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         made = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits, overwrites=spec.overwrite)
         made = replace(made, entry=entry, per_cpu_register=self.target.guest.isa.system.per_cpu)
-        if program.maps:
-            self.maps.declare(program.maps)
-            made = replace(made, maps=self.maps)
+        made = made.using(self.maps)
         return made if maps is None else made.sharing(maps, plan.address if function is None else function)
 
     def _names(self, spec: Spec, plan: Plan) -> NamesAt:

@@ -46,6 +46,7 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_registers import ReadRegisters
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.rethook_records import read_rethooks
+from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site, SiteState
 from gdb_optprobe.probes.spec import Spec
@@ -98,6 +99,7 @@ class Optimizer:
     memory: ArenaMemory = field(init=False)
     throttle: Throttle = field(default_factory=Throttle)
     traps: KernelTraps = field(init=False)
+    maps: SessionMaps = field(init=False)
     _cfgs: CfgCache = field(init=False)
     _lost_branches: LostBranches = field(default_factory=LostBranches)
     _planned: dict[int, _Planned] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class Optimizer:
         self.kernel_stops = KernelStops(self.target.guest, self.target.stops, self.registry, self.links)
         self.collector = Collector(self.target.guest, self.rethooks, self.check_alive)
         self.traps = KernelTraps(self.target.guest)
+        self.maps = SessionMaps(self.target.guest.machine)
         self.memory = ArenaMemory(self.target.arena_source)
         self._cfgs = CfgCache(self.target.guest.isa, self.target.guest.text)
         self.read_registers = ReadRegisters(self.target.guest, self.registry, self._cfgs)
@@ -478,8 +481,7 @@ class Optimizer:
             probe.counter = None
         if probe.handler.shared is not None:
             probe.handler.shared.release(probe.number, self.arena)
-        if probe.handler.maps is not None:
-            probe.handler.maps.release(probe.number, self.arena)
+        self.maps.release(probe.number, self.arena)
         if probe.pad is not None:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None

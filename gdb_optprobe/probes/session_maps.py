@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
@@ -17,6 +18,9 @@ from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.handlers.ir import Column, Map
 from gdb_optprobe.handlers.lower_session_maps import session_layout
 from gdb_optprobe.maps.session_map import MOST, SessionMap
+
+LEAST = 256
+"""Keys that a map has room for, at least, if more are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,12 @@ class GuestBytes:
 
 @dataclass(eq=False)
 class PlacedMap:
-    """users: the numbers of the probes whose programs use it. kept: it stays where none does."""
+    """users: the numbers of the probes whose programs use it. kept: it stays where none does.
 
+    asked: as programs have it. target: the same, with no more room for keys than there is memory for.
+    """
+
+    asked: Map
     target: Map
     memory: Slot | None = None
     users: set[int] = field(default_factory=set)
@@ -59,7 +67,7 @@ class SessionMaps:
             if not 0 < target.most <= MOST:
                 raise OptprobeError(f"@{target.name} cannot have room for {target.most} keys", f"at most {MOST}")
             known = self._maps.get(target.name)
-            if known is not None and _shape(known.target) != _shape(target):
+            if known is not None and _shape(known.asked) != _shape(target):
                 raise OptprobeError(
                     f"@{target.name} has keys or values of another type here than in other probes",
                     "use another name, or delete those probes",
@@ -69,21 +77,26 @@ class SessionMaps:
         """Have these maps in memory that code at `near` addresses by distance, for one more probe. Raises Refused."""
         self.declare(maps)
         for target in maps:
-            placed = self._maps.setdefault(target.name, PlacedMap(target))
+            placed = self._maps.get(target.name) or PlacedMap(target, target)
             if placed.memory is None:
-                layout = session_layout(target)
+                placed.target = _fitting(target, near, reach, arena)
+                layout = session_layout(placed.target)
                 with arena.new_data(layout.size, near, reach) as slot:
                     self.memory.write(slot.address, layout.initial())
                 placed.memory = slot
+            self._maps[target.name] = placed
             placed.users.add(number)
 
-    def adopt(self, number: int, target: Map, memory: Slot) -> None:
-        """Have a map where an earlier session had it. Raises OptprobeError where that is too small for it."""
-        self.declare([target])
-        if memory.size < session_layout(target).size:
-            raise OptprobeError(f"@{target.name} was smaller there")
-        placed = self._maps.setdefault(target.name, PlacedMap(target, memory))
-        placed.users.add(number)
+    def adopt(self, number: int, asked: Map, most: int, memory: Slot) -> None:
+        """Have a map where an earlier session had it, with room for so many keys.
+
+        Raises OptprobeError where that memory is too small for it.
+        """
+        self.declare([asked])
+        target = replace(asked, most=most)
+        if not 0 < most <= asked.most or memory.size < session_layout(target).size:
+            raise OptprobeError(f"@{asked.name} was another map there")
+        self._maps.setdefault(asked.name, PlacedMap(asked, target, memory)).users.add(number)
 
     def keep(self, names: Iterable[str], kept: bool = True) -> None:
         """Have maps stay where no probe uses them; or no longer, which `release` of a probe makes true."""
@@ -107,10 +120,18 @@ class SessionMaps:
             for name, one in placed.items()
         }
 
-    def of_probe(self, number: int) -> Mapping[str, Slot]:
-        """Return the memory of the maps that a probe uses, by name."""
-        used = ((name, one.memory) for name, one in sorted(self._maps.items()) if number in one.users)
-        return {name: memory for name, memory in used if memory is not None}
+    def rooms(self, maps: Iterable[Map]) -> Mapping[str, int]:
+        """Return how many keys maps have room for, by name, where it is less than is asked for."""
+        placed = (self._maps.get(target.name) for target in maps)
+        return {one.asked.name: one.target.most for one in placed if one is not None and one.target != one.asked}
+
+    def of_probe(self, number: int) -> Mapping[str, tuple[int, int]]:
+        """Return the addresses of the maps that a probe uses, and the keys that they have room for, by name."""
+        return {
+            name: (one.memory.address, one.target.most)
+            for name, one in sorted(self._maps.items())
+            if number in one.users and one.memory is not None
+        }
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -128,6 +149,18 @@ class SessionMaps:
     def target(self, name: str) -> Map:
         """Return what a name stands for. Raises KeyError."""
         return self._maps[name].target
+
+
+def _fitting(target: Map, near: int, reach: int, arena: Arena) -> Map:
+    """Return a map with room for fewer keys where neither the arena nor what its kernel would lend has room for all."""
+    lent = arena.lender.most(0, 1 << 64) if arena.lender is not None else 0
+    while target.columns and target.most > LEAST and (size := session_layout(target).size) > lent:
+        try:
+            arena.check_room(size, near, reach)
+            break
+        except Refused:
+            target = replace(target, most=max(LEAST, target.most // 2))
+    return target
 
 
 def _shape(target: Map) -> object:

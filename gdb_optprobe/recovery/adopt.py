@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.count_block import CountBlock
@@ -70,9 +71,11 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
         returns.adopt(site, session.target.guest)
     memory = {probe.counter for probe in probes if probe.counter is not None}
     memory |= {one.memory for one in maps.values() if one.users and one.memory is not None}
-    memory |= {*session.kprobes.maps.slots}
+    memory |= {*session.optimizer.maps.slots}
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs)
+    maps_of_programs = {place[1] for one in programs for place in _named_maps(one, left).values()}
+    memory |= maps_of_programs
     memory |= {data for block in left.live_blocks for _, data in block.pieces()}
     arena.release_data(
         memory.union(filter(None, kept), session.optimizer.traps.dispatcher.memory, session.uprobes.rethooks.memory)
@@ -91,9 +94,12 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     probes += alone
     for one in programs:
         try:
-            probes.append(session.uprobes.add_recovered(one, left.data_at(one.data)))
+            maps_of_one = _named_maps(one, left)
+            probes.append(session.uprobes.add_recovered(one, left.data_at(one.data), maps_of_one))
         except OptprobeError as error:
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
+    for unused in maps_of_programs.difference(session.optimizer.maps.slots):
+        arena.data.release(unused)
     recovered = {probe.number for probe in probes}
     for one in found:
         if one.number not in recovered:
@@ -187,10 +193,16 @@ def _adopt_probe(
 
 def _adopt_maps(session: Session, one: ProbeRecord, handler: Handler, left: ArenaContents) -> None:
     """Have the session's maps that a probe uses where they were. Raises OptprobeError."""
+    found = _named_maps(one, left)
     for target in handler.program.maps:
-        memory = left.data_at(one.named.get(target.name))
-        if memory is not None:
-            session.kprobes.maps.adopt(one.number, target, memory)
+        if target.name in found:
+            session.optimizer.maps.adopt(one.number, target, *found[target.name])
+
+
+def _named_maps(one: ProbeRecord, left: ArenaContents) -> Mapping[str, tuple[int, Slot]]:
+    """Return the session's maps that a probe used: how many keys they have room for, and their memory, by name."""
+    places = ((name, most, left.data_at(at)) for name, (at, most) in one.named.items())
+    return {name: (most, memory) for name, most, memory in places if memory is not None}
 
 
 def _adopt_absent(session: Session, one: ProbeRecord, left: ArenaContents) -> Probe:

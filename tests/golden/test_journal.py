@@ -181,7 +181,7 @@ def test_a_probe_that_uses_maps_of_the_session() -> None:
     """Their types are those of the program; where they are is noted."""
     target = Map("by", (), Count())
     maps = SessionMaps(Guest())
-    maps.adopt(9, target, Slot(DATA[0] + 0x1000, 0x1000))
+    maps.adopt(9, target, 512, Slot(DATA[0] + 0x1000, 0x1000))
     made = Handler(Program(None, (Update(HITS), Update(target)), quiet=True), maps=maps)
     spec = Spec("vfs_read", actions=("{ @by = count(); }",))
     journal = Journal(Guest(), left_in_guest.JOURNAL[0], 0x2000, FILL)
@@ -189,8 +189,9 @@ def test_a_probe_that_uses_maps_of_the_session() -> None:
     assert listing(journal.state) == golden("journal_named_maps.txt")
     (value,) = json.loads(golden("journal_named_maps.txt")).values()
     one = read_probe(9, value, found().left)
-    assert one.named == {"by": DATA[0] + 0x1000} and one.program == fingerprint(made)
-    for wrong in ({"by": DATA[0] + 8}, {"a b": DATA[0] + 0x1000}, {"by": -1}, [1]):
+    assert one.named == {"by": (DATA[0] + 0x1000, 512)} and one.program == fingerprint(made)
+    at = DATA[0] + 0x1000
+    for wrong in ({"by": [at + 8, 1]}, {"a b": [at, 1]}, {"by": [at, 0]}, {"by": [at, 1 << 40]}, {"by": at}, [1]):
         with pytest.raises(journal_format.Damaged):
             read_probe(9, value | {"named maps": wrong}, found().left)
 

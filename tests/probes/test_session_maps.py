@@ -26,7 +26,7 @@ from gdb_optprobe.handlers.ir import (
 )
 from gdb_optprobe.handlers.scope import Scope
 from gdb_optprobe.handlers.source import Fragment
-from gdb_optprobe.maps.aggregate import Count, encode
+from gdb_optprobe.maps.aggregate import Count, Powers, encode
 from gdb_optprobe.maps.session_map import SessionMap
 from gdb_optprobe.probes import kprobes
 from gdb_optprobe.probes.session import Session
@@ -39,6 +39,7 @@ WORD = (Column("", Form.UNSIGNED),)
 BY = Map("by", WORD, Count(), 64)
 LAST = Map("last", (), WORD)
 SEEN = Map("seen", WORD, WORD, 64)
+LARGE = Map("h", WORD, Powers(False))
 X = Variable("$x")
 PROGRAMS: Mapping[str, Program] = {
     "{ @by[sp] = count(); }": Program(None, (Update(BY, None, (Register("rsp"),)),), quiet=True),
@@ -52,9 +53,10 @@ PROGRAMS: Mapping[str, Program] = {
         ),
         quiet=True,
     ),
+    "{ @h[sp] = hist(1); }": Program(None, (Update(LARGE, Constant(1), (Register("rsp"),)),), quiet=True),
     "{ @last = count(); }": Program(None, (Update(Map("last", (), Count())),), quiet=True),
 }
-BY_SP, LAST_UP, SEEN_SP, OTHER = PROGRAMS
+BY_SP, LAST_UP, SEEN_SP, LARGE_SP, OTHER = PROGRAMS
 
 
 @pytest.fixture(autouse=True)
@@ -159,6 +161,22 @@ def test_the_host_reads_clears_and_writes_what_hits_use() -> None:
     assert found.contents().entries == THREADS == len(by_key(session, "by"))
     run(guest)
     assert {*by_key(session, "by").values()} == {(4,)}
+
+
+def test_a_map_has_fewer_keys_where_there_is_no_memory_for_all() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(at(0, LARGE_SP), at(1, LARGE_SP))
+    run(guest)
+    (place,) = session.kprobes.maps.of_probe(1).values()
+    assert 256 <= place[1] < LARGE.most and session.kprobes.maps.of_probe(2) == {"h": place}
+    before = by_key(session, "h")
+    assert {sum(words) for words in before.values()} == {2} and len(before) == THREADS
+    guest = guest.after(())
+    later = guest.session()
+    assert not adopt.recover(later).lost and later.kprobes.maps.of_probe(1) == {"h": place}
+    run(guest)
+    assert {sum(words) for words in by_key(later, "h").values()} == {4}
 
 
 def test_a_later_session_has_the_maps_again() -> None:

@@ -37,6 +37,6 @@ def test_what_was_noted_as_lost_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -
     recovered = adopt.recover(session)
     assert [text.split(",")[0] for text in recovered.lost] == ["probe 1", "probe 2"]
     assert all(text.endswith(adopt.LOST) for text in recovered.lost)
-    session.uprobes.add_recovered.assert_called_once_with(all_found[2], kept)
+    session.uprobes.add_recovered.assert_called_once_with(all_found[2], kept, {})
     assert arena.release_data.call_args.args == ({kept},)
     assert [call.args for call in arena.journal.drop.call_args_list] == [(Item.PROBE, 1), (Item.PROBE, 2)]

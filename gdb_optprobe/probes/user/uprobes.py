@@ -181,6 +181,9 @@ class Uprobes:
         user, arena = self.user, self.optimizer.take_arena()
         probe.readers = self.optimizer.with_memory(lambda: self._install_probe_read(user, arena), arena)
         near, reach, size = user.kernel.calls.handler, self.target.guest.isa.data_reach, probe.handler.size
+        if (maps := probe.handler.maps) is not None:
+            used = probe.handler.program.maps
+            self.optimizer.with_memory(lambda: maps.reserve(probe.number, used, near, reach, arena), arena)
         if probe.counter is None:
 
             def allocate() -> None:
@@ -224,13 +227,19 @@ class Uprobes:
             user.programs.mapping(point.program.file)
         return user, point, handler
 
-    def add_recovered(self, one: ProbeRecord, data: Slot | None) -> Probe:
-        """Adopt a probe of an earlier GDB; its traps were removed. data: its memory. Raises OptprobeError."""
+    def add_recovered(self, one: ProbeRecord, data: Slot | None, maps: Mapping[str, tuple[int, Slot]]) -> Probe:
+        """Adopt a probe of an earlier GDB; its traps were removed. Raises OptprobeError.
+
+        data: its memory. maps: of the session's, how many keys they have room for, and where, by name.
+        """
         user = self.user
         try:
             point = self._resolve(one.spec, user)
             handler = self._handler(one.spec, point, user, with_sizes(self.settings(), one.sizes))
             probe = restored_probe(one, point.insn.address, handler, data)
+            for target in handler.program.maps:
+                if target.name in maps:
+                    self.optimizer.maps.adopt(one.number, target, *maps[target.name])
         except OptprobeError:
             if data is not None:
                 self.optimizer.take_arena().data.release(data)
@@ -479,8 +488,10 @@ class Uprobes:
     def _handler(self, spec: Spec, point: UprobeSite, user: UserTarget, settings: Settings) -> Handler:
         """Return what a hit does. Raises OptprobeError, pointing at what cannot be done."""
         if spec.is_return:
-            return compile_uretprobe(spec, point.program, point.insn.address, user, settings)
-        return compile_uprobe(spec, point, user, settings)
+            found = compile_uretprobe(spec, point.program, point.insn.address, user, settings)
+        else:
+            found = compile_uprobe(spec, point, user, settings)
+        return found.using(self.optimizer.maps)
 
     def _install_shared(self, user: UserTarget, arena: Arena) -> None:
         """Install the code that all traps use, and the writers of traps. Raises Refused."""
