@@ -74,13 +74,13 @@ class ScriptCommand(Subcommand[ScriptArguments]):
         settings = Settings(max_strlen=STRINGS)
         script = compile_script(args.text or _read(args.file), kernel, args.parameters, settings, args.unsafe)
         for warning in script.warnings:
-            gdb.write(f"WARNING: {warning}\n", gdb.STDERR)
+            _warn(warning)
         if args.dump:
             out.lines([*_programs(script)])
             return
         names = GuestNames(kernel, None if isinstance(now, Missing) else time.time_ns() - now)
         output = JsonOutput(names) if args.json else TextOutput(names)
-        running = ScriptRun(session, script, output, GuestFiles(kernel), _write, kernel.now)
+        running = ScriptRun(session, script, output, GuestFiles(kernel), _write, _warn, kernel.now)
         with gdb.with_parameter("pagination", False):
             status = running.run(args.seconds, args.guest)
         if status and current_settings().exit_on_error:
@@ -96,6 +96,10 @@ def _read(name: str) -> str:
         return Path(name).expanduser().read_text("utf-8", "surrogateescape")
     except OSError as error:
         raise OptprobeError(f"failed to open file '{one_line(name)}': {error.strerror}") from error
+
+
+def _warn(text: str) -> None:
+    gdb.write(f"WARNING: {text}\n", gdb.STDERR)
 
 
 def _write(text: str) -> None:

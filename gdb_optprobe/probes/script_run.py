@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.interpreter import Hit, MapContents, run
 from gdb_optprobe.handlers.ir import Emit, Program
 from gdb_optprobe.handlers.scope import Missing
@@ -19,6 +20,7 @@ from gdb_optprobe.handlers.script.output import Output
 from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, WANTED
+from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_results import empty_ring, read_new_records
 from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
 from gdb_optprobe.probes.session import Session
@@ -71,7 +73,7 @@ def _move(source: MapContents, into: MapContents) -> None:
 
 @dataclass
 class ScriptRun:
-    """A script in a guest. write: gets the text as it comes.
+    """A script in a guest. write: gets the text as it comes. warn: gets what is left out.
 
     now: the guest's time in nanoseconds since its start, at a stop. clock: of the host, in seconds.
     """
@@ -81,11 +83,13 @@ class ScriptRun:
     output: Output
     host: Host
     write: Callable[[str], object]
+    warn: Callable[[str], object]
     now: Callable[[], int | Missing]
     clock: Callable[[], float] = time.monotonic
     lost: int = 0
     _numbers: list[int] = field(default_factory=list)
     _pause: float = FIRST
+    _left_out: int = 0
 
     def __post_init__(self) -> None:
         self.maps = ScriptMaps(self.script, self.session)
@@ -101,11 +105,12 @@ class ScriptRun:
 
         guest: a command in the guest; the script ends with it. Raises OptprobeError.
         """
-        self.write(self.runtime.attached())
+        attached = self._attachable()
+        self.write(self.output.attached(len(self.script.probes) - self._left_out))
         self._on_host(self.script.of("BEGIN"))
         try:
             if not self.is_over:
-                self._attach()
+                self._attach(attached)
                 command = self.session.target.debugger.begin(guest) if guest else None
                 try:
                     self._let_run(seconds, command)
@@ -118,8 +123,37 @@ class ScriptRun:
         self.write(self.output.before_maps() + self.runtime.at_end())
         return self.runtime.status or 0
 
-    def _attach(self) -> None:
-        for together in _rounds([each for each in self.script.probes if each.point.provider in PROBED]):
+    def _attachable(self) -> list[Attached]:
+        """Return the probes that will be attached: a wildcard leaves out functions that cannot be probed.
+
+        The guest is as it was. Raises OptprobeError where another one cannot be.
+        """
+        found = []
+        for each in (each for each in self.script.probes if each.point.provider in PROBED):
+            try:
+                self._try(_spec(each))
+            except (Unreadable, Unreachable):
+                raise
+            except OptprobeError as error:
+                if not each.point.has_wildcard:
+                    raise
+                self._left_out += 1
+                self.warn(f"could not attach probe {each.name}, skipping: {error.message}")
+                continue
+            found.append(each)
+        return found
+
+    def _try(self, spec: Spec) -> None:
+        """Plan and lower a probe, without touching the guest. Raises OptprobeError."""
+        kprobes = self.session.kprobes
+        address = int(spec.location[1:], 16)
+        plan = kprobes.plan_at(address, spec)
+        assert plan is not None, "no glob leaves anything out"
+        handler = kprobes.compile(spec, plan, self.session.settings())
+        kprobes.lower(Probe(0, spec, plan.address, handler), plan)
+
+    def _attach(self, probes: Sequence[Attached]) -> None:
+        for together in _rounds(probes):
             self._numbers += [view.number for view in self.session.add(*map(_spec, together))]
         self.maps.place()
 
