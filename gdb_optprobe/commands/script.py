@@ -16,9 +16,12 @@ from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.script import dump, tree
+from gdb_optprobe.handlers.script.attach import attach_point
 from gdb_optprobe.handlers.script.compile import Script, compile_script
 from gdb_optprobe.handlers.script.host import HostScope
 from gdb_optprobe.handlers.script.output import JsonOutput, TextOutput
+from gdb_optprobe.handlers.script.place import Place
 from gdb_optprobe.handlers.script.settings import Settings
 from gdb_optprobe.probes.script_host import GuestFiles, GuestNames
 from gdb_optprobe.probes.script_kernel import ScriptKernel
@@ -33,6 +36,7 @@ class ScriptCommand(Subcommand[ScriptArguments]):
 
     optprobe script [OPTIONS] FILE [ARG...]
     optprobe script [OPTIONS] -e 'PROGRAM' [ARG...]
+    optprobe script -l 'PROBE'
 
     The script ends at exit(), at Ctrl-C, or as the options say; then its END
     runs, its probes are removed, and its maps are printed. $1, $2, ... are
@@ -44,12 +48,14 @@ class ScriptCommand(Subcommand[ScriptArguments]):
       -f json, -json  print lines of JSON
       -unsafe         allow system(), which runs commands on this machine
       -d              print the programs, and attach nothing
+      -l PROBE        print what there is to attach to, by wildcards
 
     Strings have 64 bytes, unless config = { max_strlen = N } says otherwise.
 
     Examples:
       optprobe script -for 5 -e 'kprobe:vfs_read { @[comm] = count(); }'
       optprobe script vfscount.bt
+      optprobe script -l 'kprobe:vfs_*'
     """
 
     word = "script"
@@ -61,7 +67,11 @@ class ScriptCommand(Subcommand[ScriptArguments]):
         session = attach.current_session()
         session.check_alive()
         optimizer = session.optimizer
-        now = ScriptKernel(session.target).now()
+        kernel = ScriptKernel(session.target)
+        if args.pattern:
+            out.lines([*_listed(kernel, args.pattern)])
+            return
+        now = kernel.now()
         host = HostScope(untimed=now) if isinstance(now, Missing) else HostScope(started=now)
         text, settings = args.text or _read(args.file), Settings(max_strlen=STRINGS)
         with ExitStack() as tried:
@@ -69,13 +79,13 @@ class ScriptCommand(Subcommand[ScriptArguments]):
             kernel = ScriptKernel(session.target, host, lambda event: tried.enter_context(trial([event])))
             script = compile_script(text, kernel, args.parameters, settings, args.unsafe)
         for warning in script.warnings:
-            gdb.write(f"WARNING: {warning}\n", gdb.STDERR)
+            _warn(warning)
         if args.dump:
             out.lines([*_programs(script)])
             return
         names = GuestNames(kernel, None if isinstance(now, Missing) else time.time_ns() - now)
         output = JsonOutput(names) if args.json else TextOutput(names)
-        running = ScriptRun(session, script, output, GuestFiles(kernel), _write, kernel.now)
+        running = ScriptRun(session, script, output, GuestFiles(kernel), _write, _warn, kernel.now)
         with gdb.with_parameter("pagination", False):
             status = running.run(args.seconds, args.guest)
         if status and current_settings().exit_on_error:
@@ -93,6 +103,10 @@ def _read(name: str) -> str:
         raise OptprobeError(f"failed to open file '{one_line(name)}': {error.strerror}") from error
 
 
+def _warn(text: str) -> None:
+    gdb.write(f"WARNING: {text}\n", gdb.STDERR)
+
+
 def _write(text: str) -> None:
     gdb.write(text)
     gdb.flush(gdb.STDOUT)
@@ -100,7 +114,16 @@ def _write(text: str) -> None:
 
 def _programs(script: Script) -> Iterator[str]:
     for probe in script.probes:
-        yield f"{probe.name}:"
-        if probe.program.condition is not None:
-            yield f"    if {probe.program.condition}"
-        yield from (f"    {statement}" for statement in probe.program.actions)
+        yield probe.name
+        yield from (f"    {line}" for line in dump.lines(probe.program))
+
+
+def _listed(kernel: ScriptKernel, pattern: str) -> Iterator[str]:
+    """Yield the names of what a pattern such as `kprobe:vfs_*` matches. Raises OptprobeError."""
+    point = attach_point(tree.Point(Place(pattern, 0, len(pattern)), pattern))
+    found = kernel.matches(point.provider, point.target, point.name, point.offset)
+    if isinstance(found, Missing):
+        raise OptprobeError(found.message, found.hint)
+    if not found:
+        raise OptprobeError(f"nothing matches '{pattern}'")
+    yield from sorted({match.name for match in found})

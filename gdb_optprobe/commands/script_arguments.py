@@ -9,7 +9,7 @@ from gdb_optprobe.commands.options import seconds_of
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import one_line
 
-OPTIONS = ("-e", "-for", "-guest", "-f", "-json", "-unsafe", "-d")
+OPTIONS = ("-e", "-for", "-guest", "-f", "-json", "-unsafe", "-d", "-l")
 USAGE = "optprobe script FILE [ARG...], or optprobe script -e 'PROGRAM' [ARG...]"
 
 
@@ -17,7 +17,7 @@ USAGE = "optprobe script FILE [ARG...], or optprobe script -e 'PROGRAM' [ARG...]
 class ScriptArguments:
     """text: the script; "" where it is in `file`. parameters: of `$1`, …. seconds: how long it runs at most.
 
-    guest: a command in the guest, with which the script ends.
+    guest: a command in the guest, with which the script ends. pattern: of probes that are to be listed.
     """
 
     text: str
@@ -28,6 +28,7 @@ class ScriptArguments:
     json: bool = False
     unsafe: bool = False
     dump: bool = False
+    pattern: str = ""
 
 
 def parse_script(text: str) -> ScriptArguments:
@@ -41,21 +42,22 @@ def parse_script(text: str) -> ScriptArguments:
         option = words.pop(0)
         if option not in OPTIONS:
             raise OptprobeError(f"no option '{one_line(option)}'", USAGE)
-        takes = option in ("-e", "-for", "-guest", "-f")
+        takes = option in ("-e", "-for", "-guest", "-f", "-l")
         if takes and not words:
             raise OptprobeError(f"{option} takes a value", USAGE)
         given[option] = words.pop(0) if takes else ""
     if given.get("-f", "text") not in ("text", "json"):
         raise OptprobeError(f'Invalid output format "{one_line(given["-f"])}"', "-f text, -f json")
-    if "-e" not in given and not words:
+    if "-e" not in given and "-l" not in given and not words:
         raise OptprobeError("a script is missing", USAGE)
     return ScriptArguments(
         given.get("-e", ""),
-        words.pop(0) if "-e" not in given else "",
+        words.pop(0) if "-e" not in given and "-l" not in given else "",
         tuple(words),
         seconds_of(given["-for"]) if "-for" in given else None,
         given.get("-guest", ""),
         json="-json" in given or given.get("-f") == "json",
         unsafe="-unsafe" in given,
         dump="-d" in given,
+        pattern=given.get("-l", ""),
     )

@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.interpreter import Hit, MapContents, run
 from gdb_optprobe.handlers.ir import Emit, Program
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
-from gdb_optprobe.handlers.script.runtime import Host, Runtime
+from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.probes.event_probes import kind_of
 from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, WANTED
+from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_results import empty_ring, read_new_records
 from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
 from gdb_optprobe.probes.session import Session
@@ -66,15 +68,13 @@ class ScriptMaps(Mapping[str, MapContents]):
 
 
 def _move(source: MapContents, into: MapContents) -> None:
-    for key in source.all_keys():
-        words = source.get(key)
-        if words is not None:
-            into.put(key, words)
+    for key, words in contents_of(source).items():
+        into.put(key, words)
 
 
 @dataclass
 class ScriptRun:
-    """A script in a guest. write: gets the text as it comes.
+    """A script in a guest. write: gets the text as it comes. warn: gets what is left out.
 
     now: the guest's time in nanoseconds since its start, at a stop. clock: of the host, in seconds.
     """
@@ -84,11 +84,13 @@ class ScriptRun:
     output: Output
     host: Host
     write: Callable[[str], object]
+    warn: Callable[[str], object]
     now: Callable[[], int | Missing]
     clock: Callable[[], float] = time.monotonic
     lost: int = 0
     _numbers: list[int] = field(default_factory=list)
     _pause: float = FIRST
+    _left_out: int = 0
 
     def __post_init__(self) -> None:
         self.maps = ScriptMaps(self.script, self.session)
@@ -104,11 +106,12 @@ class ScriptRun:
 
         guest: a command in the guest; the script ends with it. Raises OptprobeError.
         """
-        self.write(self.runtime.attached())
+        attached = self._attachable()
+        self.write(self.output.attached(len(self.script.probes) - self._left_out))
         self._on_host(self.script.of("BEGIN"))
         try:
             if not self.is_over:
-                self._attach()
+                self._attach(attached)
                 command = self.session.target.debugger.begin(guest) if guest else None
                 try:
                     self._let_run(seconds, command)
@@ -121,20 +124,51 @@ class ScriptRun:
         self.write(self.output.before_maps() + self.runtime.at_end())
         return self.runtime.status or 0
 
-    def _attach(self) -> None:
-        probed = [each for each in self.script.probes if each.point.provider in PROBED]
+    def _attachable(self) -> list[Attached]:
+        """Return the probes that will be attached: a wildcard leaves out functions that cannot be probed.
+
+        The guest is as it was. Raises OptprobeError where another one cannot be.
+        """
+        found = []
+        for each in (each for each in self.script.probes if each.point.provider in PROBED):
+            try:
+                self._try(each)
+            except (Unreadable, Unreachable):
+                raise
+            except OptprobeError as error:
+                if not each.point.has_wildcard:
+                    raise
+                self._left_out += 1
+                self.warn(f"could not attach probe {each.name}, skipping: {error.message}")
+                continue
+            found.append(each)
         # The guest runs while a handler is registered on a tracepoint: nothing else is attached before.
-        for together in _rounds(sorted(probed, key=lambda each: kind_of(each.name) is not Kind.TRACEPOINT)):
+        return sorted(found, key=lambda each: kind_of(each.name) is not Kind.TRACEPOINT)
+
+    def _try(self, each: Attached) -> None:
+        """Plan and lower a probe, without touching the guest. Raises OptprobeError."""
+        kprobes, spec = self.session.kprobes, _spec(each)
+        if spec.kind is Kind.TRACEPOINT:
+            return  # `add` plans it where its handler would be, before the kernel is asked to call that
+        plan = kprobes.plan_at(each.address, spec)
+        assert plan is not None, "no glob leaves anything out"
+        handler = kprobes.compile(spec, plan, self.session.settings())
+        kprobes.lower(Probe(0, spec, plan.address, handler), plan)
+
+    def _attach(self, probes: Sequence[Attached]) -> None:
+        for together in _rounds(probes):
             self._numbers += [view.number for view in self.session.add(*map(_spec, together))]
         self.maps.place()
 
     def _detach(self) -> None:
         if not self._numbers:
             return
-        self._drain()
-        self.maps.take_back()
-        self.session.delete(self._numbers)
-        self._numbers = []
+        try:
+            self._drain()
+            self.maps.take_back()
+        finally:
+            numbers, self._numbers = self._numbers, []
+            self.session.delete(numbers)
 
     def _let_run(self, seconds: float | None, command: Command | None) -> None:
         begun, intervals = self.clock(), self.script.of("interval")

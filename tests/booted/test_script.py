@@ -116,3 +116,11 @@ def test_no_probe_is_left(linux: Guest) -> None:
     line = f"optprobe script -guest \"{DD}\" -e 'kprobe:vfs_read {{ @[comm] = count(); }}'"
     finished = batch(linux, [line, "optprobe check", "optprobe list"])
     assert finished.status == 0 and "No probes." in finished.output
+
+
+def test_what_cannot_be_attached_is_refused_before_begin_runs(linux: Guest) -> None:
+    program = 'BEGIN { printf("begun"); } kprobe:vfs_read { @ = count(); } kretprobe:__switch_to_asm { @r = count(); }'
+    finished = batch(linux, [f"optprobe script -for 1 -e '{program}'"])
+    assert finished.status == 1
+    assert "__switch_to_asm returns on another stack" in finished.output
+    assert "begun" not in finished.output and "Attaching" not in finished.output

@@ -18,6 +18,7 @@ PROGRAM = 'BEGIN { printf("a b"); }'
         ("-f json tool.bt", ScriptArguments("", "tool.bt", json=True)),
         ("-f text tool.bt", ScriptArguments("", "tool.bt")),
         ("-json -unsafe -d tool.bt", ScriptArguments("", "tool.bt", json=True, unsafe=True, dump=True)),
+        ("-l 'kprobe:vfs_*'", ScriptArguments("", pattern="kprobe:vfs_*")),
         ("-guest 'ls -l' tool.bt", ScriptArguments("", "tool.bt", guest="ls -l")),
     ],
 )

@@ -14,7 +14,6 @@ from gdb_optprobe.handlers.ir import (
     Assign,
     BytesLoad,
     Constant,
-    ContainsText,
     Copy,
     Cut,
     Delete,
@@ -27,7 +26,6 @@ from gdb_optprobe.handlers.ir import (
     Op,
     Part,
     Return,
-    SameText,
     Slice,
     Statement,
     StringLoad,
@@ -61,7 +59,19 @@ from gdb_optprobe.handlers.script.types import (
     spelled,
 )
 from gdb_optprobe.handlers.script.types import Stack as StackType
-from gdb_optprobe.handlers.script.values import Data, Inside, Memory, Value, Word, added, binary, packed, text
+from gdb_optprobe.handlers.script.values import (
+    Data,
+    Inside,
+    Memory,
+    Value,
+    Word,
+    added,
+    binary,
+    contains_text,
+    packed,
+    same_text,
+    text,
+)
 from gdb_optprobe.maps.aggregate import (
     Aggregate,
     Average,
@@ -442,10 +452,10 @@ class Calls(Expressions):
         if most < 0:
             raise wrong("strncmp: invalid size value", node.arguments[2].where)
         left, right = self._texts(node)
-        return Word(UINT64, fold.negation(SameText(left, right, most)))
+        return Word(UINT64, fold.negation(same_text(left, right, most)))
 
     def _strcontains(self, node: tree.Call) -> Value:
-        return Word(INT64, ContainsText(*self._texts(node)))
+        return Word(INT64, contains_text(*self._texts(node)))
 
     def _texts(self, node: tree.Call) -> tuple[Slice | Literal, Slice | Literal]:
         found = []

@@ -25,7 +25,6 @@ from gdb_optprobe.handlers.ir import (
     Op,
     Operand,
     Part,
-    SameText,
     Slice,
     StringLoad,
     UnaryOp,
@@ -79,6 +78,7 @@ from gdb_optprobe.handlers.script.values import (
     is_characters,
     narrowed,
     number,
+    same_text,
     size_or,
     text,
 )
@@ -448,7 +448,7 @@ class Expressions(Body):
                     found = self._equals_literal(one.data, other.data, node.where)
                     if found is not None:
                         return found
-            return SameText(self.bytes(left), self.bytes(right))
+            return same_text(self.bytes(left), self.bytes(right))
         slices = self.slice_of(left), self.slice_of(right)
         same: Expr = Constant(1)
         for at in range(0, max(each.size for each in slices), WORD):

@@ -96,8 +96,7 @@ class Runtime:
 
     def contents(self, name: str) -> Contents:
         """Return what a map has now. name: with its at-sign."""
-        type_, map_ = self.script.maps[name], self._maps[name[1:]]
-        found = {key: words for key in map_.all_keys() if (words := map_.get(key)) is not None}
+        type_, found = self.script.maps[name], dict(contents_of(self._maps[name[1:]]))
         if self._is_array(type_.value, type_.key) and not found:
             found = {b"": (0,)}
         return Contents(name, type_, found)
@@ -143,6 +142,13 @@ class Runtime:
         if len(text) + 1 == type_.size == self.script.settings.max_strlen:
             text += self.script.settings.str_trunc_trailer.encode()
         return text
+
+
+def contents_of(map_: MapContents) -> Mapping[bytes, tuple[int, ...]]:
+    """Return all keys of a map with their words; of one in the guest, read in two pieces."""
+    if isinstance(map_, SessionMap):
+        return map_.contents().by_key
+    return {key: words for key in map_.all_keys() if (words := map_.get(key)) is not None}
 
 
 def _split(types: tuple[Type, ...], record: bytes) -> list[bytes]:

@@ -16,14 +16,17 @@ from gdb_optprobe.handlers.ctype import Array, CType, Enum, Integer, Pointer, si
 from gdb_optprobe.handlers.ir import (
     WORD,
     Buffer,
+    Bytes,
     Column,
     Constant,
+    ContainsText,
     Expr,
     Form,
     Literal,
     Op,
     Operand,
     Part,
+    SameText,
     Slice,
     StringLoad,
     Variable,
@@ -167,6 +170,24 @@ def packed(parts: list[tuple[Expr, int]]) -> Expr:
         at += size
     assert at <= WORD
     return word
+
+
+def same_text(left: Bytes, right: Bytes, most: int | None = None) -> Expr:
+    """Return 1 if two texts are equal, else 0; of two constants, which."""
+    if isinstance(left, Literal) and isinstance(right, Literal):
+        return Constant(int(_text_of(left)[:most] == _text_of(right)[:most]))
+    return SameText(left, right, most)
+
+
+def contains_text(text_: Bytes, needle: Bytes) -> Expr:
+    """Return 1 if a text is in another one, else 0; of two constants, which."""
+    if isinstance(text_, Literal) and isinstance(needle, Literal):
+        return Constant(int(_text_of(needle) in _text_of(text_)))
+    return ContainsText(text_, needle)
+
+
+def _text_of(literal: Literal) -> bytes:
+    return literal.data.partition(b"\0")[0]
 
 
 def narrowed(word: Expr, type_: Type, given: Type | None = None) -> Expr:
