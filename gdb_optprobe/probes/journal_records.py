@@ -45,7 +45,7 @@ class ProbeRecord:
     """What the journal keeps of a probe of any kind.
 
     home: where it is or was in a module. waits: whether it was at no site in the kernel; of a probe on a program, true.
-    python: whether it had a handler in Python. data: the address of its memory. maps: those that it shares.
+    python: whether it had a handler in Python, or a script's. data: the address of its memory. maps: those that it shares.
     named: the session's maps that it uses, by name: their addresses, and how many keys they have room for.
     program: see `fingerprint`. bare: see Handler. routine: of a block, the address of what its detours call.
     sizes: the settings that it was made with, by name. seen: the head of what hits left that stopped the guest.
@@ -100,7 +100,7 @@ def probe_value(probe: Probe) -> dict[str, Any]:
         "home": _valid_or_empty(fields.home, probe.home),
         "waits": not probe.is_in_kernel,
         "off": not probe.enabled,
-        "python": probe.spec.has_python_handler,
+        "python": probe.spec.has_python_handler or probe.spec.program is not None,
         "data": probe.counter.address if probe.counter is not None else 0,
         "maps": _maps_value(probe.handler),
         "named maps": _named_value(probe),

@@ -182,7 +182,7 @@ def _adopt_probe(
 ) -> Probe:
     """Create the probe of a record, not yet settled. Raises OptprobeError where it would do something else."""
     if one.python:
-        raise OptprobeError("its Python handler went with the GDB that had it")
+        raise OptprobeError("its handler in Python, or its script, went with the GDB that had it")
     if one.waits or session.target.modules.location(one.address) != one.home:
         return _adopt_absent(session, one, left)
     plan = session.optimizer.plan(one.address, [one.spec])

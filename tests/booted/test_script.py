@@ -124,3 +124,28 @@ def test_what_cannot_be_attached_is_refused_before_begin_runs(linux: Guest) -> N
     assert finished.status == 1
     assert "__switch_to_asm returns on another stack" in finished.output
     assert "begun" not in finished.output and "Attaching" not in finished.output
+
+
+def test_system_calls_are_events(each_linux: Guest) -> None:
+    program = (
+        'tracepoint:syscalls:sys_enter_read /comm == "dd"/ { @asked[args->count] = count(); } '
+        'tracepoint:syscalls:sys_exit_read /comm == "dd"/ { @got[args->ret] = count(); } '
+        'tracepoint:syscalls:sys_enter_write,tracepoint:syscalls:sys_enter_close /comm == "dd"/ { @[probe] = count(); }'
+    )
+    found = values(script(each_linux, program, "-json"))
+    assert found["@asked"]["1"] == found["@got"]["1"] == READS
+    assert found["@"]["tracepoint:syscalls:sys_enter_write"] == READS
+    assert found["@"]["tracepoint:syscalls:sys_enter_close"] > 0
+
+
+def test_tracepoints_have_their_fields(linux: Guest) -> None:
+    program = (
+        "tracepoint:sched:sched_switch { @[args->prev_comm] = count(); @all = count(); } "
+        "rawtracepoint:sched_switch { @raw = count(); }"
+    )
+    finished = script(linux, program, "-json", work=f"{DD}; sleep 0.1; sleep 0.1")
+    found = values(finished)
+    assert found["@all"] == sum(found["@"].values()) > 0 and found["@"]["sleep"] >= 2
+    # Handlers are registered one behind the other, while the guest runs.
+    assert 0 < min(found["@raw"], found["@all"]) and finished.status == 0
+    assert "No probes." in batch(linux, ["optprobe list"]).output
