@@ -145,10 +145,14 @@ class Registry:
         if numbers is None:
             self._unpack_all()
             return [self._probes[number] for number in sorted(self._probes)]
+        found = self._named(numbers)
+        self.unpacked()
+        return found
+
+    def _named(self, numbers: Sequence[int]) -> list[Probe]:
         for number in numbers:
             if number not in self._probes and not self._unpack_number(number):
                 raise OptprobeError(f"no probe number {number}", "optprobe list shows those that exist")
-        self.unpacked()
         return [self._probes[number] for number in sorted(set(numbers))]
 
     def single_probes(self) -> list[Probe]:
@@ -158,6 +162,7 @@ class Registry:
     def split(self, numbers: Sequence[int] | None) -> tuple[list[CountBlock], list[Probe]]:
         """Return what has these numbers (None: all): blocks with all of their members, and the other probes.
 
+        Members leave their blocks for a change: `unpacked` is for who makes it to call, where they stay.
         Raises OptprobeError for a number that is not there.
         """
         if numbers is None:
@@ -169,7 +174,7 @@ class Registry:
             if len(block) <= len(wanted) and all(block.first + index in wanted for index in block.members)
         ]
         inside = {block.first + index for block in whole for index in block.members}
-        return whole, self.probes([number for number in numbers if number not in inside])
+        return whole, self._named([number for number in numbers if number not in inside])
 
     def block_of(self, number: int) -> tuple[CountBlock, int] | None:
         """Return the block that the probe with this number is in, and its index there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.arena import Lack
@@ -420,7 +420,8 @@ class Session:
     def delete(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         """Take probes out of the guest and forget them."""
         self.check_alive()
-        blocks, probes = self.registry.split(numbers)
+        with self.returns.switched_off():
+            blocks, probes = self.registry.split(numbers)
         self.uprobes.check_switch(probes, on=False)
         deleted = _numbers_of(blocks, probes)
         self._remove(probes, blocks)
@@ -468,7 +469,8 @@ class Session:
 
     def _switch(self, numbers: Sequence[int] | None, on: bool) -> tuple[int, ...]:
         self.check_alive()
-        blocks, probes = self.registry.split(numbers)
+        with nullcontext() if on else self.returns.switched_off():
+            blocks, probes = self.registry.split(numbers)
         self.uprobes.check_switch(probes, on)
         self.target.debugger.guard()
         if on:
@@ -477,6 +479,7 @@ class Session:
         probes += self.batches.switch(blocks, on)
         for probe in probes:
             probe.enabled = on
+        self.returns.settle_unpacked()
         self.kprobes.settle(probes)
         self.uprobes.settle(probes)
         self.optimizer.write_records(probes)
@@ -639,6 +642,7 @@ class Session:
             return probe.is_in_kernel and self.optimizer.may_be_busy(self.registry.site_of(probe))
 
         blocks, probes = self.registry.split(numbers)
+        self.returns.settle_unpacked()
         clear_results(probes, self.target.guest, is_inside)
         for block in blocks:
             for _, data in block.pieces():

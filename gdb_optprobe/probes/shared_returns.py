@@ -7,7 +7,7 @@ functions' returns matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.arena import Arena
@@ -46,9 +46,9 @@ RESERVED = 1 << 16
 """Bytes of data that histograms leave to other probes."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class SharedReturns:
-    """compile: see Kprobes.compile. unsettled: sites of returns that have left their blocks.
+    """compile: see Kprobes.compile. unsettled: returns that have left their blocks, and have no hook of their own yet.
     returning: whether a probe at a site sees its function return.
     """
 
@@ -57,8 +57,9 @@ class SharedReturns:
     optimizer: Optimizer
     settings: Callable[[], Settings]
     compile: Callable[[Spec, Plan, Settings], Handler]
-    unsettled: list[Site] = field(default_factory=list)
+    unsettled: list[tuple[Probe, Site]] = field(default_factory=list)
     returning: dict[int, bool] = field(default_factory=dict)
+    _off: bool = False
 
     def __post_init__(self) -> None:
         self.registry.unpacked = self.settle_unpacked
@@ -125,10 +126,22 @@ class SharedReturns:
     def leave(self, probe: Probe, site: Site, block: ReturnBlock, index: int) -> None:
         """Give a member that leaves its block a hook of its own, where there is memory for one."""
         block.rethook.out.add(block.slot(index).address)
-        # The next time that the site is settled it uses that.
-        with suppress(Refused):
+        self.unsettled.append((probe, site))  # then it is used
+        if not self._off:
+            self._reserve(probe, site)
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """Give none to those that leave meanwhile: they are to be disabled or deleted."""
+        self._off = True
+        try:
+            yield
+        finally:
+            self._off = False
+
+    def _reserve(self, probe: Probe, site: Site) -> None:
+        with suppress(Refused):  # settling it tells where there is no memory
             self.optimizer.reserve(probe, site.plan)
-        self.unsettled.append(site)
 
     def take_times(self, probe: Probe, block: ReturnBlock, index: int) -> None:
         """Give a member that leaves its block what was gathered of its times so far, and a program of its own."""
@@ -146,11 +159,15 @@ class SharedReturns:
         probe.seen = replace(probe.seen, head=tuple(head))
 
     def settle_unpacked(self) -> None:
-        """Settle the returns that have left their blocks: calls that they see from now on are theirs."""
-        sites = [site for site in self.unsettled if any(self.registry.has(probe) for probe in site.probes)]
-        self.unsettled.clear()
-        if sites:
-            self.optimizer.settle(sites)
+        """Settle the returns that have left their blocks, where they are enabled: calls from now on are theirs."""
+        there = [(probe, site) for probe, site in self.unsettled if self.registry.has(probe)]
+        self.unsettled[:] = [(probe, site) for probe, site in there if not probe.enabled]
+        ready = [(probe, site) for probe, site in there if probe.enabled]
+        for probe, site in ready:
+            if site.latest_rethook is None:
+                self._reserve(probe, site)
+        if ready:
+            self.optimizer.settle([site for _, site in ready])
 
     # results ---------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.probes import kernel_rethooks
@@ -56,6 +57,34 @@ def test_missed_calls_are_those_of_all_functions_together(monkeypatch: pytest.Mo
     assert {(view.missed, view.missed_together) for view in session.views()} == {(None, 6 * (THREADS - 1))}
     with pytest.raises(OptprobeError, match="of which ones is not known"):
         session.missed(1)
+
+
+def test_members_are_disabled_and_deleted_where_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need no hook of their own for that; only one that is enabled again does."""
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    arena = session.optimizer.arena
+    assert arena is not None
+
+    def full(*_: object, **__: object) -> object:
+        raise Refused(Refusal.ARENA_FULL.because(used=1, size=1))
+
+    monkeypatch.setattr(arena, "allocate_data", full)
+    session.disable([3, 4])
+    session.delete([5])
+    run(guest)
+    assert [session.hits(number) for number in (2, 3, 4, 6)] == [THREADS, 0, 0, THREADS]
+    monkeypatch.undo()
+    session.enable([3])
+    for number in range(THREADS):
+        guest.step(number)
+    run(guest)
+    assert session.hits(3) == THREADS and session.check() == ()
+    session.delete()
+    run(guest)
+    session.commit(0)
+    assert session.optimizer.release_arena() and code_is_free(guest)
 
 
 def test_what_is_saved_is_the_glob_as_long_as_all_are_there() -> None:
