@@ -15,6 +15,7 @@ from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import (
     MASK,
     Binary,
+    Buffer,
     Clock,
     Column,
     Constant,
@@ -35,6 +36,7 @@ from gdb_optprobe.handlers.ir import (
     Set,
     Slice,
     Statement,
+    Stop,
     StringEquals,
     StringLoad,
     Update,
@@ -362,6 +364,19 @@ def test_the_word_that_says_absent_is_dropped_and_counted() -> None:
         layout = SessionMapLayout(2, 1, 2)
         contents = layout.decode(left.read(scripts.places(program, FAULTS)["m"], layout.size))
         assert contents.by_key == of_key((9,)) and contents.dropped == 1
+
+
+def test_a_script_that_stops_is_refused() -> None:
+    program = once(Update(Map("m", (), Count())), Stop())
+    with pytest.raises(NotLowered, match="does not stop"):
+        lower(program, around(program), BACKEND)
+
+
+def test_a_frame_is_small() -> None:
+    large = Slice.whole(Buffer("$s", 520))
+    program = once(Copy(large, Literal(bytes(8))))
+    with pytest.raises(NotLowered, match="the stack of a hit has room for 512"):
+        lower(program, around(program), BACKEND)
 
 
 # Texts
