@@ -64,6 +64,7 @@ from tests.examples import examples
 from tests.handlers import scripts
 from tests.handlers.programs import words
 from tests.handlers.running import (
+    ALIAS,
     CODE,
     DATA,
     DEAD_NAMES,
@@ -74,6 +75,7 @@ from tests.handlers.running import (
     PAGE,
     PER_CPU,
     START,
+    USER,
     Left,
     State,
     execute,
@@ -118,6 +120,15 @@ def differences(program: Program, before: State, dead: Dead) -> Iterator[str]:
 @ANY
 @given(scripts.scripts(), _states, _dead)
 def test_same_as_the_interpreter(program: Program, before: State, dead: Dead) -> None:
+    try:
+        assert not [*differences(program, before, dead)]
+    except NotLowered as refused:
+        assert "registers" in refused.why or "stack" in refused.why
+
+
+@settings(ANY, max_examples=EXAMPLES // 2)
+@given(scripts.wild_scripts((DATA, ALIAS, USER, 0x8000_0000_0000)), _states, _dead)
+def test_wild_pointers_are_zeros_or_faults(program: Program, before: State, dead: Dead) -> None:
     try:
         assert not [*differences(program, before, dead)]
     except NotLowered as refused:
