@@ -46,7 +46,7 @@ What && and ?: leave out, and has an effect or costs much, stands in an If.
     Loop(body, step, most), Break, Continue   Break and Continue are of the innermost loop
     Return                                    ends the program of this hit; what was done before stays done
     Get, Set, Modify, Has, Delete, Length, Each, Update(map, value, by)    of a map
-    Emit, Put, Stop                           as above, at that point of the order (Stop: after all of the program)
+    Emit, Put                                 as above, at that point of the order
 
 **Variables** and buffers belong to one hit, by their names; blocks have no scope. One that this hit has not assigned
 is 0, every byte of it. Several hits at a time, also one that interrupts another, have their own.

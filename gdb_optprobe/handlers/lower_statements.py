@@ -75,8 +75,8 @@ FRAME_MOST = 512
 IN_REGISTERS = 3
 """Variables that are kept in registers, those first that are used most."""
 
-Ordinary = Callable[[Update | Emit | Put], None]
-"""Lowers an action that is none of a script alone."""
+Ordinary = Callable[[Update | Emit | Put, ExpressionLowering], None]
+"""Lowers an action that is not of scripts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,6 @@ class StatementLowering:
     """Lowers the statements of a program.
 
     pc:       see ExpressionLowering. registers: of variables, by name.
-    ordinary: lowers an Update of a cell or a table, an Emit or a Put.
     faults:   the address of the counter of faults. maps, most: see MapLowering.
     may_hold: whether registers may keep what was found for a later statement.
     """
@@ -253,8 +252,8 @@ class StatementLowering:
         self._loops: list[tuple[Label, Label]] = []
         """Where Continue and Break lead, the innermost loop last."""
 
-    def lower(self, ordinary: Callable[[Update | Emit | Put, ExpressionLowering], None]) -> None:
-        """Lower all statements."""
+    def lower(self, ordinary: Ordinary) -> None:
+        """Lower all statements. ordinary: for an Update of a cell or a table, an Emit and a Put."""
         self._ordinary = ordinary
         emit, size = self._emit, self._frame.size
         if size:
@@ -323,7 +322,7 @@ class StatementLowering:
         emit = self._emit
         match statement:
             case Stop():
-                pass  # behind all others: lower_program
+                raise NotLowered(statement, "a script does not stop the guest")
             case Update(Cell() | HashMap()) | Emit() | Put():
                 self._ordinary(statement, words)
             case Update() | Get() | Set() | Modify() | Has() | Delete() | Length():

@@ -212,9 +212,8 @@ def wild(program: Program, changes: Callable[[Operand], Operand]) -> Program:
     return found
 
 
-@st.composite
-def wild_programs(draw: st.DrawFn, bases: tuple[int, ...], depth: int = 2) -> Program:
-    """Memory is read through pointers that may lead nowhere: into the page at one of `bases`, behind it, anywhere."""
+def wilder(draw: st.DrawFn, bases: tuple[int, ...]) -> Callable[[Operand], Operand]:
+    """What has memory read through pointers that may lead nowhere: into the pages at `bases`, behind them, anywhere."""
 
     def change(node: Operand) -> Operand:
         if not draw(st.integers(0, 3)):
@@ -234,4 +233,10 @@ def wild_programs(draw: st.DrawFn, bases: tuple[int, ...], depth: int = 2) -> Pr
                 return Load(address, node.size, node.signed)
         return node
 
-    return wild(draw(programs(depth)), change)
+    return change
+
+
+@st.composite
+def wild_programs(draw: st.DrawFn, bases: tuple[int, ...], depth: int = 2) -> Program:
+    """Memory is read through pointers that may lead nowhere."""
+    return wild(draw(programs(depth)), wilder(draw, bases))

@@ -53,7 +53,7 @@ from gdb_optprobe.handlers.ir import (
 from gdb_optprobe.handlers.lower_session_maps import session_layout
 from gdb_optprobe.maps.aggregate import Average, Count, Least, Linear, LogLinear, Stats, Sum
 from gdb_optprobe.maps.session_map import SessionMap
-from tests.handlers.programs import expressions
+from tests.handlers.programs import expressions, wild, wilder
 from tests.handlers.running import CPU, NUMBERS, PAGE, RING_OFFSET, ring_of
 
 OF_MODIFY = (Op.ADD, Op.SUB, Op.MUL, Op.UDIV, Op.UMOD, Op.AND, Op.OR, Op.XOR, Op.LSHL, Op.LSHR)
@@ -283,6 +283,12 @@ def scripts(draw: st.DrawFn, statements: int = 6) -> Program:
     condition = made.draw(expressions(64, False, 1)) if not made.number(3) else None
     body = [*(made.statement(2) for _ in range(1 + made.number(statements))), *made.block(1)]
     return Program(condition, tuple(body), quiet=bool(made.number(2)))
+
+
+@st.composite
+def wild_scripts(draw: st.DrawFn, bases: tuple[int, ...]) -> Program:
+    """Memory is read through pointers that may lead nowhere."""
+    return wild(draw(scripts(3)), wilder(draw, bases))
 
 
 def places(program: Program, faults: int) -> dict[str, int]:

@@ -15,6 +15,7 @@ from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import (
     MASK,
     Binary,
+    Buffer,
     Clock,
     Column,
     Constant,
@@ -35,6 +36,7 @@ from gdb_optprobe.handlers.ir import (
     Set,
     Slice,
     Statement,
+    Stop,
     StringEquals,
     StringLoad,
     Update,
@@ -62,6 +64,7 @@ from tests.examples import examples
 from tests.handlers import scripts
 from tests.handlers.programs import words
 from tests.handlers.running import (
+    ALIAS,
     CODE,
     DATA,
     DEAD_NAMES,
@@ -72,6 +75,7 @@ from tests.handlers.running import (
     PAGE,
     PER_CPU,
     START,
+    USER,
     Left,
     State,
     execute,
@@ -116,6 +120,15 @@ def differences(program: Program, before: State, dead: Dead) -> Iterator[str]:
 @ANY
 @given(scripts.scripts(), _states, _dead)
 def test_same_as_the_interpreter(program: Program, before: State, dead: Dead) -> None:
+    try:
+        assert not [*differences(program, before, dead)]
+    except NotLowered as refused:
+        assert "registers" in refused.why or "stack" in refused.why
+
+
+@settings(ANY, max_examples=EXAMPLES // 2)
+@given(scripts.wild_scripts((DATA, ALIAS, USER, 0x8000_0000_0000)), _states, _dead)
+def test_wild_pointers_are_zeros_or_faults(program: Program, before: State, dead: Dead) -> None:
     try:
         assert not [*differences(program, before, dead)]
     except NotLowered as refused:
@@ -362,6 +375,19 @@ def test_the_word_that_says_absent_is_dropped_and_counted() -> None:
         layout = SessionMapLayout(2, 1, 2)
         contents = layout.decode(left.read(scripts.places(program, FAULTS)["m"], layout.size))
         assert contents.by_key == of_key((9,)) and contents.dropped == 1
+
+
+def test_a_script_that_stops_is_refused() -> None:
+    program = once(Update(Map("m", (), Count())), Stop())
+    with pytest.raises(NotLowered, match="does not stop"):
+        lower(program, around(program), BACKEND)
+
+
+def test_a_frame_is_small() -> None:
+    large = Slice.whole(Buffer("$s", 520))
+    program = once(Copy(large, Literal(bytes(8))))
+    with pytest.raises(NotLowered, match="the stack of a hit has room for 512"):
+        lower(program, around(program), BACKEND)
 
 
 # Texts

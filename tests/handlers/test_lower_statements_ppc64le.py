@@ -51,7 +51,7 @@ class ScriptTrial(Trial):
         yield from scripts.wrong_results(self.program, left.read, FAULTS, [outcome], maps)
 
 
-def trials(number: int) -> list[Trial]:
+def trials(number: int, made: st.SearchStrategy[Program]) -> list[Trial]:
     """Those that native code can do."""
     found: list[Trial] = []
 
@@ -62,7 +62,7 @@ def trials(number: int) -> list[Trial]:
         phases=(Phase.generate,),
         database=None,
     )
-    @given(scripts.scripts(3), st.integers(0, 1 << 32))
+    @given(made, st.integers(0, 1 << 32))
     def collect(program: Program, seed: int) -> None:
         trial = ScriptTrial(program, seed)
         try:
@@ -79,12 +79,18 @@ def trials(number: int) -> list[Trial]:
 
 @needs_oracle
 def test_same_as_the_interpreter() -> None:
-    found = wrong(trials(EXAMPLES))
+    found = wrong(trials(EXAMPLES, scripts.scripts(3)))
+    assert not found, f"{len(found)} programs; the shortest:\n{min(found, key=len)}"
+
+
+@needs_oracle
+def test_wild_pointers_are_zeros_or_faults() -> None:
+    found = wrong(trials(EXAMPLES // 2, scripts.wild_scripts((running.DATA, running.DATA, running.ALIAS, 1 << 63))))
     assert not found, f"{len(found)} programs; the shortest:\n{min(found, key=len)}"
 
 
 def test_all_of_it_is_instructions_and_the_stack_is_where_an_unwinder_reckons_it() -> None:
-    for trial in trials(EXAMPLES // 3):
+    for trial in trials(EXAMPLES // 3, scripts.scripts(3)):
         insns = PPC64LE.decode(trial.code, HERE)
         assert sum(len(insn.data) for insn in insns) == len(trial.code)
         assert depth(insns, HERE + len(trial.code), PPC64LE.pushed) == 0
