@@ -45,7 +45,8 @@ class ProbeRecord:
     """What the journal keeps of a probe of any kind.
 
     home: where it is or was in a module. waits: whether it was at no site in the kernel; of a probe on a program, true.
-    python: whether it had a handler in Python, or a script's. data: the address of its memory. maps: those that it shares.
+    python: whether it had a handler in Python, or a script's. data: the address of its memory.
+    maps: those that it shares.
     named: the session's maps that it uses, by name: their addresses, and how many keys they have room for.
     program: see `fingerprint`. bare: see Handler. routine: of a block, the address of what its detours call.
     sizes: the settings that it was made with, by name. seen: the head of what hits left that stopped the guest.

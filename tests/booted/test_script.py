@@ -134,7 +134,7 @@ def test_system_calls_are_events(each_linux: Guest) -> None:
     )
     found = values(script(each_linux, program, "-json"))
     assert found["@asked"]["1"] == found["@got"]["1"] == READS
-    assert found["@"]["tracepoint:syscalls:sys_enter_write"] == READS
+    assert found["@"]["tracepoint:syscalls:sys_enter_write"] >= READS, "and what dd has to say"
     assert found["@"]["tracepoint:syscalls:sys_enter_close"] > 0
 
 
@@ -147,5 +147,5 @@ def test_tracepoints_have_their_fields(linux: Guest) -> None:
     found = values(finished)
     assert found["@all"] == sum(found["@"].values()) > 0 and found["@"]["sleep"] >= 2
     # Handlers are registered one behind the other, while the guest runs.
-    assert 0 < min(found["@raw"], found["@all"]) and finished.status == 0
+    assert min(found["@raw"], found["@all"]) > 0 and finished.status == 0
     assert "No probes." in batch(linux, ["optprobe list"]).output
