@@ -367,7 +367,7 @@ class _Run:
         raise _Leave(Return)
 
     def _round(self, body: Sequence[Statement]) -> bool:
-        """Carry out the body of a loop; return whether the loop goes on."""
+        """Carry out the body of a loop; return whether another round follows."""
         try:
             self.carry_out(body)
         except _Leave as leaving:

@@ -37,7 +37,7 @@ a `StringLoad` or `BytesLoad` is all zeros, a `StringEquals` compares with the t
 
 **Statements.** They are carried out in their order. Expressions have no effect, so all that has one is a statement of
 its own: `f($x++) + @m[k]++` is the Assign of $x, a Modify of @m and then the expression, each value in a variable.
-What && and ?: leave out, and has an effect or costs much, stands in an If.
+What && and ?: leave out, and has an effect or costs much, is in an If.
 
     Assign(variable, value)                   a word
     Copy(slice, operand)                      bytes: a string, a tuple, a part of one
@@ -52,7 +52,7 @@ What && and ?: leave out, and has an effect or costs much, stands in an If.
 is 0, every byte of it. Several hits at a time, also one that interrupts another, have their own.
 
 **Maps** belong to the session: all programs that name one use the same. A key is its columns, one after the other, as
-of a `HashMap`; a map without columns is a scalar, which has the key (). What is kept by key is an aggregate, or the
+of a `HashMap`; a map without columns is a scalar, which has the key (). Each key has an aggregate, or the
 value's columns as they were stored last. There is room for `most` keys. An operation that would add a key to a full map
 does nothing, its variables get the values as if it had been done, and the drop is counted (one word a map).
 
@@ -292,7 +292,7 @@ class Part:
 class SameText:
     """1 if two texts are equal, else 0. A text ends before its first 0, or with its bytes.
 
-    most: bytes compared at most, as of strncmp; what is longer is equal if these are.
+    most: bytes compared at most, as of strncmp; longer texts are equal if these bytes are.
     """
 
     left: Bytes
@@ -514,7 +514,7 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Repeat `body` and then `step`, until a Break. Continue goes on at `step`, which has neither itself.
+    """Repeat `body` and then `step`, until a Break. Continue leads to `step`, which has neither itself.
 
     most: how often `body` is begun; the program of this hit ends where it would be begun once more, and that is counted
     as a fault, in quiet programs too.
@@ -532,7 +532,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Go on with the next round of the innermost Loop or Each."""
+    """Begin the next round of the innermost Loop or Each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -698,7 +698,7 @@ class MapLowering:
 
     @contextmanager
     def _assigned(self, variable: Variable, words: ExpressionLowering) -> Iterator[str]:
-        """Yield a register whose word the variable gets at the end of the block."""
+        """Yield a register; the variable gets its word at the end of the block."""
         at = words.locals.registers.get(variable.name)
         if at is not None:
             with self._emit.pool.scratch() as to:  # the key may be computed from the variable

@@ -81,7 +81,7 @@ Ordinary = Callable[[Update | Emit | Put, ExpressionLowering], None]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a program keeps on the stack. offsets: of variables. unset: what is read before it is assigned."""
+    """What a program keeps on the stack. offsets: of variables. unset: names that may be read unassigned."""
 
     offsets: Mapping[str, int]
     buffers: Mapping[str, int]
@@ -171,7 +171,7 @@ def _buffers(program: Program) -> Iterator[Buffer]:
 def _unset(statements: Sequence[Statement], before: frozenset[str]) -> tuple[frozenset[str], frozenset[str] | None]:
     """Return what statements may read before it is assigned, and what is assigned behind them; None: they end there.
 
-    before: what is assigned in front of them. Variables and buffers are told by name; these begin with a tab.
+    before: what is assigned in front of them. Both results are names of variables, and of buffers behind a tab.
     """
     found, now = frozenset[str](), before
     for each in statements:
@@ -307,7 +307,7 @@ class StatementLowering:
         return found
 
     def _counted(self, fault: Label, back: Label) -> None:
-        """Count a fault, apart from what most hits do, and go on at `back`."""
+        """Count a fault, apart from what most hits do, and continue at `back`."""
 
         def code() -> None:
             self._emit.bind(fault)
@@ -394,7 +394,7 @@ class StatementLowering:
             emit.bind(done)
 
     def _each(self, statement: Each, words: ExpressionLowering) -> None:
-        """Lower a loop over the keys of a map. Where it is stands in the frame, so that the body has all registers."""
+        """Lower a loop over the keys of a map. Its place is in the frame, so that the body has all registers."""
         emit = self._emit
         at = emit.local(self._frame.loops[id(statement)])
         table = self._maps.table(statement.map)

@@ -32,7 +32,7 @@ def read_array(emit: Emitter, to: Sequence[str], at: Address, size: int) -> None
 
 
 def find_zero(emit: Emitter, zeros: str, word: str, other: str) -> None:
-    """Set `zeros` to a word whose lowest bit is the highest of the first 0 byte of `word`; 0 if it has none.
+    """Set `zeros`: its lowest bit is the highest of the first 0 byte of `word`; 0 if `word` has no such byte.
 
     Of a word w it is (w - 0x01…) & ~w & 0x80…, which may have more bits in bytes above. other: a register to work with.
     """

@@ -12,8 +12,8 @@
     └─────────────────────────────────┘
 A scalar is the header and one entry without a key, there from the beginning.
 
-**Finding a key.** Its hash gives a tag, whose low ENTRY_BITS are all set, and the place where the search begins. A word
-of the index that differs from the tag in these bits alone names an entry, whose key is then compared. A word that is 0
+**Finding a key.** Its hash gives a tag, with the low ENTRY_BITS all set, and the place where the search begins. A word
+of the index that differs from the tag in these bits alone names an entry; its key is then compared. A word that is 0
 ends the search. Once it is not 0, a word of the index never changes, so a key is always found in the same place, and
 nothing that a hit holds while it is interrupted can become another key's.
 

@@ -42,7 +42,7 @@ class GuestBytes:
 
 @dataclass(eq=False)
 class PlacedMap:
-    """users: the numbers of the probes whose programs use it. kept: it stays where none does.
+    """users: the numbers of the probes with programs that use it. kept: it stays where none does.
 
     asked: as programs have it. target: the same, with no more room for keys than there is memory for.
     """
@@ -62,7 +62,7 @@ class SessionMaps:
     _maps: dict[str, PlacedMap] = field(default_factory=dict)
 
     def declare(self, maps: Iterable[Map]) -> None:
-        """Check that each is what its name already stands for. Raises OptprobeError."""
+        """Check that each is what its name already means. Raises OptprobeError."""
         for target in maps:
             if not 0 < target.most <= MOST:
                 raise OptprobeError(f"@{target.name} cannot have room for {target.most} keys", f"at most {MOST}")
@@ -147,7 +147,7 @@ class SessionMaps:
         }
 
     def target(self, name: str) -> Map:
-        """Return what a name stands for. Raises KeyError."""
+        """Return what a name means. Raises KeyError."""
         return self._maps[name].target
 
 
