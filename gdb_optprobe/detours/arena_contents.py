@@ -10,7 +10,7 @@ import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -53,6 +53,7 @@ class Bounds:
 
     text: of the kernel. code, data: of the arena. loaded: where modules are loaded.
     fill: the byte of free code memory. more: data that the kernel has lent besides.
+    handlers: code of the arena that the kernel calls: probes can be there.
     """
 
     text: Range
@@ -61,6 +62,7 @@ class Bounds:
     fill: int = 0
     loaded: Range = (0, 0)
     more: tuple[Range, ...] = ()
+    handlers: tuple[Range, ...] = ()
 
     def is_loaded(self, address: int) -> bool:
         """Return whether text there is loaded and unloaded."""
@@ -72,7 +74,7 @@ class Bounds:
         return self.text[0] <= address < self.text[1] or self.is_loaded(address) or self._is_ours(address)
 
     def _is_ours(self, address: int) -> bool:
-        return any(start <= address < end for start, end in self.code)
+        return any(start <= address < end for start, end in self.handlers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +177,12 @@ def decode(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> ArenaConte
         for key, value in state.items():
             kind, at = _key(key)
             kinds.setdefault(kind, {})[at] = value
-        texts = tuple(_text(at, value, bounds) for at, value in sorted(kinds.get(Item.TEXT, {}).items()))
         codes = sorted(kinds.get(Item.CODE, {}).items())
         code_sizes = [(at, validate.number(validate.row(value, 5)[0])) for at, value in codes]
         slots = [_checked_inside(Slot(at, size), *bounds.code) for at, size in code_sizes]
+        handlers = tuple((slot.address, slot.end) for slot in slots if slot.address in kinds.get(Item.EVENT, {}))
+        bounds = replace(bounds, handlers=handlers)
+        texts = tuple(_text(at, value, bounds) for at, value in sorted(kinds.get(Item.TEXT, {}).items()))
         pages = tuple(_page(at, size, bounds) for at, size in sorted(kinds.get(Item.PADS, {}).items()))
         sizes = sorted(kinds.get(Item.DATA, {}).items())
         data = tuple(_checked_inside(Slot(at, validate.number(size)), bounds.data, *bounds.more) for at, size in sizes)
@@ -298,7 +302,7 @@ def _text(at: int, value: Any, bounds: Bounds) -> PatchedText:
     original, traced = validate.row(value, 2)
     original = validate.data(original, LONGEST)
     loaded = bounds.is_loaded(at)
-    _checked_inside(Slot(at, len(original)), *((bounds.loaded,) if loaded else (bounds.text, *bounds.code)))
+    _checked_inside(Slot(at, len(original)), *((bounds.loaded,) if loaded else (bounds.text, *bounds.handlers)))
     return PatchedText(at, original, validate.flag(traced), loaded)
 
 

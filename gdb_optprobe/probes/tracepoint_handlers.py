@@ -232,7 +232,7 @@ class TracepointHandlers:
         if event.is_raw:
             return None
         try:
-            return self._facts.format(event)
+            return self._facts.event_format(event)
         except Refused:
             raise
         except OptprobeError as error:

@@ -270,7 +270,7 @@ class LinuxGuest(Guest):
         assert isinstance(names, scope.KernelScope), "of this kernel"
         if handled.is_raw:
             return replace(found, names=replace(names, hidden=1))
-        made = self.tracepoints.format(handled).members(str(event), names.abi.sp, names)
+        made = self.tracepoints.event_format(handled).members(str(event), names.abi.sp, names)
         return replace(found, names=replace(names, event=made))
 
     @cached_property

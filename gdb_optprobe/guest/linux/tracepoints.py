@@ -144,7 +144,7 @@ class Tracepoints:
             event_fields.check_system(self.kernel, name, event.system)
         return Tracepoint(name, address)
 
-    def format(self, event: EventName) -> EventFormat:
+    def event_format(self, event: EventName) -> EventFormat:
         """Return how the fields of an event are assigned. Raises OptprobeError."""
         made = event_fields.find(self.kernel, event.event, event.system, self.find(event).address)
         if self.parameters(ITERATOR + event.event) not in range(1, MOST_ARGUMENTS + 1):

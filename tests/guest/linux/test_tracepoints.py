@@ -135,7 +135,7 @@ def test_what_is_not_what_it_is_called_is_refused() -> None:
 
 
 def test_fields_have_the_types_and_places_of_the_entry() -> None:
-    made = facts().format(EVENT)
+    made = facts().event_format(EVENT)
     assert (made.call, made.assigns, made.trace, made.fields) == (CALL, ASSIGNS, NAMES["d_global_trace"], FIELDS)
     assert made.entry % 16 == made.room % 16 == 0 and made.room >= 44 + event_fields.EXTRA
     members = made.members("tracepoint:sched:wake", "rsp", World())
@@ -155,12 +155,12 @@ def test_fields_have_the_types_and_places_of_the_entry() -> None:
 @pytest.mark.parametrize("parameters", [0, 7])
 def test_arguments_on_the_stack_are_not_passed_on(parameters: int) -> None:
     with pytest.raises(OptprobeError, match="not all in registers"):
-        facts(parameters).format(EVENT)
+        facts(parameters).event_format(EVENT)
 
 
 def test_a_function_of_another_kind_is_not_called() -> None:
     of = facts()
     of.kernel.memory.put_words(CLASS + 8, REGISTER)  # type: ignore[attr-defined]
     with pytest.raises(OptprobeError, match="is not known"):
-        of.format(EVENT)
+        of.event_format(EVENT)
 
