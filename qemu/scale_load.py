@@ -1,6 +1,6 @@
 """Measure by how much a load is slower with a probe on each function of a glob, and with the guest's function tracer.
 
-In a guest whose clock counts instructions: what each does to a hit is in the difference, and seconds of the host are
+In a guest with -icount: what each does to a hit is in the difference, and seconds of the host are
 not. The work of one step is files, processes and packets, and no waiting.
 """
 

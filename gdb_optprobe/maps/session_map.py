@@ -307,6 +307,11 @@ class SessionMap:
         """Set the values of all keys to 0, or to what they were before the first hit."""
         self._write(self.layout.zeroed(self.head()))
 
+    @property
+    def is_half_full(self) -> bool:
+        """Whether half of the entries are given out; a scalar's one entry is no matter."""
+        return bool(self.layout.key_words) and 2 * self.layout.used(self.data[:HEADER]) > self.layout.most
+
     def reclaim(self) -> None:
         """Free the entries of keys without a value. No thread may be inside a program that uses the map."""
         anew = bytearray(self.layout.initial())

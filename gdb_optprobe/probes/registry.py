@@ -162,7 +162,7 @@ class Registry:
     def split(self, numbers: Sequence[int] | None) -> tuple[list[CountBlock], list[Probe]]:
         """Return what has these numbers (None: all): blocks with all of their members, and the other probes.
 
-        Members leave their blocks for a change: `unpacked` is for who makes it to call, where they stay.
+        Members leave their blocks for a change: where they stay, the change calls `unpacked`.
         Raises OptprobeError for a number that is not there.
         """
         if numbers is None:

@@ -19,6 +19,7 @@ from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
 from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
 from gdb_optprobe.maps.host_map import HostMap
+from gdb_optprobe.maps.session_map import SessionMap
 from gdb_optprobe.probes.event_probes import kind_of
 from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, WANTED
 from gdb_optprobe.probes.probe import Probe
@@ -58,6 +59,12 @@ class ScriptMaps(Mapping[str, MapContents]):
         for name in there.keys() & self._ours.keys():
             _move(self._ours[name], there[name])
         self._placed = frozenset(there.keys() & self._ours.keys())
+
+    def filling(self) -> list[SessionMap]:
+        """Return the maps in the guest that are half full, for the most part of keys without a value."""
+        there = self._session.kprobes.maps.by_name()
+        half_full = (one for one in map(there.get, self._placed) if one is not None and one.is_half_full)
+        return [one for one in half_full if 2 * len((found := one.contents()).by_key) < found.entries]
 
     def take_back(self) -> None:
         """Move the contents here, before the probes are removed."""
@@ -221,9 +228,21 @@ class ScriptRun:
         if lost and not self.is_over:
             self.lost += lost
             self.write(self.output.lost(lost))
+        self._reclaim()
         fullest = max((ring.fullness for ring in rings), default=0)
         growth = WANTED / fullest if fullest else 2
         self._pause = min(max(self._pause * min(growth, 2), SHORTEST), LONGEST)
+
+
+    def _reclaim(self) -> None:
+        """Free the entries of keys without a value, where no thread is in a program that may use them."""
+        if not (filling := self.maps.filling()):
+            return
+        registry, optimizer = self.session.registry, self.session.optimizer
+        probes = [probe for probe in registry.probes(self._numbers) if probe.is_in_kernel]
+        if not any(optimizer.may_be_busy(registry.site_of(probe)) for probe in probes):
+            for one in filling:
+                one.reclaim()
 
 
 def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:

@@ -317,7 +317,7 @@ class Session:
             number = view.number
             return replace(view, note=notes.get(number, ""), left_out=new.left_out.get(number, ()))
 
-        # What is told of the first of a block is not said of each.
+        # A note on the first of a block is not repeated for each.
         parts = (part.first_apart() if isinstance(part, CountsView) else [part] for part in found.parts)
         return rows(told(one) if isinstance(one, ProbeView) else one for part in parts for one in part)
 

@@ -77,7 +77,7 @@ class SiteTracer:
         return frozenset(self._still_disabled)
 
     def _states(self, addresses: Iterable[int]) -> dict[int, State]:
-        """Return the records of the sites at `addresses`; what is no site is left out."""
+        """Return the records of the sites at `addresses`; other addresses are left out."""
         by_text: dict[int, tuple[FtraceSites, list[int]]] = {}
         for address in addresses:
             sites = self._text.ftrace_of(address)

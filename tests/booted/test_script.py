@@ -149,3 +149,14 @@ def test_tracepoints_have_their_fields(linux: Guest) -> None:
     # Handlers are registered one behind the other, while the guest runs.
     assert min(found["@raw"], found["@all"]) > 0 and finished.status == 0
     assert "No probes." in batch(linux, ["optprobe list"]).output
+
+
+def test_keys_that_were_deleted_make_room_for_others(linux: Guest) -> None:
+    """Of 256 keys, 300 reads use one each; those of an earlier look at the rings are freed."""
+    program = (
+        "config = { max_map_keys = 256 } "
+        'kprobe:vfs_read /comm == "dd"/ { @n++; @by[@n] = 1; @kept[@by[@n]] = count(); delete(@by[@n]); }'
+    )
+    work = "for i in 1 2 3 4 5 6; do dd if=/dev/zero of=/dev/null bs=1 count=100 2>/dev/null; sleep 0.6; done"
+    found = values(script(linux, program, "-json", work=work))
+    assert found["@n"] == 600 and found["@kept"] == {"1": 600}
