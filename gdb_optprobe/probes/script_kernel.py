@@ -17,7 +17,7 @@ from gdb_optprobe.handlers.ctype import CType
 from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.host import HostScope
-from gdb_optprobe.handlers.script.scope import HitScope, Matched
+from gdb_optprobe.handlers.script.scope import HitScope, Matched, Unsupported
 from gdb_optprobe.probes.target import Target
 
 FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
@@ -107,7 +107,8 @@ class ScriptKernel:
         if provider in EVENTS:
             return self._events(provider, target, name)
         if provider not in PROBED:
-            return Missing(f"{provider} probes are not supported", "kprobe, kretprobe, tracepoint, interval are")
+            known = ", ".join((*FUNCTIONS, *EVENTS, "interval", "BEGIN", "END"))
+            return Unsupported(f"{provider} probes are not supported yet", f"{known} are")
         return [*self._functions(provider, target, name, offset)]
 
     def _on_host(self, provider: str) -> HostScope:

@@ -254,8 +254,10 @@ class TracepointHandlers:
             for insn in self._calls(made, facts)
             if insn.target is not None
         )
-        hooks.install(patches, guest, arena)
-        self.registry.event_hooks += patches
+        # Events of one class are assigned by one function: another handler may have changed its calls.
+        new = tuple(one for one in patches if one not in self.registry.event_hooks)
+        hooks.install(new, guest, arena)
+        self.registry.event_hooks += new
         self._known[handler.slot.address] = replace(handler, hooks=patches)
         return self._known[handler.slot.address]
 
@@ -310,8 +312,10 @@ class TracepointHandlers:
         """Free the code of a handler that no CPU calls any more; a thread may still be in what is behind the gates."""
         handler = self._known.pop(handler.slot.address)
         self.guest.handlers.remove(handler.slot.address)
-        hooks.remove(handler.hooks, self.guest, arena)
-        self.registry.event_hooks = tuple(one for one in self.registry.event_hooks if one not in handler.hooks)
+        shared = {one for other in self._known.values() for one in other.hooks}
+        last = tuple(one for one in handler.hooks if one not in shared)
+        hooks.remove(last, self.guest, arena)
+        self.registry.event_hooks = tuple(one for one in self.registry.event_hooks if one not in last)
         if not any(other.made is not None for other in self._known.values()):
             for placed in self._gates.values():
                 placed.release(self.guest, arena, reached=True)

@@ -160,3 +160,10 @@ def test_keys_that_were_deleted_make_room_for_others(linux: Guest) -> None:
     work = "for i in 1 2 3 4 5 6; do dd if=/dev/zero of=/dev/null bs=1 count=100 2>/dev/null; sleep 0.6; done"
     found = values(script(linux, program, "-json", work=work))
     assert found["@n"] == 600 and found["@kept"] == {"1": 600}
+
+
+def test_a_kind_of_probes_that_is_not_there_is_named(linux: Guest) -> None:
+    for kind, body in (("uretprobe:/bin/sh:main", "str(retval)"), ("profile:hz:99", "cpu")):
+        finished = batch(linux, [f"optprobe script -e 'kprobe:vfs_read {{ @ = count(); }} {kind} {{ @x = {body}; }}'"])
+        assert finished.status == 1 and "Attaching" not in finished.output
+        assert f"optprobe: {kind.partition(':')[0]} probes are not supported yet" in finished.output

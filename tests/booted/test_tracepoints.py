@@ -78,6 +78,20 @@ def test_counts_and_fields_are_those_of_the_guests_own_event(linux: Guest) -> No
     gone(linux)
 
 
+def test_events_of_one_class_share_the_assignment_of_their_fields(linux: Guest) -> None:
+    """One function of the kernel's assigns both; it is as it was when the last one has gone."""
+    names = "sched_wakeup", "sched_wakeup_new"
+    adds = [f"optprobe add tracepoint:sched:{name} do count by args->pid" for name in names]
+    script: list[str | Workload] = [*adds, Workload(WORK), keep("list", "optprobe list"), "optprobe check"]
+    script += ["optprobe delete 1", Workload(WORK), keep("later", "optprobe list"), "optprobe check", "optprobe delete"]
+    finished = batch(linux, script)
+    assert finished.status == 0 and finished.output.count("holds what we wrote") == 2, finished.output
+    assert all(probe["hits"] >= SLEEPS for probe in finished.json("list")), finished.output
+    (later,) = finished.json("later")
+    assert later["hits"] >= 2 * SLEEPS, "each sleep is a new process"
+    gone(linux)
+
+
 def test_the_guests_own_event_comes_and_goes_beside_ours(linux: Guest) -> None:
     """The kernel copies its list of functions each time: ours stays on it."""
     switch = f"echo 1 > {EVENT}/enable; {WORK}; echo 0 > {EVENT}/enable; {WORK}; echo > {TRACING}/trace"

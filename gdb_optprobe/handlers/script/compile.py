@@ -20,7 +20,7 @@ from gdb_optprobe.handlers.script.expressions import BUILTINS
 from gdb_optprobe.handlers.script.place import wrong
 from gdb_optprobe.handlers.script.preprocessor import preprocess
 from gdb_optprobe.handlers.script.requests import Request
-from gdb_optprobe.handlers.script.scope import Kernel, Matched
+from gdb_optprobe.handlers.script.scope import Kernel, Matched, Unsupported
 from gdb_optprobe.handlers.script.settings import Settings, configured
 from gdb_optprobe.handlers.script.statements import Statements
 from gdb_optprobe.handlers.script.types import Nothing
@@ -120,6 +120,8 @@ def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
                     raise wrong(f"More than one {point.provider} probe defined", point.where)
                 specials.append(point.provider)
             here = declared.kernel.matches(point.provider, point.target, point.name, point.offset)
+            if isinstance(here, Unsupported):
+                raise _missing(point, here)
             if isinstance(here, Missing) or not here:
                 missing = _missing(point, here if isinstance(here, Missing) else None)
                 if declared.settings.missing_probes == "error":

@@ -26,6 +26,11 @@ Meaning = Rvalue | Lvalue | Known
 
 
 @dataclass(frozen=True, slots=True)
+class Unsupported(Missing):
+    """Why no probe of this kind is ever attached: a script that has one is refused, also where others match."""
+
+
+@dataclass(frozen=True, slots=True)
 class Matched:
     """One place where a probe is attached.
 

@@ -86,4 +86,4 @@ def test_same_as_the_interpreter(case: Case) -> None:
         try:
             assert not [*differences(program)]
         except NotLowered as refused:
-            assert any(limit in refused.why for limit in ("registers", "stack", "search in text"))
+            assert any(limit in refused.why for limit in ("registers", "stack", "searches in a text of the hit"))
