@@ -612,7 +612,7 @@ class FakeDebugger:
     guest: FakeGuest
 
     def resolve(self, location: str, glob: bool) -> tuple[int, ...]:
-        if location.startswith("*") and not glob:
+        if location.startswith("*") and (not glob or location.startswith("*0x")):
             return (int(location[1:].removeprefix("_stext+"), 0) + START * location.startswith("*_stext+"),)
         module = self.guest.module
         if module is not None and (found := module.find(location)):

@@ -32,14 +32,19 @@ def shortest(code: Sequence[Insn], cost: Callable[[Insn], int] = lambda _: 1) ->
 def depth(code: Sequence[Insn], at: int, pushed: Callable[[Insn], int]) -> int:
     """Return by how many bytes every path from the first instruction to `at` moves the stack pointer down.
 
-    at:     reached by falling through or by a jump forwards.
     pushed: the same of one instruction.
     """
-    depths = {code[0].address: 0} if code else {}
-    for insn in code:
-        if insn.address in depths:
-            for follower in _next(insn):
-                depths.setdefault(follower, depths[insn.address] + pushed(insn))
+    if not code:
+        return 0
+    by_address = {insn.address: insn for insn in code}
+    depths, waiting = {code[0].address: 0}, [code[0].address]
+    while waiting and at not in depths:
+        if (insn := by_address.get(waiting.pop())) is None:
+            continue
+        for follower in _next(insn):
+            if follower not in depths:
+                depths[follower] = depths[insn.address] + pushed(insn)
+                waiting.append(follower)
     return depths.get(at, 0)
 
 

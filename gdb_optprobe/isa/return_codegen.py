@@ -77,8 +77,10 @@ class EntryStubs(Protocol):
 
     size: int
     number: str
-    begin: bytes
     kept: frozenset[str]
+
+    @property
+    def begin(self) -> bytes: ...
 
     @property
     def entry(self) -> ReturnBackend: ...

@@ -92,8 +92,11 @@ class _Stubs:
 
     size = 16
     number = "r11"
-    begin = to_bytes(rotate("rldicl", "r11", "r11", 0, 48))  # li has extended the sign
     kept = frozenset((_NEXT,))
+
+    @property
+    def begin(self) -> bytes:
+        return to_bytes(rotate("rldicl", self.number, self.number, 0, 48))  # li has extended the sign
 
     @property
     def entry(self) -> ReturnBackend:
