@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property, partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -603,6 +604,18 @@ class FakeGuest(Guest):
         after = values | dict(zip(FRAME, found, strict=False))
         after |= {"rip": found[16], "eflags": found[18], "rsp": found[19]}
         return tuple(after.values())
+
+
+def fail_at_write(number: int, write: Callable[[int, bytes], None]) -> Callable[[int, bytes], None]:
+    """Return `write`, of which the call with this number, from 0, fails instead."""
+    calls = count()
+
+    def written(address: int, data: bytes) -> None:
+        if next(calls) == number:
+            raise OptprobeError("the connection does not answer")
+        write(address, data)
+
+    return written
 
 
 @dataclass(frozen=True)

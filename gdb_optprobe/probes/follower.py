@@ -43,7 +43,11 @@ class Follower:
         found = self.drain()
         self.records += found.records
         self.lost += found.lost
-        growth = WANTED / found.fullness if found.fullness else 2
-        wanted = min(max(self.pause * min(growth, 2), SHORTEST), LONGEST)
-        self.pause = max(wanted, self.clock() - begun)
+        self.pause = max(next_pause(self.pause, found.fullness), self.clock() - begun)
         return self.pause
+
+
+def next_pause(pause: float, fullness: float) -> float:
+    """Return the seconds until the next look, of a ring that was so full after `pause`."""
+    growth = WANTED / fullness if fullness else 2
+    return min(max(pause * min(growth, 2), SHORTEST), LONGEST)

@@ -24,7 +24,6 @@ from typing import Protocol
 
 from gdb_optprobe.detours import lent_block
 from gdb_optprobe.detours.arena import Arena, Lack, Range
-from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.lent_block import CELL, LentBlock
 from gdb_optprobe.detours.slots import Slot
@@ -37,7 +36,7 @@ from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.native_call import Runner
 from gdb_optprobe.isa.calling import Calling, Thunk
 from gdb_optprobe.maps.journal_format import Damaged
-from gdb_optprobe.probes.installed_detour import InstalledDetour
+from gdb_optprobe.probes.arena_call import make_call
 from gdb_optprobe.probes.settings import Settings
 
 MIB = 1 << 20
@@ -285,21 +284,7 @@ class LentPages:
 
     def _call(self, runner: Runner, make: Make, *uses: int) -> None:
         """Have the thread that was reached run code, which is in the arena meanwhile. Raises OptprobeError."""
-        back, arena = runner.back(), self.arena
-
-        def lay_out(at: int) -> Detour:
-            return Detour(at, make(address=at, back=back).data, at, ())
-
-        placed = InstalledDetour.install(back, lay_out, self.linux, arena, uses)
-        try:
-            runner.run(make(address=placed.detour.address, back=back), CALL)
-        except BaseException:
-            # A thread may be in it.
-            arena.retire(placed.slot, placed.detour)
-            raise
-        finally:
-            self.linux.forget()
-        placed.release(self.linux, arena, reached=False)
+        make_call(runner, lambda at, back: make(address=at, back=back), CALL, self.linux, self.arena, uses)
 
     # facts -----------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.maps.session_map import SessionMap
 from gdb_optprobe.probes.event_probes import kind_of
-from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, WANTED
+from gdb_optprobe.probes.follower import FIRST, next_pause
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_results import empty_ring, read_new_records
 from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
@@ -230,8 +230,7 @@ class ScriptRun:
             self.write(self.output.lost(lost))
         self._reclaim()
         fullest = max((ring.fullness for ring in rings), default=0)
-        growth = WANTED / fullest if fullest else 2
-        self._pause = min(max(self._pause * min(growth, 2), SHORTEST), LONGEST)
+        self._pause = next_pause(self._pause, fullest)
 
 
     def _reclaim(self) -> None:

@@ -33,9 +33,11 @@ from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.tracepoints import Call, HandlerCode, Tracepoint, Tracepoints
 from gdb_optprobe.guest.native_call import LATER, CallFailed, Runner
 from gdb_optprobe.isa.base import Code, Insn, OutOfReach
+from gdb_optprobe.isa.calling import Thunk
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes import hooks
+from gdb_optprobe.probes.arena_call import make_call
 from gdb_optprobe.probes.collector import Collector, Trigger
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.registry import Registry
@@ -386,23 +388,13 @@ class TracepointHandlers:
 
     def _call(self, runner: Runner, call: Call, arena: Arena, *handlers: EventHandler) -> int:
         """Have the thread that was reached make a call; return its result. Raises CallFailed, OptprobeError."""
-        back, calling, guest = runner.back(), self.guest.tracepoints.arch.calling, self.guest
-
-        def lay_out(at: int) -> Detour:
-            return Detour(at, calling.thunk(at, call.function, call.arguments, back).data, at, ())
-
+        calling = self.guest.tracepoints.arch.calling
         uses = [at for handler in handlers for at in handler.uses]
-        placed = InstalledDetour.install(back, lay_out, guest, arena, uses)
-        thunk = calling.thunk(placed.detour.address, call.function, call.arguments, back)
-        try:
-            result = runner.run(thunk, CALL)
-        except BaseException:
-            arena.retire(placed.slot, placed.detour)  # a thread may be in it
-            raise
-        finally:
-            guest.forget()
-        placed.release(guest, arena, reached=False)
-        return result
+
+        def encode(at: int, back: int) -> Thunk:
+            return calling.thunk(at, call.function, call.arguments, back)
+
+        return make_call(runner, encode, CALL, self.guest, arena, uses)
 
 
 def _code(made: EventFormat | None, missed: int, address: int, facts: Tracepoints) -> HandlerCode:

@@ -3,7 +3,7 @@
     load ─► add -glob '*' ─► some of it counted ─► load ends, all idle ─┐ counts: ours and the guest's own
       ▲                                                                 ▼ work of known size, all idle again: counts
       └─ text, flags and memory are as they were ◄── delete, commit ◄── load
-Adding and taking out find threads anywhere. Counts are compared where every vCPU is idle: nobody is between a
+Adding and taking out find threads anywhere. Counts are compared where every vCPU is idle: no thread is between a
 function's entry and the guest's own event, some instructions behind it, so that both have counted the same calls.
 """
 
@@ -59,7 +59,7 @@ def work() -> str:
 
 
 ZEROES = 3 * BYTES
-"""That `work` reads from /dev/zero; nobody else does."""
+"""That `work` reads from /dev/zero; nothing else does."""
 
 
 class AllFunctions:

@@ -16,7 +16,7 @@ from gdb_optprobe.probes import block_planner
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
-from tests.fake_guest import CODE, DATA, FILL, START, TABLES, THREADS, Body, FakeGuest
+from tests.fake_guest import CODE, DATA, FILL, START, TABLES, THREADS, Body, FakeGuest, fail_at_write
 
 COUNT, STEP = 70, 32
 FIRST, LOOP = START + 0x2000, START + 0x6000
@@ -202,16 +202,9 @@ def test_a_batch_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     counted.session().add(GLOB)
     for number in range(len(counted.machine.writes)):
         guest = functions()
-        session, write, left = guest.session(), guest.machine.write, [number]
-
-        def written(address: int, data: bytes, write=write, left=left) -> None:  # type: ignore[no-untyped-def]
-            left[0] -= 1
-            if left[0] == -1:
-                raise OptprobeError("the connection does not answer")
-            write(address, data)
-
+        session = guest.session()
         with monkeypatch.context() as broken:
-            broken.setattr(guest.machine, "write", written)
+            broken.setattr(guest.machine, "write", fail_at_write(number, guest.machine.write))
             try:
                 session.add(GLOB)
             except OptprobeError:

@@ -16,7 +16,7 @@ from gdb_optprobe.probes.shared_rethook import SharedRethook
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.views import ProbeView
 from gdb_optprobe.recovery import adopt
-from tests.fake_guest import CODE, FILL, JOURNAL, THREADS, FakeGuest, Registers
+from tests.fake_guest import CODE, FILL, JOURNAL, THREADS, FakeGuest, Registers, fail_at_write
 from tests.probes.test_batch import AT, BODY, COUNT, LOOP, functions, recovered, run, text
 
 GLOB = Spec("f*", Kind.KRETPROBE, glob=True)
@@ -199,16 +199,9 @@ def test_a_batch_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     counted.session().add(GLOB)
     for number in range(len(counted.machine.writes)):
         guest = functions()
-        session, write, left = guest.session(), guest.machine.write, [number]
-
-        def written(address: int, data: bytes, write=write, left=left) -> None:  # type: ignore[no-untyped-def]
-            left[0] -= 1
-            if left[0] == -1:
-                raise OptprobeError("the connection does not answer")
-            write(address, data)
-
+        session = guest.session()
         with monkeypatch.context() as broken:
-            broken.setattr(guest.machine, "write", written)
+            broken.setattr(guest.machine, "write", fail_at_write(number, guest.machine.write))
             try:
                 session.add(GLOB)
             except OptprobeError:

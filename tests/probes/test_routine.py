@@ -9,7 +9,7 @@ from gdb_optprobe.probes import batch
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
-from tests.fake_guest import CODE, DATA, FILL, STACK_SIZE, STACKS, START, THREADS, Body, FakeGuest
+from tests.fake_guest import CODE, DATA, FILL, STACK_SIZE, STACKS, START, THREADS, Body, FakeGuest, fail_at_write
 from tests.probes.test_batch import AT, BODY, COUNT, LOOP, functions, run, text
 
 SOME = Spec("f*", glob=True, condition="$rbx == 7")
@@ -217,15 +217,8 @@ def test_a_batch_that_fails_leaves_nothing() -> None:
     counted.session().add(SOME)
     for number in range(len(counted.machine.writes)):
         guest = one_of_two()
-        session, write, left = guest.session(), guest.machine.write, [number]
-
-        def written(address: int, data: bytes, write=write, left=left) -> None:  # type: ignore[no-untyped-def]
-            left[0] -= 1
-            if left[0] == -1:
-                raise OptprobeError("the connection does not answer")
-            write(address, data)
-
-        guest.machine.write = written  # type: ignore[method-assign]
+        session = guest.session()
+        guest.machine.write = fail_at_write(number, guest.machine.write)  # type: ignore[method-assign]
         try:
             session.add(SOME)
         except OptprobeError:
