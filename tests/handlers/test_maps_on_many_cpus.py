@@ -159,12 +159,12 @@ def test_what_is_stored_read_and_deleted_at_once_is_whole() -> None:
     target = Map("m", COLUMNS, COLUMNS, keys)
     wrong, stored, had = Map("wrong", (), Count()), Map("stored", (), Count()), Map("had", (), Sum(False))
     value = Binary(Op.ADD, Binary(Op.MUL, Register("rdx"), Constant(1 << 32), 64, False), Constant(7), 64, False)
-    strange = Binary(Op.UMOD, Binary(Op.XOR, X, value, 64, False), X, 64, False)  # 0 where $x is 0, or the value
+    is_there, differs = (Binary(Op.NE, X, word, 64, False) for word in (Constant(0), value))
     statements = (
         Set(target, KEY, (value,)),
         Update(stored),
         Get(target, KEY, X),
-        If(strange, (Update(wrong),)),
+        If(Binary(Op.AND, is_there, differs, 64, False), (Update(wrong),)),
         Delete(target, KEY, X),
         Update(had, X),
         Assign(X, Constant(0)),
