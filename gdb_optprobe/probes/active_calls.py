@@ -15,7 +15,8 @@ return to a trampoline without a slot. So a call in doubt is active.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
@@ -25,7 +26,7 @@ from gdb_optprobe.maps.call_table import WORD
 
 UNKNOWN_STACK = "a stack of no known thread"
 INTERRUPTED = 8
-"""Words below an interrupted stack pointer within which the interrupted PC is pushed."""
+"""Words below an interrupted stack pointer within which the interrupted PC is pushed, and that pointer itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +92,31 @@ class CallStacks:
         """Return those of `calls`, by their stack addresses, that are of threads, none of which has just come to its
         trampoline: then the word at the stack address is still the trampoline's, and is not read any more.
         """
-        interrupted = set[int]()
+        came = set[int]()
         for one in self.saved:
-            if (one.stack is None or one.stack.pid is None) and trampoline in one.words:
+            if trampoline in one.words:
                 if not one.address:
                     return []  # a CPU may be there
-                interrupted.update(one.words)
+                came.update(self._returned(one, trampoline))
         by_stack: dict[int, tuple[SavedWords, list[int]]] = {}
         for at in calls:
             found = self._around(at)
             if found is not None and found.stack is not None and found.stack.pid is not None and at >= found.address:
                 by_stack.setdefault(found.stack.start, (found, []))[1].append(at)
-        return [
-            at
-            for one, some in by_stack.values()
-            if not any(_has_returned(each, trampoline, one) or each + WORD in interrupted for each in some)
-            for at in some
-        ]
+        return [at for _, some in by_stack.values() if came.isdisjoint(some) for at in some]
+
+    def _returned(self, saved: SavedWords, trampoline: int) -> Iterator[int]:
+        """Yield where calls may be whose interrupted thread is at the first instruction of its trampoline.
+
+        There its PC is saved, and above it the stack pointer, which is behind the call's stack address.
+        """
+        assert saved.stack is not None
+        # `words` has only what may be in the text, and a stack pointer is not.
+        data = self.read(saved.address, saved.stack.end - saved.address)
+        words = array("Q", data)
+        for place, word in enumerate(words):
+            if word == trampoline:
+                yield from (above - WORD for above in words[place + 1 : place + INTERRUPTED] if above >= WORD)
 
     def _is_overwritten(self, at: int) -> bool:
         """Return whether the word at `at` cannot be a return address any more."""
@@ -129,15 +138,6 @@ class CallStacks:
             return int.from_bytes(self.read(at, WORD), "little")
         except OptprobeError:
             return None
-
-
-def _has_returned(at: int, trampoline: int, stack: SavedWords) -> bool:
-    """Return whether an interrupted thread may be at the first instruction of its trampoline: just below the call's
-    stack address its PC is saved, and the stack pointer behind that address.
-    """
-    place = (at - stack.address) // WORD
-    below = stack.words[max(0, place - INTERRUPTED) : place]
-    return trampoline in below and at + WORD in below
 
 
 def call_stacks(saved: Sequence[SavedWords], read: ReadMemory, hides: bool, code: ArenaCode) -> CallStacks:

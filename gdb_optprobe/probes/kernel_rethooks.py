@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 from gdb_optprobe.detours import quiescence
@@ -117,9 +117,8 @@ class KernelRethooks:
         old = next((one for one in self.known if one.closed and one.trampoline_at(entry) is not None), None)
         if old is None:
             raise OptprobeError("the table of their calls is not there")
-        layout = replace(old.layout, window=WINDOW)
         new = SharedRethook.adopted(
-            old.address, layout, old.memory, old.retired_trampolines, arena, old.earlier_counts, old.ended
+            old.address, old.layout, old.memory, old.retired_trampolines, arena, old.earlier_counts, old.ended
         )
         assert isinstance(new, SharedRethook)
         new.share_with(block, times, timed)
@@ -241,8 +240,8 @@ class KernelRethooks:
 
     def _register(self, rethook: Rethook, arena: Arena) -> None:
         self.known.append(rethook)
-        layout = rethook.layout
-        arena.journal.put(Item.POINT, rethook.memory.address, [rethook.address, layout.slots, layout.saved])
+        has = rethook.layout
+        arena.journal.put(Item.POINT, rethook.memory.address, [rethook.address, has.slots, has.saved, has.window])
 
     def _find_return(self, guest: Guest) -> FindReturn:
         return lambda pc, key: self.return_address(pc, key, guest.machine.read)

@@ -20,24 +20,23 @@ _NOTHING = [0, 0, 0, 0]
 def read_rethooks(left: ArenaContents, arena: Arena | None) -> list[Rethook]:
     """Return the rethooks that `left` had. Without an arena the records are only validated. Raises Damaged."""
     found: list[Rethook] = []
-    shared = {SharedRethook.place(block.sites) for block in left.blocks}
     for at, value in sorted((left.points or {}).items()):
         memory = left.data_at(at)
         try:
-            address, slots, saved = validate.numbers(validate.row(value, 3), 3)
-            validate.number(slots, 1 << 20, 1), validate.number(saved, 1 << 10)
+            address, slots, saved, window = validate.numbers(validate.row(value, 4), 4)
+            validate.number(slots, 1 << 20, 1), validate.number(saved, 1 << 10), validate.number(window, slots)
         except ValueError as wrong:
             raise Damaged(f"return probes at {at:#x}: {wrong}") from None
         if memory is None or not left.bounds.has(address):
             raise Damaged(f"return probes at {at:#x}")
-        layout = CallTableLayout(slots, saved)
+        layout = CallTableLayout(slots, saved, window)
         if layout.size > memory.size:
             raise Damaged(f"return probes at {at:#x}: {layout.size} bytes in {memory.size}")
         before, ended = _read_counts(at, (left.calls or {}).get(at, _NOTHING))
         if arena is not None:
             ended = ended or address not in _probed_addresses(left)
             trampolines = _trampolines(left, address, at)
-            kind = SharedRethook if address in shared else Rethook
+            kind = SharedRethook if window else Rethook  # one function's table is looked at as a whole
             found.append(kind.adopted(address, layout, memory, trampolines, arena, before, ended))
     return found
 

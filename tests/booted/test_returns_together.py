@@ -64,7 +64,7 @@ def test_a_glob_of_returns(linux: Guest, action: str) -> None:
 def test_a_glob_of_returns_on_ppc64le(ppc_guest: Guest, action: str) -> None:
     script: list[str | Workload] = [
         "set optprobe max-probes 60000",
-        f"optprobe add -glob [r-v]* -return{action}",
+        f"optprobe add -glob [t-v]* -return{action}",
         Workload(DD),
         keep("list", "optprobe list"),
         keep("report", "optprobe report -top 5"),

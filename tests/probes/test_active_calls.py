@@ -23,7 +23,7 @@ def memory(words: Mapping[int, int], mapped: Sequence[int] = (STACK, CPU)) -> Re
     def read(address: int, size: int) -> bytes:
         if not any(start <= address < start + 0x4000 for start in mapped):
             raise Unreadable(address, size)
-        return words.get(address, 0).to_bytes(size, "little")
+        return b"".join(words.get(at, 0).to_bytes(8, "little") for at in range(address, address + size, 8))
 
     return read
 
@@ -97,3 +97,30 @@ def test_who_is_interrupted_where_a_trampoline_starts_has_pushed_words_there() -
 
 def test_where_the_stack_need_not_show_return_addresses_it_proves_nothing() -> None:
     assert not CallStacks(scan(), memory({SP + 0x100: 0})).is_over(SP + 0x100)
+
+
+AT = SP + 0x100
+
+
+@pytest.mark.parametrize("below", [AT, CPU + 0x3000])
+def test_who_is_interrupted_where_a_trampoline_starts_is_not_at_rest(below: int) -> None:
+    """Its call has returned by the word at its stack address. Below: where its registers were pushed."""
+    pushed = {below - 8: 0x18, below - 16: AT + 8, below - 24: 0x202, below - 32: 0x10, below - 40: TRAMPOLINE}
+    on_thread = below == AT
+
+    def scanned() -> list[SavedWords]:  # as quiescence has it: what may be in the text alone
+        vcpu, thread, interrupt = scan(TRAMPOLINE)
+        words = array("Q", [TRAMPOLINE][on_thread:])
+        return [vcpu, thread, SavedWords(interrupt.owner, interrupt.address, words, INTERRUPT)]
+
+    there = {AT: TRAMPOLINE, AT + 0x40: TRAMPOLINE}
+    assert CallStacks(scanned(), memory({**there, **pushed})).at_rest([AT, AT + 0x40], TRAMPOLINE) == []
+    resting = CallStacks(scanned(), memory({**there, **pushed, below - 16: AT - 0x80}))
+    assert resting.at_rest([AT, AT + 0x40], TRAMPOLINE) == [AT, AT + 0x40]
+
+
+def test_nobody_is_known_to_be_at_rest_while_a_cpu_may_be_at_the_trampoline() -> None:
+    vcpu, *others = scan(TRAMPOLINE)
+    there = SavedWords(vcpu.owner, 0, array("Q", [TRAMPOLINE]))
+    assert CallStacks([there, *others], memory({AT: TRAMPOLINE})).at_rest([AT], TRAMPOLINE) == []
+    assert CallStacks([vcpu, *others], memory({AT: TRAMPOLINE})).at_rest([AT], TRAMPOLINE) == [AT]

@@ -372,3 +372,25 @@ def test_calls_of_threads_at_rest_are_given_back() -> None:
     session.commit(0)
     assert not session.optimizer.rethooks.known and session.optimizer.release_arena() and code_is_free(guest)
     run(guest)
+
+
+def test_another_gdb_gives_back_what_the_first_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that calls may return to is known as that of a glob, whatever GDB comes to it."""
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    for number in range(THREADS):
+        guest.run_to(number, AT[number] + 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(kernel_rethooks.KernelRethooks, "unhook", lambda *_: None)
+        session.delete()
+        session.commit(0)
+        assert [(row.location, row.active) for row in session.views()] == [("functions of a glob", THREADS)]
+        other = guest.copy()
+        second = other.session()
+        second.add(GLOB)
+        assert (second.views()[-1].location, second.views()[-1].active) == ("functions of a glob", THREADS)
+        second.delete()
+    second.commit(0)
+    assert not second.optimizer.rethooks.known and second.optimizer.release_arena() and code_is_free(other)
+    run(other)
