@@ -62,6 +62,7 @@ def test_a_glob_of_returns(linux: Guest, action: str) -> None:
 
 @pytest.mark.parametrize("action", ["", " do latency"])
 def test_a_glob_of_returns_on_ppc64le(ppc_guest: Guest, action: str) -> None:
+    """No thread rests for ever in what is probed: its call would stay behind the test."""
     script: list[str | Workload] = [
         "set optprobe max-probes 60000",
         f"optprobe add -glob [t-v]* -return{action}",
@@ -81,7 +82,7 @@ def test_a_glob_of_returns_on_ppc64le(ppc_guest: Guest, action: str) -> None:
     rows = finished.json("list")
     hits = {row["symbol"].partition("+")[0]: row["hits"] for row in rows}  # of what is behind a global entry
     assert len(rows) > 1000 and not any(row["missed"] for row in rows)
-    assert CALLS <= hits["vfs_write"] < CALLS + 100 and hits["read_zero"] == CALLS
+    assert CALLS <= hits["vfs_write"] < CALLS + 100
 
 
 USED = "python arena = current_session().optimizer.arena; print('used', arena.code.used, arena.data.used)"
