@@ -148,7 +148,7 @@ class Kprobes:
                 return None
             raise
         refused = plan.why_not(Tier.OPTIMIZED)
-        if refused is None or refused.code != Refusal.FTRACE_IN_USE.code or spec.location.startswith("*"):
+        if refused is None or refused.code != Refusal.FTRACE_IN_USE.code or spec.is_exact:
             return plan
         behind = self.optimizer.plan(plan.insn.end, [spec])
         return replace(behind, moved=refused) if behind.tier is Tier.OPTIMIZED else plan
@@ -284,7 +284,9 @@ class Kprobes:
 
     def _needs_memory_at(self, address: int, spec: Spec) -> bool:
         try:
-            return spec.is_return or self.optimizer.plan(address, [spec]).tier not in (Tier.BREAKPOINT, Tier.EMULATED)
+            if spec.is_return or (spec.program is not None and spec.program.maps):
+                return True
+            return self.optimizer.plan(address, [spec]).tier not in (Tier.BREAKPOINT, Tier.EMULATED)
         except Refused:
             return False
 

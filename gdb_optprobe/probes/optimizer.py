@@ -390,7 +390,8 @@ class Optimizer:
 
     def needs_memory(self, probe: Probe, plan: Plan) -> bool:
         """Return whether `probe` needs memory before anything is written into the text."""
-        return probe.is_return or (not plan.tier.stops and not probe.handler.is_plain)
+        has_maps = probe.handler.maps is not None  # which other probes have there, whatever this one's tier
+        return probe.is_return or has_maps or (not plan.tier.stops and not probe.handler.is_plain)
 
     def may_be_busy(self, site: Site) -> bool:
         """Return whether a thread may be in a program of `site`, or in a retired detour, perhaps of the site."""

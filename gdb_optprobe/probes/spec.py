@@ -25,6 +25,11 @@ class Kind(Enum):
     TRACEPOINT = "tracepoint"
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it is an instruction that the user named: a script has the addresses of functions."""
+        return self.location.startswith("*") and self.program is None
+
+    @property
     def in_program(self) -> bool:
         """Whether it is on a user's program."""
         return self in (Kind.UPROBE, Kind.URETPROBE)

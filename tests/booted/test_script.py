@@ -36,6 +36,14 @@ def test_maps_by_key_are_exact(each_linux: Guest) -> None:
     assert found["@total"] >= READS
 
 
+def test_a_hit_that_stops_the_guest_changes_the_maps_too(each_linux: Guest) -> None:
+    program = 'BEGIN { @word[7] = "seven"; } kprobe:read_zero { @[comm, @word[7]] = count(); }'
+    work = "dd if=/dev/zero of=/dev/null bs=1 count=5 2>/dev/null"
+    off = [f"set optprobe {tier} off" for tier in ("optimization", "trap")]
+    finished = batch(each_linux, [*off, f"optprobe script -json -guest '{work}' -e '{program}'"])
+    assert finished.status == 0 and values(finished)["@"] == {"dd,seven": 5}, finished.output
+
+
 def test_entry_and_return_share_a_map(each_linux: Guest) -> None:
     program = (
         'kprobe:vfs_read /comm == "dd"/ { @s[tid] = nsecs; @in = count(); } '
