@@ -25,11 +25,6 @@ class Kind(Enum):
     TRACEPOINT = "tracepoint"
 
     @property
-    def is_exact(self) -> bool:
-        """Whether it is an instruction that the user named: a script has the addresses of functions."""
-        return self.location.startswith("*") and self.program is None
-
-    @property
     def in_program(self) -> bool:
         """Whether it is on a user's program."""
         return self in (Kind.UPROBE, Kind.URETPROBE)
@@ -88,6 +83,11 @@ class Spec:
     def event(self) -> EventName | None:
         """The event of the kernel's that its location names; None where it names a place in the code."""
         return event_name.parse(self.location) if not self.in_program else None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is an instruction that the user named: a script has the addresses of functions."""
+        return self.location.startswith("*") and self.program is None
 
     @property
     def in_program(self) -> bool:
