@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
+import socket
 import time as clocks
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -168,8 +168,8 @@ class HostNames:
     def address(self, family: int, data: bytes) -> str:
         """Return an address of the internet. The families are numbered as all of Linux's ISAs have it."""
         if family == 2:
-            return str(ipaddress.IPv4Address(data[:4]))
-        return str(ipaddress.IPv6Address(data[:16])) if family == 10 else ""
+            return socket.inet_ntop(socket.AF_INET, data[:4])
+        return socket.inet_ntop(socket.AF_INET6, data[:16]) if family == 10 else ""
 
 
 class NoFiles:
