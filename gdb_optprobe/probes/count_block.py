@@ -15,6 +15,7 @@ from gdb_optprobe.detours.block import WORD, Block
 from gdb_optprobe.detours.detour import Detour, build_count, build_detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.handlers.lower_routine import caller_key
 from gdb_optprobe.isa.base import Dead, OutOfReach, padded
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.routines import RoutineCalls
@@ -30,7 +31,8 @@ class CountBlock(Block):
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
-    handler: of each member. routine: that their detours call; None where each counts by itself.
+    handler: of each member, but for its key in maps that it shares. routine: that their detours call; None where each
+    counts by itself.
     _laid_out: the detours of members that are not uniform, once they were laid out.
     """
 
@@ -55,6 +57,18 @@ class CountBlock(Block):
         """Return the index of the member with this number; None where it is none."""
         index = number - self.first
         return index if self.has(index) else None
+
+    def key(self, index: int) -> int:
+        """Return what represents a member in maps that it shares."""
+        return caller_key(self.slot(index).address + calls_of(self.isa).behind)
+
+    def has_key(self, key: int) -> bool:
+        """Return whether a number, any, is the key of a member."""
+        index = self.slot_at(caller_key(key))
+        return index is not None and self.key(index) == key
+
+    def handler_of(self, index: int) -> Handler:
+        return self.handler if self.handler.shared is None else self.handler.for_function(self.key(index))
 
     def plan(self, index: int) -> Plan:
         if not self.is_uniform:
