@@ -11,6 +11,7 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.interrupts import held
+from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import BlockPlanner
 from gdb_optprobe.probes.block_routines import BlockRoutines
@@ -57,6 +58,7 @@ class BlockAdoption:
         some_plan = next(iter(plans.values()), None)
         if some_plan is None:
             raise OptprobeError("its functions cannot be probed together any more")
+        dead = some_plan.dead if left.is_uniform else Dead()  # as CountBlock.dead
         block = CountBlock(
             sites=left.sites,
             originals=left.originals,
@@ -72,7 +74,7 @@ class BlockAdoption:
             first=left.first,
             plans=[plans.get(site, some_plan) for site in left.sites],
             enabled=False,
-            handler=self.routines.handler_again(record, some_plan, maps),
+            handler=self.routines.handler_again(record, some_plan, dead, maps),
         )
         if any(left.has(number - left.first) for number in self.registry.numbers()):
             raise OptprobeError("its numbers are those of other probes")

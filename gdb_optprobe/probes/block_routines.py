@@ -16,7 +16,7 @@ from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.lower_expressions import NotLowered
 from gdb_optprobe.handlers.lower_routine import Callers
-from gdb_optprobe.isa.base import Code
+from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
@@ -155,8 +155,8 @@ class BlockRoutines:
                 found.append(f"the program at {detour.address:#x} that many detours call was changed")
         return found
 
-    def handler_again(self, record: ProbeRecord, plan: Plan, maps: SharedMaps | None) -> Handler:
-        """Return what a hit of an earlier GDB's block does. maps: that it shares.
+    def handler_again(self, record: ProbeRecord, plan: Plan, dead: Dead, maps: SharedMaps | None) -> Handler:
+        """Return what a hit of an earlier GDB's block does. dead: at every member. maps: that it shares.
 
         Raises OptprobeError where it would be something else.
         """
@@ -167,7 +167,7 @@ class BlockRoutines:
         found = self.compile(record.spec, plan, settings, maps, function).made_bare()
         if found is None or record.routine is None or fingerprint(found) != record.program:
             raise OptprobeError("it would not do here what it did there")
-        if not is_same_everywhere(record.spec) or not may_be_called(found, plan.dead, self.target.guest.isa):
+        if not is_same_everywhere(record.spec) or not may_be_called(found, dead, self.target.guest.isa):
             raise OptprobeError("its functions cannot be probed together any more")
         return found
 

@@ -13,8 +13,9 @@ from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.shared_maps import SharedMaps
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
-from tests.fake_guest import CODE, DATA, FILL, THREADS, FakeGuest, fail_at_write
-from tests.probes.test_batch import AT, COUNT, functions, run, text
+from tests.detours.fakes import code
+from tests.fake_guest import CODE, DATA, FILL, START, THREADS, Body, FakeGuest, fail_at_write
+from tests.probes.test_batch import AT, BODY, COUNT, LOOP, functions, run, text
 from tests.probes.test_routine import one_of_two
 from tests.probes.test_shared_maps import Gathered, alone, gathered
 
@@ -192,6 +193,32 @@ def test_another_gdb_takes_the_block_over(unpacked: tuple[int, ...], laid_out: b
     other.delete()
     run(later)
     assert text(later) == text(functions()) and empty(other)
+
+
+def test_a_register_that_some_functions_overwrite_at_once_is_read() -> None:
+    """What is dead at one function's entry is an argument at another's: the routine keeps it for all."""
+    body = code("ba 07 00 00 00  mov $7,%edx\nc3  ret")
+    others = [START + 0x3000 + 32 * number for number in range(COUNT)]
+    calls = b"".join(
+        b"\xe8" + (to - LOOP - 5 * number - 5).to_bytes(4, "little", signed=True) for number, to in enumerate(others)
+    )
+    loop = calls + b"\xe9" + (-len(calls) - 5).to_bytes(4, "little", signed=True)
+    bodies = [Body(f"f{number}", at, BODY, tracer=0) for number, at in enumerate(AT)]
+    bodies += [Body(f"f_{number}", at, body) for number, at in enumerate(others)]
+    guest = FakeGuest((*bodies, Body("loop", LOOP, loop)))
+    guest.start_threads(LOOP)
+    session = guest.session()
+    session.add(Spec("f*", glob=True, actions=("count by $rdx",)))
+    assert [len(block) for block in session.registry.blocks] == [COUNT, COUNT]
+    assert len({id(block.handler.shared) for block in session.registry.blocks}) == 1
+    run(guest)
+    later = guest.after(())
+    other = later.session()
+    assert not adopt.recover(other).lost and len(other.registry.blocks) == 2
+    found = [gathered(view)["count by $rdx"] for view in other.reports() if view.hits]
+    assert found == [{(3,): THREADS}, *[{(7,): THREADS}] * (COUNT - 1)]
+    other.delete()
+    assert text(later) == text(FakeGuest((*bodies, Body("loop", LOOP, loop)))) and empty(other)
 
 
 def test_a_block_that_is_not_adopted_leaves_no_maps() -> None:
