@@ -234,9 +234,12 @@ DEFINITIONS: Mapping[str, Schema] = {
                 ),
                 "One entry for each key",
             ),
-            "lost": _a("integer", "Values that found no room in the table"),
+            "lost": _a("integer|null", "Values that found no room in the table; null where only the sum is known"),
         },
-        {"unit": _a("string", "The unit of the values, where it is known: ns")},
+        {
+            "lost_together": _a("integer", "Values lost of all functions that share a table, where `lost` is null"),
+            "unit": _a("string", "The unit of the values, where it is known: ns"),
+        },
     ),
     "report_record": _line(
         "record",

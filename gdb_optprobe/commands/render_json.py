@@ -208,7 +208,8 @@ def _map(number: int, found: ObjectView) -> dict[str, object]:
     values = [(row.key, aggregate.value(found.aggregate, row.words)) for row in found.rows]
     unit = {"unit": found.unit} if found.unit else {}
     entries = [{"key": _plain(key), "value": _aggregate(value)} for key, value in values]
-    return {"type": "map", "number": number, "action": found.action, "entries": entries, "lost": found.lost, **unit}
+    lost = {"lost": found.lost, **({"lost_together": found.lost_together} if found.lost_together else {})}
+    return {"type": "map", "number": number, "action": found.action, "entries": entries, **lost, **unit}
 
 
 def _aggregate(value: int | tuple[aggregate.Bucket, ...] | None) -> object:

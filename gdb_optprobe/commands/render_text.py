@@ -375,13 +375,15 @@ def _remarks(probe: ProbeView, width: int) -> tuple[str, ...]:
 def _lost_in_globs(probes: Iterable[ProbeView]) -> list[str]:
     """Return a line for each map of a glob that was full."""
     lost: Counter[tuple[str, str]] = Counter()
+    together: dict[tuple[str, str], int] = {}
     for probe in probes:
         for one in probe.objects:
-            lost[probe.location, one.action] += one.lost * one.shared
+            lost[probe.location, one.action] += (one.lost or 0) * one.shared
+            if one.lost_together:  # each says the same
+                together[probe.location, one.action] = one.lost_together
     told = [
         f"{action} of {location}: {number} values found no room in the map of all its functions"
-        for (location, action), number in lost.items()
-        if number
+        for (location, action), number in (lost + Counter(together)).items()
     ]
     return [*told, f"HINT: {_LARGER_MAPS}"] if told else []
 

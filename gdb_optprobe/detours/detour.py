@@ -86,18 +86,8 @@ def build_detour(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | N
     Without a program it is a boosted copy. Raises Unrelocatable or OutOfReach if `at` is not possible.
     """
     programs = programs or {}
+    data, origins = lay_out(plan, isa, at, programs)
     sizes = {original: len(program(at)) for original, program in programs.items()}
-    landing = isa.landing if plan.tier is Tier.TRAPPED else b""
-    start = at + len(landing)
-    if plan.ftrace is not None:
-        first = programs[plan.head](start) if plan.head in programs else b""
-        data = first + isa.branch(start + len(first), plan.ftrace.end)
-        origins: tuple[tuple[int, int], ...] = ((start, plan.head), (start + len(first), plan.ftrace.end))
-    else:
-        alone = plan.dead if plan.displaced == (plan.insn,) else None
-        moved = isa.relocate(plan.displaced, start, programs, alone)
-        data, origins = moved.data, tuple((start + offset, original) for offset, original in moved.origins)
-    data = landing + data
     branches = (insn for insn in isa.decode(data, at) if insn.flow in (Flow.JUMP, Flow.BRANCH))
     return Detour(
         address=at,
@@ -109,6 +99,26 @@ def build_detour(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | N
     )
 
 
+def lay_out(
+    plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code]
+) -> tuple[bytes, tuple[tuple[int, int], ...]]:
+    """Return the code of a detour, and its origins: what is known without decoding it. Raises as `build_detour`."""
+    landing = isa.landing if plan.tier is Tier.TRAPPED else b""
+    start = at + len(landing)
+    if plan.ftrace is not None:
+        first = programs[plan.head](start) if plan.head in programs else b""
+        back = start + len(first)
+        return landing + first + isa.branch(back, plan.ftrace.end), ((start, plan.head), (back, plan.ftrace.end))
+    alone = plan.dead if plan.displaced == (plan.insn,) else None
+    moved = isa.relocate(plan.displaced, start, programs, alone)
+    return landing + moved.data, tuple((start + offset, original) for offset, original in moved.origins)
+
+
 def build_count(plan: Plan, isa: Isa, at: int, counter: int) -> Detour:
     """Lay out a detour that counts the hits of the probed instruction."""
-    return build_detour(plan, isa, at, {plan.address: lambda to: isa.count(counter, to, plan.dead, plan.base)})
+    return build_detour(plan, isa, at, count_program(plan, isa, counter))
+
+
+def count_program(plan: Plan, isa: Isa, counter: int) -> Mapping[int, Code]:
+    """Return the program that counts, by the address of the probed instruction."""
+    return {plan.address: lambda to: isa.count(counter, to, plan.dead, plan.base)}

@@ -2,10 +2,10 @@
 
     places and plans ──► blocks with memory ──► journal ──► code ──► branches        (block_planner.py)
 A detour counts and calls nothing of the kernel's, so it is safe wherever the kernel may call its own tracer. With a
-condition that is the same at every function, all detours of a block call one routine (block_routines.py). The journal
-has each block as one item before the first byte of it is written; code and counters are written and read back in large
-pieces, the text by runs (guest/runs.py). What concerns one member is in block_members.py; what an earlier GDB has left,
-in block_adoption.py.
+condition, or actions, that are the same at every function, all detours of a block call one routine (block_routines.py).
+The journal has each block as one item before the first byte of it is written; code and counters are written and read
+back in large pieces, the text by runs (guest/runs.py). What concerns one member is in block_members.py; what an earlier
+GDB has left, in block_adoption.py.
 """
 
 from __future__ import annotations
@@ -63,15 +63,16 @@ class Batches:
 
     # into the guest --------------------------------------------------------------------------------------------------
 
-    def add(self, spec: Spec, addresses: Sequence[int]) -> list[CountBlock]:
-        """Put a count of `spec` at those of `addresses` where a batch can: all of them, or none.
+    def add(self, spec: Spec, addresses: Sequence[int], may_lend: bool = True) -> list[CountBlock]:
+        """Put probes of `spec` at those of `addresses` where a batch can: all of them, or none.
 
+        may_lend: whether they are put in anew, with more memory, where data find no room.
         Raises OptprobeError, the guest as it was; where returns find no room, too: each by itself takes far more.
         """
         if not self.planner.may_be_together(spec, addresses):
             return []
         sites, others = self.planner.places(spec, addresses)
-        handler = self.routines.common_handler(spec, lambda: self._sample(spec, sites))
+        handler = self.routines.common_handler(spec, lambda: self._sample(spec, sites), len(addresses), may_lend)
         if handler is None:
             return []
         with held():
@@ -184,11 +185,13 @@ class Batches:
             if fits and spec.is_return:
                 block = self.optimizer.with_memory(lambda: self.returns.with_hook(block, arena), arena)
         except BaseException:
+            self.routines.forget(block, arena)
             arena.free_counts(code, data)
             self.routines.tidy()
             raise
         if not fits or not _can_be_laid_out(block):
             self.returns.forget(block, arena)
+            self.routines.forget(block, arena)
             arena.free_counts(code, data)
             self.routines.tidy()
             return
@@ -238,6 +241,7 @@ class Batches:
             arena.wipe([block.code], machine)
             arena.free_counts(block.code, block.data)
             self.returns.forget(block, arena)
+            self.routines.forget(block, arena)
         self.routines.tidy()
         arena.journal.flush()
 

@@ -11,6 +11,7 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.interrupts import held
+from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import BlockPlanner
 from gdb_optprobe.probes.block_routines import BlockRoutines
@@ -19,6 +20,7 @@ from gdb_optprobe.probes.journal_records import ProbeRecord
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.shared_maps import SharedMaps
 from gdb_optprobe.probes.shared_returns import SharedReturns
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Spec
@@ -40,11 +42,14 @@ class BlockAdoption:
     planner: BlockPlanner
     members: BlockMembers
 
-    def adopt(self, left: BlockRecord, record: ProbeRecord) -> tuple[CountBlock, list[Probe]]:
+    def adopt(
+        self, left: BlockRecord, record: ProbeRecord, maps: SharedMaps | None
+    ) -> tuple[CountBlock, list[Probe]]:
         """Take over a block of an earlier GDB, of which the branches were removed, with its code and its counters.
 
-        record: of its first probe. The block is disabled: only when all are taken over, other code may be collected.
-        Return it, and members that are probes of their own now: something came to their functions meanwhile.
+        record: of its first probe. maps: that it shares. The block is disabled: only when all are taken over, other
+        code may be collected. Return it, and members that are probes of their own now: something came to their
+        functions meanwhile.
         Raises OptprobeError where it would not be what it was; its code is left then as retired.
         """
         arena, machine = self.optimizer.take_arena(), self.target.guest.machine
@@ -53,6 +58,7 @@ class BlockAdoption:
         some_plan = next(iter(plans.values()), None)
         if some_plan is None:
             raise OptprobeError("its functions cannot be probed together any more")
+        dead = some_plan.dead if left.is_uniform else Dead()  # as CountBlock.dead
         block = CountBlock(
             sites=left.sites,
             originals=left.originals,
@@ -68,15 +74,15 @@ class BlockAdoption:
             first=left.first,
             plans=[plans.get(site, some_plan) for site in left.sites],
             enabled=False,
-            handler=self.routines.handler_again(record, some_plan),
+            handler=self.routines.handler_again(record, some_plan, dead, maps),
         )
         if any(left.has(number - left.first) for number in self.registry.numbers()):
             raise OptprobeError("its numbers are those of other probes")
         if record.spec.is_return:
             block = self.returns.adopt(block, left, arena)
-        if record.routine is not None:
-            self.routines.adopt(block, record.routine, arena)
         try:
+            if record.routine is not None:
+                self.routines.adopt(block, record.routine, arena)
             for start, end in block.runs():
                 piece, _ = block.piece(start, end)
                 if machine.read(piece.address, piece.size) != block.detours(start, end):
@@ -87,6 +93,8 @@ class BlockAdoption:
             self.routines.tidy()
             raise
         with held():
+            if maps is not None:
+                maps.blocks.add(block.code.address)
             for piece, _ in left.pieces():
                 arena.readopt(piece)
             block.out = list(left.out)
@@ -100,6 +108,8 @@ class BlockAdoption:
         """Make a member of which the plan is another now a probe of its own, not yet settled. Its code is left."""
         probe, slot = replace(self.members.probe(block, index), enabled=enabled), block.slot(index)
         left = block.left_code(index, index + 1, self.target.guest.machine.read(slot.address, slot.size), block.isa)
+        if probe.handler.shared is not None:
+            probe.handler.shared.users.add(probe.number)
         self.members.carve(block, index, arena)
         arena.journal.code(slot, left)
         arena.retire(slot, left)

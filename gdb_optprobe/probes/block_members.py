@@ -41,7 +41,7 @@ class BlockMembers:
             block.first + index,
             block.spec,
             block.sites[index],
-            block.handler,
+            block.handler_of(index),
             block.sizes,
             enabled=block.enabled,
             counter=block.counter(index),
@@ -80,6 +80,8 @@ class BlockMembers:
             arena.retire(slot, block.detour(index))
         if isinstance(block, ReturnBlock):
             self.returns.take_times(probe, block, index)
+        if probe.handler.shared is not None:
+            probe.handler.shared.users.add(probe.number)
         write_probe(probe, journal)
         site.probes.clear()
         self.registry.add(probe, site)
@@ -103,6 +105,8 @@ class BlockMembers:
     def drop(self, block: CountBlock, arena: Arena) -> None:
         """Forget a block: none of its members is in it any more, or its pieces have items of their own."""
         self.registry.remove_block(block)
+        if block.handler.shared is not None:
+            block.handler.shared.release_block(block.code.address, arena)
         arena.journal.drop(Item.BLOCK, block.code.address)
         for index in block.out:
             arena.journal.drop(Item.OUT, block.slot(index).address)

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.block import WORD, Block
-from gdb_optprobe.detours.detour import Detour, build_count, build_detour
+from gdb_optprobe.detours.detour import Detour, build_detour, count_program, lay_out
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.isa.base import Dead, OutOfReach, padded
+from gdb_optprobe.handlers.lower_routine import caller_key
+from gdb_optprobe.isa.base import Code, Dead, OutOfReach, padded
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.probes.handler import Handler
@@ -30,7 +31,8 @@ class CountBlock(Block):
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
-    handler: of each member. routine: that their detours call; None where each counts by itself.
+    handler: of each member, but for its key in maps that it shares. routine: that their detours call; None where each
+    counts by itself.
     _laid_out: the detours of members that are not uniform, once they were laid out.
     """
 
@@ -56,6 +58,18 @@ class CountBlock(Block):
         index = number - self.first
         return index if self.has(index) else None
 
+    def key(self, index: int) -> int:
+        """Return what represents a member in maps that it shares."""
+        return caller_key(self.slot(index).address + calls_of(self.isa).behind)
+
+    def has_key(self, key: int) -> bool:
+        """Return whether a number, any, is the key of a member."""
+        index = self.slot_at(caller_key(key))
+        return index is not None and self.key(index) == key
+
+    def handler_of(self, index: int) -> Handler:
+        return self.handler if self.handler.shared is None else self.handler.for_function(self.key(index))
+
     def plan(self, index: int) -> Plan:
         if not self.is_uniform:
             return self.plans[index]
@@ -71,10 +85,13 @@ class CountBlock(Block):
 
     def detour(self, index: int) -> Detour:
         """Return the detour of a member. Raises Unrelocatable, OutOfReach."""
-        plan, at = self.plan(index), self.slot(index).address
+        return build_detour(plan := self.plan(index), self.isa, self.slot(index).address, self._program(plan, index))
+
+    def _program(self, plan: Plan, index: int) -> Mapping[int, Code]:
+        """Return what a member's detour has beside what it displaces, by the address of the probed instruction."""
         if self.routine is None:
-            return build_count(plan, self.isa, at, self.counter(index).address)
-        return build_call(plan, self.isa, at, self.routine.address)
+            return count_program(plan, self.isa, self.counter(index).address)
+        return call_program(plan, self.isa, self.routine.address)
 
     def patch(self, index: int) -> Patch:
         """Return the change of the text that leads to the member's detour."""
@@ -100,7 +117,8 @@ class CountBlock(Block):
 
     def _padded(self, index: int) -> bytes:
         if index not in self._laid_out:
-            data, padding = self.detour(index).data, self.isa.breakpoint
+            plan, padding = self.plan(index), self.isa.breakpoint
+            data, _ = lay_out(plan, self.isa, self.slot(index).address, self._program(plan, index))
             if len(data) > self.step:
                 raise OutOfReach(self.slot(index).address, self.sites[index])
             self._laid_out[index] = data + padding * ((self.step - len(data)) // len(padding))
@@ -114,4 +132,9 @@ def calls_of(isa: Isa) -> RoutineCalls:
 
 def build_call(plan: Plan, isa: Isa, at: int, routine: int) -> Detour:
     """Lay out a detour that calls a routine for the probed instruction. Raises Unrelocatable, OutOfReach."""
-    return build_detour(plan, isa, at, {plan.address: lambda to: calls_of(isa).call(routine, to)})
+    return build_detour(plan, isa, at, call_program(plan, isa, routine))
+
+
+def call_program(plan: Plan, isa: Isa, routine: int) -> Mapping[int, Code]:
+    """Return the call of a routine, by the address of the probed instruction."""
+    return {plan.address: lambda to: calls_of(isa).call(routine, to)}

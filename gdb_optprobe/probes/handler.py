@@ -27,6 +27,7 @@ from gdb_optprobe.handlers.ir import (
     And,
     Cell,
     Column,
+    Constant,
     Expr,
     HashMap,
     Operand,
@@ -86,7 +87,7 @@ class Handler:
     entry:      of a return probe, what it does where the function is entered.
     table_bits: of each table, see HashMapLayout. ring_bits: of the ring, see RingLayout; overwrites: too.
     per_cpu_register: see isa.abi.SystemRegisters.
-    bare:       whether its hits are all that it gathers: see `made_bare`.
+    bare:       whether its hits are all that it gathers beside what is in `shared`: see `made_bare`.
     shared:     maps of a glob that its tables are in. function: its key there.
     maps:       of the session, where the program names some.
     """
@@ -130,12 +131,30 @@ class Handler:
         return replace(self, maps=maps)
 
     def made_bare(self) -> Handler | None:
-        """Return the same with a word of memory, its hits; None where it gathers more, faults among it."""
-        condition = self.program.condition
-        is_count = len(self.program.actions) == 1 and not self.entry.actions and not self.entry.words
-        if condition is None or may_fault(condition) or not is_count:
+        """Return the same with a word of memory, its hits; None where it gathers more, faults among it.
+
+        What is in maps that it shares takes none; these count what finds no room there, of all that is bare.
+        """
+        others = self.program.actions[1:]
+        in_maps = all(isinstance(each, Update) and isinstance(each.target, HashMap) for each in others)
+        if self.is_plain or (others and (self.shared is None or not in_maps)):
+            return None
+        if self.entry.actions or self.entry.words or any(map(may_fault, self.program.operands())):
             return None
         return replace(self, bare=True)
+
+    def for_function(self, function: int) -> Handler:
+        """Return the same with another key in the maps that it shares."""
+        if self.shared is None or function == self.function:
+            return self
+
+        def keyed(action: Statement) -> Statement:
+            if not (isinstance(action, Update) and isinstance(action.target, HashMap)):
+                return action
+            return replace(action, by=(Constant(function), *action.by[1:]))
+
+        actions = tuple(map(keyed, self.program.actions))
+        return replace(self, program=replace(self.program, actions=actions), function=function)
 
     def sharing(self, maps: SharedMaps, function: int) -> Handler:
         """Return the same with its tables in `maps`; as it is where it has none, or others than those have."""
@@ -327,7 +346,7 @@ class Handler:
             return lambda at: isa.count(memory, at, dead, plan.base)
         around = LoweringContext(
             address=plan.address,
-            objects=tuple(self._addresses(memory))[: len(self.program.objects)],
+            objects=tuple(self.addresses(memory))[: len(self.program.objects)],
             lost=tuple(self._lost_addresses(memory))[: len(self.program.objects)],
             faults=memory + WORD,
             dead=dead,
@@ -361,7 +380,7 @@ class Handler:
         first = len(self.program.objects)
         return LoweringContext(
             address=0,
-            objects=tuple(self._addresses(memory))[first:],
+            objects=tuple(self.addresses(memory))[first:],
             lost=tuple(self._lost_addresses(memory))[first:],
             faults=memory + WORD,
             table_bits=self.table_bits,
@@ -403,8 +422,8 @@ class Handler:
         others = [part for part in spec.action_parts if part.text != "count"]
         return _action_with(node, others, self.program.actions[1:]) or condition or spec.action_parts[0]
 
-    def _addresses(self, memory: int) -> Iterator[int]:
-        """Yield the address of each object, in their order."""
+    def addresses(self, memory: int) -> Iterator[int]:
+        """Yield the address of each object, in their order. memory: its own."""
         cells = iter([memory, *(memory + WORD * place.start for _, place in self.cell_words())])
         table = memory + self.head_size
         if self.shared is not None and self.shared.memory is not None:  # else only costs are asked for
@@ -420,15 +439,20 @@ class Handler:
                 yield memory + self.ring_offset
 
 
+    @property
+    def counts_lost(self) -> bool:
+        """Whether it counts what finds no room in maps that it shares by itself; else they do, for all that share them.
+        """
+        return self.shared is not None and not self.bare
+
     def lost_words(self) -> Iterator[int]:
         """Yield where in the head each table that is shared counts the values of this probe that find no room."""
-        yield from range(len(self.head()) - len(self.tables) + len(self.own_tables), len(self.head()))
+        yield from range(len(self.head()) - len(self.tables) * self.counts_lost, len(self.head()))
 
     def _lost_addresses(self, memory: int) -> Iterator[int]:
-        """Yield the address of what counts lost values for each object, in their order; nothing where none is shared.
-        """
+        """Yield the address of what counts lost values for each object, in their order; nothing where tables do."""
         words = self.lost_words()
-        for target in self.objects if self.shared is not None else ():
+        for target in self.objects if self.counts_lost else ():
             yield memory + WORD * next(words) if isinstance(target, HashMap) else 0
 
 

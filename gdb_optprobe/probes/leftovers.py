@@ -8,7 +8,7 @@ If this GDB is killed in between, the journal still describes everything.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from gdb_optprobe.detours import patch, quiescence
@@ -17,6 +17,7 @@ from gdb_optprobe.detours.arena_contents import ArenaContents, PatchedText, rest
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.journal_records import ProbeRecord, read_block, read_probe
@@ -73,18 +74,23 @@ def read_leftovers(target: Target, users: Uprobes) -> tuple[ArenaContents, Seque
 def read_records(left: ArenaContents) -> tuple[Sequence[ProbeRecord], Sequence[TrapRecord]]:
     """Return the records of probes and of traps in programs. Raises Damaged where they contradict each other."""
     found = [read_probe(number, value, left) for number, value in sorted((left.probes or {}).items())]
-    for block in left.live_blocks:
-        read_block(block, left)
+    blocks = [read_block(block, left) for block in left.live_blocks]
     read_rethooks(left, None)
     traps = user_notes.read_traps(left.users or {})
     calls = {trap.calls: left.data_at(trap.calls) for trap in traps if trap.calls}
     if any(memory is None or memory.size < LAYOUT.size for memory in calls.values()):
         raise Damaged("calls of programs have no memory")
-    maps = {one.maps.address for one in found if one.maps is not None}
-    users = Counter((*(one.data for one in found if one.data is not None), *maps, *(left.points or ()), *calls))
+    maps = {one.maps.address for one in (*found, *blocks) if one.maps is not None}
+    own = [*(one.data for one in found if one.data is not None), *(data.address for data in _counters(left))]
+    users = Counter((*own, *maps, *(left.points or ()), *calls))
     if shared := [at for at, number in users.items() if number > 1]:
         raise Damaged(f"memory at {shared[0]:#x} is noted of two")
     return found, traps
+
+
+def _counters(left: ArenaContents) -> Iterator[Slot]:
+    """Yield the counters of members of blocks, in pieces."""
+    return (data for block in left.live_blocks for _, data in block.pieces())
 
 
 def _wait_for_writers(left: ArenaContents, target: Target, users: Uprobes) -> None:

@@ -35,6 +35,7 @@ from gdb_optprobe.probes import branch_patch, quiescence_wait
 from gdb_optprobe.probes.arena_memory import ArenaMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.collector import Collector, Trigger
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.journal_records import write_probe
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall, KernelRethooks
@@ -396,6 +397,11 @@ class Optimizer:
     def may_be_busy(self, site: Site) -> bool:
         """Return whether a thread may be in a program of `site`, or in a retired detour, perhaps of the site."""
         return quiescence_wait.may_be_busy(site, self.target.guest, self.arena)
+
+    def may_be_in_block(self, block: CountBlock) -> bool:
+        """Return whether a thread may be in the detours of a block, or return there, or the same as above."""
+        pieces = [(code.address, code.end) for code, _ in block.pieces()]
+        return quiescence_wait.may_be_in(pieces, self.target.guest, self.arena)
 
     def retry(self, grow: bool = True) -> None:
         """Try the sites that wait, and free garbage. grow: also try those with half-full tables of calls."""

@@ -133,7 +133,7 @@ def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> Pr
         faults=found.faults,
         stops=site.stops,
         calls=site.calls,
-        objects=tuple(_object_views(probe.handler, found, guest)),
+        objects=object_views(probe.handler, found, guest),
         records=tuple(_record_views(probe.handler, found.records, guest, site.frames)),
     )
 
@@ -191,8 +191,12 @@ def deleted_view(kind: Kind, address: int, location: str, symbol: str, calls: Ca
     return probe_view(probe, site, Results((calls.returns,)), guest)
 
 
+def object_views(handler: Handler, found: Results, guest: Guest) -> tuple[ObjectView, ...]:
+    """Return what each action gathered."""
+    return tuple(_object_views(handler, found, guest))
+
+
 def _object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[ObjectView]:
-    """Yield what each action gathered."""
     for cell, place in handler.cell_words():
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),), unit=_unit(cell.name))
     for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost_of(handler), strict=True):
@@ -201,8 +205,11 @@ def _object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[Ob
             keyed = tuple(_row(columns, key, words, guest) for key, words in rows.items())
         else:  # the function is the only one
             keyed = (RowView((), rows.get(b"", initial(table.aggregate))),)
-        shared = handler.shared is not None
-        yield ObjectView(table.name, table.aggregate, keyed, lost, len(columns), _unit(table.name), shared)
+        shared, unit = handler.shared is not None, _unit(table.name)
+        if shared and not handler.counts_lost and lost:
+            yield ObjectView(table.name, table.aggregate, keyed, None, len(columns), unit, shared, lost)
+        else:
+            yield ObjectView(table.name, table.aggregate, keyed, lost, len(columns), unit, shared)
 
 
 def _unit(action: str) -> str:

@@ -83,11 +83,16 @@ def describe_busy_slots(slots: Sequence[Slot], guest: Guest) -> str:
 
 def may_be_busy(site: Site, guest: Guest, arena: Arena | None) -> bool:
     """Return whether a thread may be in a program of `site`, or in a retired detour, perhaps of the site."""
-    left = arena.retired if arena is not None else ()
-    detours = (*left, *((site.branch.detour,) if site.branch is not None else ()))
-    inside = [(one.address, one.end) for one in detours]
+    code = [(site.branch.detour.address, site.branch.detour.end)] if site.branch is not None else []
     # Whoever is yet to come to a trampoline has not begun.
-    inside += [(one.address + 1, one.end) for one in (site.rethook.trampolines if site.rethook is not None else ())]
+    code += [(one.address + 1, one.end) for one in (site.rethook.trampolines if site.rethook is not None else ())]
+    return may_be_in(code, guest, arena)
+
+
+def may_be_in(code: Sequence[quiescence.Range], guest: Guest, arena: Arena | None) -> bool:
+    """Return whether a thread may be in some code, or in a retired detour, perhaps of the same probes."""
+    left = arena.retired if arena is not None else ()
+    inside = [*code, *((one.address, one.end) for one in left)]
     if not inside or guest.stacks_missing:
         return bool(inside)
     try:

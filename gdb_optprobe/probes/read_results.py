@@ -8,6 +8,7 @@ from dataclasses import replace
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.maps.ring import HEADER, RingContents
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results, rows_of
 from gdb_optprobe.probes.shared_maps import SharedMaps
@@ -30,11 +31,11 @@ def read_results(probes: Sequence[Probe], guest: Guest, whole: bool = False) -> 
         data = guest.machine.read(start, run[-1].end - start)
         memory |= {slot.address: data[slot.address - start : slot.end - start] for slot in run}
     found = {}
-    maps = {id(one): one.rows(guest.machine) for one in _shared_maps(probes)} if whole else {}
+    maps = {id(one): one.read(guest.machine) for one in _shared_maps(probes)} if whole else {}
     for probe in probes:
         found[probe.number] = probe.seen
         if probe.counter is not None:
-            shared = maps.get(id(probe.handler.shared), {}).get(probe.handler.function, ())
+            shared = maps.get(id(probe.handler.shared))
             theirs = Results.decode(probe.handler, memory[probe.counter.address], probe.since, shared)
             found[probe.number] = probe.seen.merged(probe.handler, theirs)
     return found
@@ -61,16 +62,24 @@ def empty_ring(probe: Probe, contents: RingContents | None, guest: Guest) -> Non
     probe.forget_records(contents.dropped if contents is not None else 0)
 
 
-def clear_results(probes: Iterable[Probe], guest: Guest, is_inside: Callable[[Probe], bool]) -> None:
+def clear_results(
+    probes: Sequence[Probe], blocks: Sequence[CountBlock], guest: Guest, is_inside: Callable[[Probe | CountBlock], bool]
+) -> None:
     """Set everything that hits left to what it was before the first.
 
-    is_inside: whether a thread may be in a probe's program; tables keep their keys then.
+    is_inside: whether a thread may be in a program of these; tables keep their keys then.
     """
-    probes = list(probes)
-    for maps in _shared_maps(probes):
-        some = [probe for probe in probes if probe.handler.shared is maps]
-        is_all = maps.users <= {probe.number for probe in some} and not any(map(is_inside, some))
-        maps.clear(None if is_all else {probe.handler.function for probe in some}, guest.machine)
+    for maps in _shared_maps([*probes, *blocks]):
+        _clear_maps(
+            maps,
+            [probe for probe in probes if probe.handler.shared is maps],
+            [block for block in blocks if block.handler.shared is maps],
+            guest,
+            is_inside,
+        )
+    for block in blocks:
+        for _, data in block.pieces():
+            guest.machine.write(data.address, bytes(data.size))
     for probe in probes:
         probe.clear()
         if probe.counter is None:
@@ -91,7 +100,23 @@ def clear_results(probes: Iterable[Probe], guest: Guest, is_inside: Callable[[Pr
             probe.since = found.position
 
 
-def _shared_maps(probes: Iterable[Probe]) -> list[SharedMaps]:
+def _clear_maps(
+    maps: SharedMaps,
+    probes: Sequence[Probe],
+    blocks: Sequence[CountBlock],
+    guest: Guest,
+    is_inside: Callable[[Probe | CountBlock], bool],
+) -> None:
+    """Clear what probes and blocks have in maps that they share, perhaps with others."""
+    is_all = maps.users <= {probe.number for probe in probes} and maps.blocks <= {one.code.address for one in blocks}
+    if is_all and not (any(map(is_inside, probes)) or any(map(is_inside, blocks))):
+        maps.clear(None, guest.machine)
+        return
+    functions = {probe.handler.function for probe in probes}
+    maps.clear(lambda key: key in functions or any(block.has_key(key) for block in blocks), guest.machine)
+
+
+def _shared_maps(probes: Iterable[Probe | CountBlock]) -> list[SharedMaps]:
     """Return the maps that some of the probes share, each once."""
     return list({id(maps): maps for probe in probes if (maps := probe.handler.shared) is not None}.values())
 

@@ -11,7 +11,7 @@ from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Aggregate
 from gdb_optprobe.maps.ring import RingContents, RingPosition
 from gdb_optprobe.probes.handler import HITS, Handler
-from gdb_optprobe.probes.shared_maps import Rows
+from gdb_optprobe.probes.shared_maps import MapsContents, Rows
 
 MOST_RECORDS = 4096
 """Of hits that stopped the guest, as many are kept."""
@@ -36,7 +36,7 @@ class Row:
 class Results:
     """head: hits, faults, the cells' words, and what shared tables have lost. tables: words by key, as it was typed.
 
-    lost: values that found no room in a table of the probe's own.
+    lost: values that found no room in a table of the probe's own, or, of one that is bare, of all that share it.
 
     records: in the order of hits, those that we saw first. dropped: how many found no room in the ring.
     """
@@ -58,7 +58,7 @@ class Results:
 
     def lost_of(self, handler: Handler) -> Sequence[int]:
         """Return how many values found no room in each table."""
-        return self.lost if handler.shared is None else [self.head[place] for place in handler.lost_words()]
+        return [self.head[place] for place in handler.lost_words()] if handler.counts_lost else self.lost
 
     @classmethod
     def empty(cls, handler: Handler) -> Results:
@@ -67,14 +67,14 @@ class Results:
 
     @classmethod
     def decode(
-        cls, handler: Handler, data: bytes, since: RingPosition, shared: Sequence[Rows] = ()
+        cls, handler: Handler, data: bytes, since: RingPosition, shared: MapsContents | None = None
     ) -> Results:
         """Decode guest memory: all of it, or the head alone. since: which records were cleared.
 
-        shared: the rows of the tables that the probe shares with others.
+        shared: what the maps hold that the probe shares with others.
         """
         head = aggregate.decode(data[: handler.head_size])
-        if len(data) <= handler.head_size:
+        if len(data) <= handler.head_size and shared is None:
             return replace(cls.empty(handler), head=head)
         at, contents = handler.head_size, []
         for _, layout in handler.own_tables:
@@ -83,8 +83,10 @@ class Results:
         if handler.shared is None:
             found = cls(head, tuple(each.by_key for each in contents), tuple(each.overflow for each in contents))
         else:
-            empty = cls.empty(handler)
-            found = replace(empty, head=head, tables=tuple(shared) or empty.tables)
+            found = replace(cls.empty(handler), head=head)
+            if shared is not None:
+                found = replace(found, tables=shared.rows.get(handler.function, found.tables))
+                found = replace(found, lost=found.lost if handler.counts_lost else shared.lost or found.lost)
         if handler.ring is None:
             return found
         ring = handler.ring.decode(data[at:], since)

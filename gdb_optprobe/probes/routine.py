@@ -15,6 +15,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.lexer import Kind, tokens
 from gdb_optprobe.handlers.lower_program import LoweringContext
 from gdb_optprobe.handlers.lower_routine import Callers, lower_routine
+from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.handler import Handler
@@ -51,9 +52,28 @@ class Routine:
 
 
 def is_same_everywhere(spec: Spec) -> bool:
-    """Return whether a condition names nothing that differs by function: a plain name may be a parameter."""
+    """Return whether condition and actions name nothing that differs by function: a plain name may be a parameter.
+
+    Raises OptprobeError, pointing.
+    """
     condition = spec.condition_part
-    return condition is not None and not any(token.kind is Kind.NAME for token in tokens(condition))
+    if condition is not None and any(token.kind is Kind.NAME for token in tokens(condition)):
+        return False
+    return not any(map(_has_names, spec.action_parts))
+
+
+def _has_names(action: Fragment) -> bool:
+    """Return whether an action has names beside its own and the `by` of its key."""
+    _, *others = tokens(action)
+    depth, by = 0, 0
+    for token in others:
+        if token.kind is Kind.PUNCTUATOR:
+            depth += (token.text == "(") - (token.text == ")")
+        elif token.kind is Kind.NAME:
+            if depth or token.text != "by" or by:
+                return True
+            by += 1
+    return False
 
 
 def may_be_called(handler: Handler, dead: Dead, isa: Isa) -> bool:
@@ -70,7 +90,13 @@ def may_be_called(handler: Handler, dead: Dead, isa: Isa) -> bool:
 def routine_code(handler: Handler, callers: Callers, counters: int, dead: Dead, isa: Isa) -> Code:
     """Return the code of a routine for detours that count at `counters`. dead: at each of them. Raises NotLowered."""
     assert isa.routines is not None, "may_be_called has said so"
-    around = LoweringContext(address=0, objects=(counters,), faults=counters, dead=dead, per_cpu=handler.per_cpu)
+    around = LoweringContext(
+        address=0,
+        objects=tuple(handler.addresses(counters)),
+        dead=dead,
+        per_cpu=handler.per_cpu,
+        table_bits=handler.table_bits,
+    )
     return lower_routine(handler.program, callers, around, isa.routines, isa)
 
 

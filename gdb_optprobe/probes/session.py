@@ -22,6 +22,7 @@ from gdb_optprobe.handlers.types import member_names
 from gdb_optprobe.interrupts import checkpoint, held
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps import aggregate
+from gdb_optprobe.maps.ring import START
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save, site_views
 from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.block_adoption import BlockAdoption
@@ -42,6 +43,7 @@ from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.return_block import ReturnBlock
 from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, Settings, sizes_of
+from gdb_optprobe.probes.shared_maps import MapsContents, SharedMaps
 from gdb_optprobe.probes.shared_returns import SharedReturns
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command, Target
@@ -51,6 +53,7 @@ from gdb_optprobe.probes.views import (
     CountsView,
     ExplainView,
     LeftOutView,
+    ObjectView,
     ProbeView,
     SavedProbes,
     ShowView,
@@ -252,7 +255,8 @@ class Session:
         taken.update(one.address for one in left_out)
         others = [address for address in addresses if address not in taken]
         if others or not blocks:
-            left_out += self._put_in_singly(spec, others, new)
+            maps = next((block.handler.shared for block in blocks), None)
+            left_out += self._put_in_singly(spec, others, new, maps)
         mine = [*(probe.number for probe in new.probes if probe.spec is spec), *(block.first for block in blocks)]
         if left_out and not mine:
             raise left_out[0].error
@@ -265,7 +269,7 @@ class Session:
         """Put in what blocks can have of a glob; where they find no room, it is not tried one by one before a loan."""
         try:
             with held():  # until they are in `new`
-                new.blocks += (blocks := self.batches.add(spec, addresses))
+                new.blocks += (blocks := self.batches.add(spec, addresses, new.may_lend))
         except Refused as refused:
             if (lack := self._lack(new)) is not None:
                 raise _Lacks(lack, 0) from refused
@@ -274,10 +278,12 @@ class Session:
             self._check_room(new)
         return blocks
 
-    def _put_in_singly(self, spec: Spec, addresses: Sequence[int], new: _Addition) -> list[LeftOut]:
-        """Put in probes one by one. Return what is left out."""
+    def _put_in_singly(
+        self, spec: Spec, addresses: Sequence[int], new: _Addition, maps: SharedMaps | None
+    ) -> list[LeftOut]:
+        """Put in probes one by one. maps: that those in blocks share. Return what is left out."""
         kind, left_out = self._kind(spec), list[LeftOut]()
-        maps = kind.share(spec, len(addresses))
+        maps = maps or kind.share(spec, len(addresses))
         for first in range(0, len(addresses) or 1, AT_ONCE):
             checkpoint()
             probes, without = kind.plan(spec, addresses[first : first + AT_ONCE], maps)
@@ -568,6 +574,9 @@ class Session:
     def _block_views(self, blocks: Iterable[CountBlock], whole: bool = False) -> Iterator[ProbeView | CountsView]:
         """Yield the views of blocks, one for each run of numbers. whole: with what else than hits was gathered."""
         guest = self.target.guest
+        blocks = list(blocks)
+        shared = {id(one): one for block in blocks if whole and (one := block.handler.shared) is not None}
+        maps = {identity: one.read(guest.machine) for identity, one in shared.items()}
         for block in blocks:
             symbols = block.symbols or guest.symbols(block.sites)
             block.symbols = symbols
@@ -576,7 +585,8 @@ class Session:
             for start, end in block.runs():
                 probe, site = self.block_members.member(block, start)
                 view = site_views.site_view(probe, site, self.target, lambda _: ())
-                first = probe_views.probe_view(probe, view, Results((hits[start],)), guest)
+                found = replace(Results.empty(probe.handler), head=(hits[start],))
+                first = replace(probe_views.probe_view(probe, view, found, guest), objects=())
                 part = CountsView(
                     first=self.returns.in_block(block, first),
                     addresses=block.sites[start:end],
@@ -586,7 +596,27 @@ class Session:
                     branches=branches[start:end] if block.enabled else (),
                     step=block.step,
                 )
-                yield from self.returns.with_times(block, part, start) if whole else [part]
+                if whole and block.handler.shared is not None:
+                    yield from self._with_maps(block, part, start, maps)
+                else:
+                    yield from self.returns.with_times(block, part, start) if whole else [part]
+
+    def _with_maps(
+        self, block: CountBlock, part: CountsView, start: int, maps: Mapping[int, MapsContents]
+    ) -> Iterator[ProbeView | CountsView]:
+        """Yield the rows of a part of a block, from index `start` on: those of functions with hits by themselves, with
+        what they have in maps.
+
+        maps: by their identities.
+        """
+        contents, guest = maps[id(block.handler.shared)], self.target.guest
+
+        def gathered(place: int) -> tuple[ObjectView, ...]:
+            handler = block.handler_of(start + place)
+            results = Results.decode(handler, aggregate.encode((part.hits[place],)), START, contents)
+            return probe_views.object_views(handler, results, guest)
+
+        yield from part.with_objects(gathered)
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found = read_results(probes, self.target.guest, whole)
@@ -638,15 +668,15 @@ class Session:
     def clear(self, numbers: Sequence[int] | None = None) -> None:
         """Start counting from zero."""
 
-        def is_inside(probe: Probe) -> bool:
-            return probe.is_in_kernel and self.optimizer.may_be_busy(self.registry.site_of(probe))
+        def is_inside(one: Probe | CountBlock) -> bool:
+            if isinstance(one, CountBlock):
+                return self.optimizer.may_be_in_block(one)
+            return one.is_in_kernel and self.optimizer.may_be_busy(self.registry.site_of(one))
 
         blocks, probes = self.registry.split(numbers)
         self.returns.settle_unpacked()
-        clear_results(probes, self.target.guest, is_inside)
+        clear_results(probes, blocks, self.target.guest, is_inside)
         for block in blocks:
-            for _, data in block.pieces():
-                self.target.guest.machine.write(data.address, bytes(data.size))
             self.returns.clear(block)
         self.optimizer.write_records(probes)
 

@@ -2,13 +2,13 @@
 
     one piece of data   │ map of an action │ map of the next one │ …       key: function │ the columns that were typed
     each probe          │ hits │ faults │ … │ lost of each map │           handler.py
-The function is a constant of each probe's program: its address when it was added. A probe's results are the keys that
-begin with it.
+The function is a constant of each probe's program: its address when it was added. Of a block it is what the routine
+knows, the detour that has called it (lower_routine.py). A probe's results are the keys that begin with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +48,15 @@ class MapsRecord:
     function: int
 
 
+@dataclass(frozen=True, slots=True)
+class MapsContents:
+    """rows: of each map by function, the keys without it. lost: of each map, the values of blocks without room there.
+    """
+
+    rows: Mapping[int, tuple[Rows, ...]] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
+
+
 @dataclass(eq=False)
 class SharedMaps:
     """keys: of a map of a single probe. probes: that are to share them.
@@ -55,7 +64,7 @@ class SharedMaps:
     space:  None where bits and cells are known, as of an earlier GDB's.
     bits:   see HashMapLayout. cells: whether what has no key by itself is in a map too.
     shapes: of the maps: a probe with others has its own. memory: of all maps, once a probe needs them.
-    users:  the numbers of the probes that write there.
+    users:  the numbers of the probes that write there. blocks: the addresses of the code of blocks that do.
     """
 
     keys: int
@@ -66,12 +75,13 @@ class SharedMaps:
     shapes: tuple[HashMapLayout, ...] = ()
     memory: Slot | None = None
     users: set[int] = field(default_factory=set)
+    blocks: set[int] = field(default_factory=set)
 
     def decide(self, cells: Sequence[Cell]) -> None:
         """Decide whether cells become maps: where one of each for every probe takes more than half of the memory."""
         if self.space is not None and not self.shapes:
             size = sum(aggregate.size(cell.aggregate) for cell in cells)
-            self.cells = size * self.probes > self.space.free // 2
+            self.cells = self.cells or size * self.probes > self.space.free // 2
 
     def takes(self, shapes: Sequence[HashMapLayout]) -> bool:
         """Return whether a probe with such maps shares these; the first one says what they are."""
@@ -113,19 +123,37 @@ class SharedMaps:
 
     def reserve(self, number: int, near: int, reach: int, arena: Arena, memory: Memory) -> None:
         """Have the maps in memory that code at `near` addresses by distance, for one more probe. Raises Refused."""
+        self._allocate(near, reach, arena, memory)
+        self.users.add(number)
+
+    def reserve_block(self, code: int, near: int, reach: int, arena: Arena, memory: Memory) -> None:
+        """Do the same for the block with its code at `code`. Raises Refused."""
+        self._allocate(near, reach, arena, memory)
+        self.blocks.add(code)
+
+    def _allocate(self, near: int, reach: int, arena: Arena, memory: Memory) -> None:
         if self.memory is None:
             with arena.new_data(self.size, near, reach) as slot:
                 memory.write(slot.address, b"".join(one.initial() for one in self.shapes))
             self.memory = slot
-        self.users.add(number)
 
     def release(self, number: int, arena: Arena) -> None:
         """A probe has gone. The memory is freed with the last one, and with the code that may still write there."""
         if number in self.users:
             self.users.discard(number)
-            if not self.users and self.memory is not None:
-                arena.data.release(self.memory)
-                self.memory = None
+            self.release_unused(arena)
+
+    def release_block(self, code: int, arena: Arena) -> None:
+        """Do the same for a block: none of its members is in it any more."""
+        if code in self.blocks:
+            self.blocks.discard(code)
+            self.release_unused(arena)
+
+    def release_unused(self, arena: Arena) -> None:
+        """Release the memory where nothing writes there any more."""
+        if not (self.users or self.blocks) and self.memory is not None:
+            arena.data.release(self.memory)
+            self.memory = None
 
     def _read(self, memory: Memory) -> list[bytes]:
         """Return what each map holds."""
@@ -139,33 +167,36 @@ class SharedMaps:
             data = data[one.size :]
         return found
 
-    def rows(self, memory: Memory) -> Mapping[int, tuple[Rows, ...]]:
-        """Return the rows of each map by function, the keys without it. What was cleared and not hit since is left out.
-        """
+    def read(self, memory: Memory) -> MapsContents:
+        """Return what the maps hold. What was cleared and not hit since is left out."""
         found: dict[int, tuple[dict[bytes, tuple[int, ...]], ...]] = {}
         if self.memory is None:
-            return found  # all hits stopped the guest
+            return MapsContents()  # all hits stopped the guest
+        lost: list[int] = []
         for number, (layout, data) in enumerate(zip(self.shapes, self._read(memory), strict=True)):
             cleared = aggregate.initial(layout.aggregate) if not isinstance(layout.aggregate, aggregate.Sum) else None
-            for key, words in layout.decode(data).by_key.items():
+            contents = layout.decode(data)
+            lost.append(contents.overflow)
+            for key, words in contents.by_key.items():
                 function = int.from_bytes(key[:WORD], "little")
                 if words != cleared:
                     found.setdefault(function, tuple({} for _ in self.shapes))[number][key[WORD:]] = words
-        return found
+        return MapsContents(found, tuple(lost))
 
-    def clear(self, functions: set[int] | None, memory: Memory) -> None:
+    def clear(self, has: Callable[[int], bool] | None, memory: Memory) -> None:
         """Set the values of some functions' keys to what they were before the first hit.
 
-        functions: None for all, where no thread is in a program that writes there: the keys go too.
+        has: whether a function is one of them; None for all, where no thread is in a program that writes there: the
+        keys go too.
         """
         if self.memory is None:
             return
         at = self.memory.address
-        if functions is None:
+        if has is None:
             memory.write(at, b"".join(one.initial() for one in self.shapes))
             return
         for layout, data in zip(self.shapes, self._read(memory), strict=True):
-            memory.write(at, layout.cleared(data, lambda key: int.from_bytes(key[:WORD], "little") in functions))
+            memory.write(at, layout.cleared(data, lambda key: has(int.from_bytes(key[:WORD], "little"))))
             at += layout.size
 
 

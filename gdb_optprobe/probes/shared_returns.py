@@ -185,15 +185,7 @@ class SharedReturns:
             yield part
             return
         sums, histograms, _ = self.times(block)
-        begin = 0
-        for place, hits in enumerate(part.hits):
-            if hits:
-                if begin < place:
-                    yield part.between(begin, place)
-                yield replace(part[place], objects=_objects(sums[start + place], histograms.get(start + place)))
-                begin = place + 1
-        if begin < len(part):
-            yield part.between(begin, len(part))
+        yield from part.with_objects(lambda at: _objects(sums[start + at], histograms.get(start + at)))
 
     def clear(self, block: CountBlock) -> None:
         """Start gathering times from zero."""

@@ -122,6 +122,11 @@ class Spec:
         return replace(self, condition="").is_plain_count
 
     @property
+    def is_typed(self) -> bool:
+        """Whether it is a condition and actions alone, of the hits at one place."""
+        return self.program is None and self.entry_condition is None and not self.entry_actions
+
+    @property
     def is_whole_kernel(self) -> bool:
         """Whether it is on every function: those at which a hit would stop the guest are left out."""
         return self.glob and not self.in_program and self.location.strip() in WHOLE and not self.tier

@@ -5,7 +5,7 @@ The fields are the contract's JSON keys, in its order; addresses are integers he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -90,15 +90,17 @@ class ObjectView:
     """What an action gathered. action: as typed; lost: values that found no room; keys: how many `by` has.
 
     unit: of the values, "" where it is not known. shared: whether the room is that of all probes of a glob.
+    lost_together: values that found no room, of all of them, where it is not known of which; lost is None then.
     """
 
     action: str
     aggregate: Aggregate
     rows: tuple[RowView, ...]
-    lost: int = 0
+    lost: int | None = 0
     keys: int = 0
     unit: str = ""
     shared: bool = False
+    lost_together: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,18 @@ class CountsView(Sequence[ProbeView]):
             originals=self.originals[some],
             branches=self.branches[some],
         )
+
+    def with_objects(self, gathered: Callable[[int], tuple[ObjectView, ...]]) -> Iterator[ProbeView | CountsView]:
+        """Yield the same rows, those with hits by themselves. gathered: returns what one of them has, by its place."""
+        begin = 0
+        for place, hits in enumerate(self.hits):
+            if hits:
+                if begin < place:
+                    yield self.between(begin, place)
+                yield replace(self[place], objects=gathered(place))
+                begin = place + 1
+        if begin < len(self):
+            yield self.between(begin, len(self))
 
     def first_apart(self) -> list[ProbeView | CountsView]:
         """Return the first row by itself, and the others."""

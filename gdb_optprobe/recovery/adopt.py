@@ -57,7 +57,8 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     lost: list[str] = []
     lost += [f"probe {one.number}, {one.spec.location}, is not recovered: {LOST}" for one in found if one.lost]
     programs = [one for one in found if one.spec.in_program and not one.lost]
-    maps = _shared_maps(found, left)
+    in_blocks = {block.first: read_block(block, left) for block in left.live_blocks}
+    maps = _shared_maps([*found, *in_blocks.values()], left)
     for one in found:
         if one.spec.in_program or one.lost:
             continue
@@ -70,7 +71,8 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     for site in session.registry.sites(there):
         returns.adopt(site, session.target.guest)
     memory = {probe.counter for probe in probes if probe.counter is not None}
-    memory |= {one.memory for one in maps.values() if one.users and one.memory is not None}
+    maps_of_blocks = {one.maps.address for one in in_blocks.values() if one.maps is not None}
+    memory |= {one.memory for at, one in maps.items() if one.memory and (one.users or at in maps_of_blocks)}
     memory |= {*session.optimizer.maps.slots}
     memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs)
@@ -86,7 +88,9 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
             session.optimizer.tracepoints.memory,
         )
     )
-    blocks, alone = _adopt_blocks(session, left, lost)
+    blocks, alone = _adopt_blocks(session, left, in_blocks, maps, lost)
+    for at in maps_of_blocks:
+        maps[at].release_unused(arena)
     for probe in there:
         try:
             _reserve(session, probe)
@@ -121,16 +125,25 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     return Recovered(session.views_of(probes, blocks), tuple(lost))
 
 
-def _adopt_blocks(session: Session, left: ArenaContents, lost: list[str]) -> tuple[list[CountBlock], list[Probe]]:
-    """Adopt the blocks of counts. Return them, and the probes that must be settled by themselves. lost: gets reasons.
+def _adopt_blocks(
+    session: Session,
+    left: ArenaContents,
+    records: Mapping[int, ProbeRecord],
+    maps: Mapping[int, SharedMaps],
+    lost: list[str],
+) -> tuple[list[CountBlock], list[Probe]]:
+    """Adopt the blocks of counts. Return them, and the probes that must be settled by themselves.
+
+    records: by the number of the first probe. lost: gets reasons.
     """
     blocks: list[CountBlock] = []
     enabled: list[CountBlock] = []
     alone: list[Probe] = []
     for one in left.live_blocks:
-        record = read_block(one, left)
+        record = records[one.first]
         try:
-            block, others = session.block_adoption.adopt(one, record)
+            shared = maps[record.maps.address] if record.maps is not None else None
+            block, others = session.block_adoption.adopt(one, record, shared)
         except OptprobeError as error:
             numbers = f"probes {one.first}-{one.first + len(one.sites) - 1}"
             lost.append(f"{numbers}, {record.spec.location}, are not recovered: {error.message}")

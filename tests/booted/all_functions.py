@@ -3,6 +3,7 @@
     load ─► add -glob '*' ─► some of it counted ─► load ends, all idle ─┐ counts: ours and the guest's own
       ▲                                                                 ▼ work of known size, all idle again: counts
       └─ text, flags and memory are as they were ◄── delete, commit ◄── load
+Every other round has `do count by $comm`: what is counted by key, and lost, are all hits then.
 Adding and taking out find threads anywhere. Counts are compared where every vCPU is idle: no thread is between a
 function's entry and the guest's own event, some instructions behind it, so that both have counted the same calls.
 """
@@ -85,7 +86,7 @@ class AllFunctions:
             for number in range(1, rounds + 1):
                 begun = time.monotonic()
                 try:
-                    self._round()
+                    self._round(is_keyed=number % 2 == 0)
                 except BaseException as error:
                     error.add_note(f"in round {number}")
                     raise
@@ -95,10 +96,10 @@ class AllFunctions:
                     f"{self.waited} times a thread was waited for, {took:.0f} s"
                 )
 
-    def _round(self) -> None:
+    def _round(self, is_keyed: bool) -> None:
         self._in_guest(LOAD)
         self("optprobe run -for 0.05")
-        self("optprobe add -glob *")
+        self(f"optprobe add -glob *{' do count by $comm' * is_keyed}")
         self("optprobe run -for 0.2")
         assert "holds what we wrote" in (held := self("optprobe check")), held
         self._in_guest(NO_LOAD)
@@ -106,6 +107,9 @@ class AllFunctions:
         self._in_guest(work())
         after = self._counts()
         self._compare(before, after)
+        if is_keyed:
+            found: dict[str, int] = self._ask("counted-by-key")
+            assert found["functions"] > 1000 and found["hits"] == found["by key"] + found["lost"], found
         self._in_guest(LOAD)
         self("optprobe run -for 0.1")
         self._take_out()

@@ -4,6 +4,7 @@
     batch-diff FILE    what differs from that now, in words; JSON. Memory for detours is given back before
     batch-state        hits by the number of the probe, and whether all are enabled, or none; JSON
     hits-of NAME…      hits at the entry of each of these functions, and how many probes there are; JSON
+    counted-by-key     of all functions, with `count by` first: their hits, those by key, and those without room; JSON
 """
 
 from __future__ import annotations
@@ -108,5 +109,24 @@ class HitsOf(gdb.Command):
         tell({**found, "probes": len(views)})
 
 
-for command in (Keep, Diff, State, HitsOf):
+class CountedByKey(gdb.Command):
+    """counted-by-key"""
+
+    def __init__(self) -> None:
+        super().__init__("counted-by-key", gdb.COMMAND_DATA)
+
+    def invoke(self, argument: str, from_tty: bool) -> None:
+        views = [view for view in current_session().reports() if view.objects]
+        objects = [view.objects[0] for view in views]
+        tell(
+            {
+                "functions": len(views),
+                "hits": sum(view.hits for view in views),
+                "by key": sum(row.words[0] for found in objects for row in found.rows),
+                "lost": sum(found.lost or 0 for found in objects) + max(found.lost_together for found in objects),
+            }
+        )
+
+
+for command in (Keep, Diff, State, HitsOf, CountedByKey):
     command()

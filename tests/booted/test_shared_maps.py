@@ -89,3 +89,46 @@ def test_a_backtrace_in_the_routine_shows_the_probed_function(each_linux: Guest)
     callers = re.findall(r"^#3 .* in (\w+)", printed, re.MULTILINE)
     assert len(probed) == 2 and {*callers} <= {"ksys_write", "ksys_read"} and len(callers) == 2, printed
     assert all(f"probed {int(at, 16)}\n" in printed for at in probed), printed
+
+
+def by_key(lines: list[dict[str, object]], function: str, action: str) -> dict[str, int]:
+    """Return what an action has gathered of a function."""
+    (number,) = (
+        line["number"] for line in lines
+        if line["type"] == "probe" and str(line["symbol"]).partition("+")[0] == function
+    )  # fmt: skip
+    (found,) = (line for line in lines if (line["type"], line["number"], line.get("action")) == ("map", number, action))
+    entries: list[dict[str, list[object]]] = found["entries"]  # type: ignore[assignment]
+    return {str(entry["key"][0]): entry["value"] for entry in entries}  # type: ignore[misc]
+
+
+def test_a_routine_fills_the_map_of_a_glob_and_another_gdb_takes_it_over(each_linux: Guest) -> None:
+    """As large globs have it: the actions are in one routine, a function's detour is its call."""
+    actions = "count by $pid, sum($arg3) by $comm"
+    session = "python from gdb_optprobe.debugger.attach import current_session as s"
+    blocks = "len(s().registry.blocks), len(s().block_routines.placed), s().check()"
+    first = batch(each_linux, [
+        NO_LOAN, "python from gdb_optprobe.probes import block_routines as r; r.INLINE = 1 << 20",
+        f'optprobe add -glob vfs_* if $comm == "dd" do {actions}', session, f'python print("together", {blocks})',
+        'python print("steps", *(block.step for block in s().registry.blocks))',
+        Workload(BEGIN), Workload(f"{DD}; {DD}; cat /proc/version > /dev/null"), Workload(END),
+        keep("all", "optprobe report"), "set optprobe on-exit keep", "detach",
+    ])  # fmt: skip
+    assert re.search(r"together ([1-9]\d*) \1 \(\)\n", first.output), first.output
+    steps = re.search(r"steps (.*)", first.output)
+    assert steps is not None and all(int(step) <= 24 for step in steps[1].split())
+    own = {pid: int(hits) for pid, hits in re.findall(r"common_pid: +(\d+) .*hitcount: +(\d+)", first.workloads[-1])}
+    lines = reports(first.output)
+    writes = by_key(lines, "vfs_write", "count by $pid")
+    assert len(writes) == 2 and writes == {pid: own[pid] for pid in writes}, (writes, own)
+    asked = sum(by_key(lines, "vfs_write", "sum($arg3) by $comm").values())
+    assert 2 * COUNT <= asked <= 2 * COUNT + 1000 and {*by_key(lines, "vfs_read", "sum($arg3) by $comm")} == {"dd"}
+    second = batch(each_linux, [
+        "optprobe recover", session, f'python print("together", {blocks})', Workload(DD),
+        keep("all", "optprobe report"), "optprobe delete", 'python print("left", s().block_routines.placed)',
+        "optprobe commit -timeout 60", "detach",
+    ])  # fmt: skip
+    assert re.search(r"together ([1-9]\d*) \1 \(\)\n", second.output) and "left []" in second.output, second.output
+    again = by_key(reports(second.output), "vfs_write", "count by $pid")
+    assert writes.items() < again.items() and len(again) == 3, (writes, again)
+    assert {again[pid] for pid in again} == {*writes.values()}

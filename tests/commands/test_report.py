@@ -14,7 +14,7 @@ from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.commands.render_text import Text
 from gdb_optprobe.commands.report_order import chosen
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.maps.aggregate import Average, Powers, Sum
+from gdb_optprobe.maps.aggregate import Average, Count, Powers, Sum
 from gdb_optprobe.probes.views import NANOSECONDS, ObjectView, ProbeView, RecordView, RowView
 from tests.commands.fake_session import probe
 from tests.commands.in_gdb import shared_gdb
@@ -59,6 +59,15 @@ def test_calls_that_functions_missed_together_are_told_once() -> None:
     rows = [line for line in values("report", probes) if line["type"] == "probe"]
     assert {(row["missed"], row["missed_together"]) for row in rows} == {(None, 7)}
     assert all("missed_together" not in line for line in values("report", GLOB))
+
+
+def test_values_that_functions_lost_together_are_told_once() -> None:
+    found = ObjectView("count by $pid", Count(), (RowView((7,), (2,), "[7]"),), None, 1, shared=True, lost_together=5)
+    probes = [replace(one, objects=(found,)) for one in GLOB]
+    told = "count by $pid of vfs_*: 5 values found no room in the map of all its functions"
+    assert text("report", probes).count(told) == 1
+    rows = [line for line in values("report", probes) if line["type"] == "map"]
+    assert {(row["lost"], row["lost_together"]) for row in rows} == {(None, 5)}
 
 
 def test_the_order_of_time() -> None:

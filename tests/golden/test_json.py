@@ -53,6 +53,7 @@ AGGREGATES: tuple[tuple[Aggregate, tuple[int, ...]], ...] = (
 KEYED = ObjectView(
     "sum(count) by ($comm, file)", Sum(False), (RowView(("dd", Address(0xFFFF888000001000)), (7,), "[dd, …]"),), 3
 )
+OF_ALL = ObjectView("count by $pid", Count(), (RowView((7,), (2,), "[7]"),), None, shared=True, lost_together=5)
 TIMED = ObjectView("avg($elapsed)", Average(False), (RowView((), (2, 3000)),), unit="ns")
 FRAMES = (FrameView(VFS_READ + 19, "vfs_read+0x13"), FrameView(VFS_READ + 64, "", sure=False), FrameView(0, "…"))
 RECORDS = (
@@ -70,7 +71,7 @@ SHARING = probe(8, kind="kretprobe", location="vfs_*", missed=None, missed_toget
 ALL = (KPROBE, boosted(), KRETPROBE, UPROBE, URETPROBE, NOWHERE, OF_GLOB, SHARING)
 GATHERED = replace(
     KPROBE,
-    objects=(*(ObjectView("a", of, (RowView((), words),)) for of, words in AGGREGATES), KEYED, TIMED),
+    objects=(*(ObjectView("a", of, (RowView((), words),)) for of, words in AGGREGATES), KEYED, TIMED, OF_ALL),
     records=RECORDS,
 )
 DOCTOR = DoctorView(

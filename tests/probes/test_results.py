@@ -79,7 +79,7 @@ def test_memory_begins_as_nothing_gathered() -> None:
 
 
 def test_objects_stand_one_behind_the_other() -> None:
-    addresses = list(HANDLER._addresses(0x1000))
+    addresses = list(HANDLER.addresses(0x1000))
     head = 0x1000 + HANDLER.head_size
     sizes = [layout.size for _, layout in HANDLER.tables]
     tables = [at for at, action in zip(addresses, HANDLER.program.actions, strict=True) if _is_table(action)]
