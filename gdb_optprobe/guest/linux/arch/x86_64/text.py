@@ -23,7 +23,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.arch.x86_64 import areas, jump_tables, mid_function_entries, nops
-from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import MidFunctionEntries, foreign
+from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import KernelEntries, MidFunctionEntries, foreign
 from gdb_optprobe.guest.linux.arch.x86_64.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.arch.x86_64.static_calls import StaticCalls
 from gdb_optprobe.guest.linux.arch.x86_64.text_at_rest import Rewritten, at_rest
@@ -48,6 +48,8 @@ REACH = 129  # of a branch with one byte of displacement, its own two bytes incl
 PIECE = 1 << 14
 TRACERS = ("ftrace_call", "ftrace_regs_call", "ftrace_graph_call")
 """Where the kernel's callers of a tracer call it (arch/x86/kernel/ftrace_64.S): rewritten as tracers come and go."""
+CONSTANTS = ("dentry_hashtable", "names_cachep")
+"""Pointers that the kernel has in its text, too (fs/dcache.c, fs/namei.c)."""
 
 
 def modules_area(kernel: Kernel) -> tuple[int, int]:
@@ -80,6 +82,7 @@ class KernelText(CoreText):
         self._shelf = shelf
         self._say = say
         self._landings: MidFunctionEntries | None = None
+        self._entries: KernelEntries | None = None
         self._constants = kernel.range("__start_rodata", "__end_rodata")
 
     @cached_property
@@ -214,9 +217,10 @@ class KernelText(CoreText):
         if self._landings is None:
             decode = self._isa.decode
             with interruptible():
-                self._landings = mid_function_entries.of_kernel(
+                self._entries = mid_function_entries.of_kernel(
                     self._kernel, decode, self.originals, self._shelf, self._say, self._at_rest
                 )
+            self._landings = self._entries.landings
         return self._landings
 
     def _at_rest(self, text: bytes, base: int) -> bytes:
@@ -234,6 +238,7 @@ class KernelText(CoreText):
             [*self.static_calls.sites, *filter(is_entry, self.static_calls.trampolines), *tracers],
             self.smp_locks.within(base, end),
             self.ftrace.idle,
+            [self._kernel.word(at) for name in CONSTANTS if (at := symbols.address(name)) is not None],
         )
         return at_rest(text, base, rewritten, is_entry)
 
