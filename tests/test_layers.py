@@ -225,6 +225,7 @@ DECODES = {
 LOADS = {
     "gdb_optprobe/maps/journal_format.py": "checked by probes/fields.py before it is used",
     "gdb_optprobe/guest/cache.py": "a file on the host",
+    "gdb_optprobe/probes/kept_plans.py": "a file on the host",
     "gdb_optprobe/recovery/guardian.py": "addresses, from the GDB that has started it",
 }
 """Who reads JSON, whose strings hold anything."""

@@ -6,7 +6,9 @@
         │   └── KEY/              hash of the tables that the symbols were read from (guest/kallsyms_tables.py)
         │       ├── facts         where these tables and the note with the build-id lie, and of which file GDB has it
         │       ├── symbols       addresses from _text (KASLR does not matter), types and names of all symbols
-        │       └── landings-KEY  where code leads into functions; KEY is a hash of that code (mid_function_entries.py)
+        │       ├── text-HASH     what address randomization moves in the text with this hash (moved_text.py)
+        │       ├── landings-KEY  where code leads into functions; KEY is a hash of that code (mid_function_entries.py)
+        │       └── plans-KEY     plans of functions' entries; KEY is a hash of all that they depend on (kept_plans.py)
         └── files/
             └── HASH.elf          a file for GDB, by the hash of what is in it
 
@@ -145,15 +147,23 @@ class Shelf:
         """Return what `store` was given; None where it is missing."""
         body = self._opened(name, LARGEST_FILE)
         if body is not None:
-            # Mark it as used, so that others are removed first.
-            for path in (self.folder / name, self.folder, self.folder.parent):
-                with suppress(OSError):
-                    os.utime(path)
+            self.use(name)
         return body
 
+    def use(self, name: str) -> None:
+        """Mark a file as used, so that others are removed first."""
+        for path in (self.folder / name, self.folder, self.folder.parent):
+            with suppress(OSError):
+                os.utime(path)
+
+    def latest(self, kind: str, most: int) -> Iterator[tuple[str, bytes]]:
+        """Yield name and content of the files of a kind, called kind-HASH, the last used first; none counts as used."""
+        for path in _latest(self.folder, _names_of(kind), most):
+            if (body := self._opened(path.name, LARGEST_FILE)) is not None:
+                yield path.name, body
+
     def store(self, name: str, data: bytes) -> None:
-        kind = name.partition("-")[0]
-        _make_room(self.folder, re.compile(re.escape(kind) + "-.*"), MOST_OF_A_KIND, name)
+        _make_room(self.folder, _names_of(name.partition("-")[0]), MOST_OF_A_KIND, name)
         self._write(name, data)
 
     def facts(self) -> dict[str, Any]:
@@ -254,6 +264,10 @@ def _little_endian(values: array[int]) -> array[int]:
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _names_of(kind: str) -> re.Pattern[str]:
+    return re.compile(re.escape(kind) + "-.*")
 
 
 def _noted(read: Callable[[int, int], bytes], address: int) -> bytes:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.tracepoints import Tracepoints
@@ -157,6 +158,10 @@ class Guest(ABC):
     def read_ahead(self, functions: int) -> None:
         """Read the text at once that plans of so many functions are about to be made from."""
         return
+
+    def lasting_text(self) -> LastingText | None:
+        """Return the text about which facts are kept for later boots; None where it is not proven to be the same."""
+        return None
 
     def functions_entered(self, sites: Sequence[int]) -> Sequence[EnteredFunction]:
         """Return the functions of which the entry is one of `sites`, ascending; the code of all is read together."""

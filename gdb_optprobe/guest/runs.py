@@ -17,6 +17,8 @@ LONGEST = 1984
 """Bytes of a run: a packet of QEMU 7.2 holds no more."""
 MANY = 64
 """Runs that are worth reading at once where that is possible."""
+MUCH = 1 << 20
+"""Bytes that are worth it, too."""
 GAP = 1024
 """Bytes between two places that cost less than another packet."""
 
@@ -56,7 +58,8 @@ def read(places: Iterable[tuple[int, int]], memory: Memory) -> list[Run]:
 
 def read_spans(spans: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
     """Return what memory holds in each of `spans`, ascending (start, end) pairs. Raises Unreadable."""
-    if len(spans) >= MANY and isinstance(memory, ReadsMany):
+    many = len(spans) >= MANY or sum(end - start for start, end in spans) >= MUCH
+    if many and isinstance(memory, ReadsMany):
         return memory.read_many(spans)
     return [memory.read(start, end - start) for start, end in spans]
 

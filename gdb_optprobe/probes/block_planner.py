@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from gdb_optprobe.detours.plan_request import TierLimits
 from gdb_optprobe.detours.planner import Plan, may_share_detour
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
@@ -21,7 +22,8 @@ from gdb_optprobe.isa.base import LONGEST
 from gdb_optprobe.probes import quiescence_wait
 from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.count_block import CountBlock
-from gdb_optprobe.probes.entry_plans import EntryPlans
+from gdb_optprobe.probes.entry_plans import MANY, EntryPlans
+from gdb_optprobe.probes.kept_plans import KeptPlans
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.shared_returns import SharedReturns
@@ -65,7 +67,8 @@ class BlockPlanner:
 
     def stopping(self, spec: Spec, addresses: Collection[int]) -> set[int]:
         """Return those of `addresses` that can be probed only where each hit stops the guest, or not at all."""
-        self.entry_plans.of(sorted(addresses), self.target.guest, self.optimizer.limits([spec]), self._planner(spec))
+        limits = self.optimizer.limits([spec])
+        self.entry_plans.of(sorted(addresses), self.target.guest, limits, self._planner(spec, limits))
         return {address for address in addresses if self.entry_plans.stops(address)}
 
     def stops(self, spec: Spec, address: int) -> bool:
@@ -74,8 +77,8 @@ class BlockPlanner:
             return bool(self.stopping(spec, [address]))
         return self.entry_plans.stops(address)
 
-    def _planner(self, spec: Spec) -> Callable[[int], Plan]:
-        return lambda address: self.optimizer.plan(address, [spec])
+    def _planner(self, spec: Spec, limits: TierLimits) -> Callable[[int], Plan]:
+        return lambda address: self.optimizer.plan(address, [spec], limits=limits)
 
     def plans_of(self, spec: Spec, addresses: Collection[int]) -> list[Plan]:
         """Return plans for those of `addresses` that have no tracer's site and nothing else in their functions."""
@@ -90,10 +93,26 @@ class BlockPlanner:
 
         alone = [address for address in sorted(addresses) if is_alone(address)]
         limits = self.optimizer.limits([spec])
-        found = self.entry_plans.of(alone, guest, limits, self._planner(spec))
+        unknown = self.entry_plans.unknown(alone, guest, limits)
+        kept = self._kept(limits) if len(unknown) >= MANY else None
+        expected = list(kept.load(frozenset(unknown))) if kept is not None else []
+        for plan in expected:
+            self.optimizer.expect_plan(plan, limits)
+        found = self.entry_plans.of(alone, guest, limits, self._planner(spec, limits), len(expected))
+        if kept is not None:
+            kept.store(filter(None, map(self.optimizer.planned, unknown)))
         for plan in self.entry_plans.trapped(alone):  # they are installed one by one
             self.optimizer.expect_plan(plan, limits)
         return found
+
+    def _kept(self, limits: TierLimits) -> KeptPlans | None:
+        """Return the plans that are kept for all boots; None where none can be."""
+        guest = self.target.guest
+        text = guest.lasting_text()
+        if text is None:
+            return None
+        guest.read_ahead(0)
+        return KeptPlans(text, limits, guest.isa, guest.text)
 
     def sample(self, site: FtraceSite, spec: Spec) -> Plan | None:
         """Return the plan of a site as the planner makes it; None where it is not what the others' is taken for."""

@@ -46,18 +46,30 @@ class EntryPlans:
     _shapes: dict[tuple[LayOut, int], Shape | None] = field(default_factory=dict)
     _made_for: object = None
 
-    def of(
-        self, addresses: Sequence[int], guest: Guest, limits: TierLimits, plan: Callable[[int], Plan]
-    ) -> list[Plan]:
-        """Return the plans of those of `addresses`, ascending, that get a branch of their own. plan: raises Refused."""
+    def unknown(self, addresses: Sequence[int], guest: Guest, limits: TierLimits) -> list[int]:
+        """Return those of `addresses` of which no plan is known that holds now."""
         made_for = limits, guest.own_kprobes()
         if self._made_for != made_for:
             self._plans.clear()
             self._shapes.clear()
             self._made_for = made_for
-        unknown = [address for address in addresses if address not in self._plans]
-        if len(unknown) >= MANY:
-            guest.read_ahead(len(unknown))
+        return [address for address in addresses if address not in self._plans]
+
+    def of(
+        self,
+        addresses: Sequence[int],
+        guest: Guest,
+        limits: TierLimits,
+        plan: Callable[[int], Plan],
+        expected: int = 0,
+    ) -> list[Plan]:
+        """Return the plans of those of `addresses`, ascending, that get a branch of their own. plan: raises Refused.
+
+        expected: of how many `plan` knows the answer.
+        """
+        unknown = self.unknown(addresses, guest, limits)
+        if len(unknown) - expected >= MANY:
+            guest.read_ahead(len(unknown) - expected)
         for address in unknown:
             checkpoint()
             try:

@@ -128,13 +128,22 @@ class Optimizer:
         return self.memory.arena
 
     # what would be best ------------------------------------------------------------------------------------------
-    def plan(self, address: int, specs: Sequence[Spec], neighbours: Neighbours | None = None) -> Plan:
-        """Return the best plan for probes `specs` at `address` as all is now. Raises Refused where there is none."""
+    def plan(
+        self,
+        address: int,
+        specs: Sequence[Spec],
+        neighbours: Neighbours | None = None,
+        limits: TierLimits | None = None,
+    ) -> Plan:
+        """Return the best plan for probes `specs` at `address` as all is now. Raises Refused where there is none.
+
+        limits: of `specs`, where these are known.
+        """
         if self._lost_branches.covers(address) or any(
             hook.address <= address < hook.end for hook in self.registry.hooks
         ):
             raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.guest.text.spell(address)))
-        limits = self.limits(specs)
+        limits = limits or self.limits(specs)
         best = self._plan_once(address, limits, neighbours or self._neighbours())
         if best.tier not in _NEED_MEMORY:
             return best
@@ -147,6 +156,11 @@ class Optimizer:
     def expect_plan(self, found: Plan, limits: TierLimits) -> None:
         """Take `found` for the plan of its address in this stop: it holds, and nothing else is in its function."""
         self._planned_for_now()[found.address] = _Planned(found, limits, {})
+
+    def planned(self, address: int) -> Plan | None:
+        """Return the plan that was made in this stop, whether it can be carried out or not."""
+        found = self._planned_for_now().get(address)
+        return found.plan if found is not None else None
 
     def _planned_for_now(self) -> dict[int, _Planned]:
         """Return the plans of this stop."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +14,16 @@ from qemu.debugger import Debugger
 from qemu.guest import Guest
 
 TRACING = "/sys/kernel/tracing"
+PLANS = Path(__file__).with_name("guest_plans.py")
 SEEKS = "Finding out what leads into"
 
 
-@pytest.fixture
-def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OPTPROBE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "symbols"
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPTPROBE_CACHE", str(folder))
+        yield folder / "symbols"
 
 
 def sought(guest: Guest, first: str = "") -> bool:
@@ -63,3 +69,30 @@ def test_a_guest_with_the_same_build_id_and_other_text_is_looked_at_itself(linux
         put(linux, padding, was ^ 0xFF, was)
     assert not sought(linux)
     assert len(list(cached.glob("*/*/landings-*"))) == 2
+
+
+def plans(guest: Guest, command: str) -> dict[str, Any]:
+    with Debugger(guest.gdb_socket) as gdb:
+        gdb("optprobe explain vfs_read")
+        gdb(f"source {PLANS}")
+        (line,) = (line for line in gdb(command).splitlines() if line.startswith("{"))
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def start_of(guest: Guest) -> str:
+    return guest.check("grep ' _stext$' /proc/kallsyms").split()[0]
+
+
+def test_what_one_boot_finds_out_holds_in_the_next_wherever_the_kernel_is_loaded(linux: Guest, cached: Path) -> None:
+    sought(linux)
+    files = len(list(cached.glob("*/*/*-*")))
+    made = plans(linux, "keep-plans")["made"]
+    with Guest.start() as later:
+        assert start_of(later) != start_of(linux), "address randomization has moved it"
+        assert not sought(later)
+        found = plans(later, "compare-plans")
+    assert found["others"] == []
+    assert found["compared"] > 0.9 * made > 100
+    assert {"optimized", "breakpoint"} <= {*found["tiers"]}
+    assert len(list(cached.glob("*/*/*-*"))) == files + 1, "that of the plans"

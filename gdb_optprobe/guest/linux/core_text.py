@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 
 from gdb_optprobe.guest import runs
+from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, is_idle
@@ -134,6 +135,10 @@ class CoreText(ABC):
     def read_ahead(self) -> None:
         """See guest.Guest."""
         return
+
+    def lasting(self) -> LastingText | None:
+        """See guest.Guest.lasting_text."""
+        return None
 
     def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         """See guest.Guest.idle_sites."""

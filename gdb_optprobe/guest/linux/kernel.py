@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.machine import Memory
 
 CHUNK = 1 << 16
@@ -113,7 +114,8 @@ class Kernel:
         """Read a range, a long one in pieces that every stub accepts."""
         if end - start > LARGEST_READ:
             raise OverBudget(f"what lies at {start:#x}", LARGEST_READ, "bytes")
-        return b"".join(self.memory.read(at, min(CHUNK, end - at)) for at in range(start, end, CHUNK))
+        spans = [(at, min(at + CHUNK, end)) for at in range(start, end, CHUNK)]
+        return b"".join(runs.read_spans(spans, self.memory))
 
     def rows(self, start: int, end: int, layout: Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield the rows of a table with their addresses."""

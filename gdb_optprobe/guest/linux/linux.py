@@ -10,6 +10,7 @@ from typing import Protocol
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux import boot, bypasses, event_name, frame
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
@@ -348,8 +349,12 @@ class LinuxGuest(Guest):
 
     def read_ahead(self, functions: int) -> None:
         if functions >= MANY:
-            self.say(f"planning {functions:,} functions without a tracer's site, once for each boot")
+            self.say(f"planning {functions:,} functions without a tracer's site, once for each kernel")
         self.core.read_ahead()
+
+    def lasting_text(self) -> LastingText | None:
+        return self.core.lasting()
+
     def functions_entered(self, sites: Sequence[int]) -> Sequence[EnteredFunction]:
         symbols, wanted = self.kernel.symbols, frozenset(sites)
         bounds = sorted({found for site in sites if (found := symbols.function_bounds(site)) is not None})

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux.clock import ClockRate, LogClock
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
@@ -85,6 +86,9 @@ class LinuxText(Text, Protocol):
 
     def read_ahead(self) -> None:
         """See guest.Guest."""
+
+    def lasting(self) -> LastingText | None:
+        """See guest.Guest.lasting_text."""
 
     def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         """See guest.Guest."""

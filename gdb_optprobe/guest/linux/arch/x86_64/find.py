@@ -36,8 +36,7 @@ class PageTables:
     la57: bool
 
     def walk(self, address: int) -> tuple[int, int] | None:
-        page = paging.translate(self.machine.read_physical, self.root, address, la57=self.la57)
-        return (page.frame_of(address), page.end - address) if page is not None else None
+        return paging.walk(self.machine.read_physical, self.root, address, la57=self.la57)
 
     def now(self, address: int) -> int | None:
         for root in _roots(self.machine):

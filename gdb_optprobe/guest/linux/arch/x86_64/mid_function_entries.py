@@ -11,9 +11,8 @@ lead into functions (jump labels, fixups) are read by text.py, as are branches t
 Code outside of the image knows functions by their symbols: modules where they start, BPF's trampolines and the tracer's
 also right behind the tracer's site, which no branch covers together with anything else. Init text is gone.
 
-The code is read in each session, at the first probe that needs it; results are cached by the hash of these bytes. The
-bytes depend on what the kernel patched at boot, by the CPU's features, and on its load address: a running kernel does
-not say which of them address randomization has relocated.
+The code is read in each session, at the first probe that needs it; results are cached by the hash of these bytes, as
+they were in the first boot (moved_text.py). They depend on what the kernel patched at boot, by the CPU's features.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from struct import Struct, unpack_from
 
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.linux.arch.x86_64.moved_text import in_earlier_boot
 from gdb_optprobe.guest.linux.core_text import LARGEST, is_boundary
 from gdb_optprobe.guest.linux.kernel import Kernel, Symbols
 from gdb_optprobe.guest.linux.original_text import OriginalText
@@ -44,11 +44,11 @@ HEADER = Struct("<II")  # a number of the format and of the rows
 FORMAT = 2
 # A limit (budget.py): of so many bytes of text one may be a candidate, and some beside. Kernels have one of 6,000.
 BYTES_EACH, LEAST = 64, 1 << 12
-FINDER = b"gdb_optprobe: landings, 1\n"
+FINDER = b"gdb_optprobe: landings, 2\n"
 """Renumbered when others are found in the same bytes."""
+END = 1 << 64
 REACH = 1 << 31
 """How far from the text's start anything of the image lies."""
-ROW = Struct("<QQ")
 
 Decode = Callable[[bytes, int], list[Insn]]
 
@@ -103,6 +103,10 @@ class MidFunctionEntries:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    def joined(self, others: Sequence[Jump]) -> MidFunctionEntries:
+        """Return these entries and `others`."""
+        return self.of([*self.within(0, END), *others]) if others else self
 
     def within(self, start: int, end: int) -> list[Jump]:
         """Return the entries strictly inside [start, end)."""
@@ -246,6 +250,18 @@ AtRest = Callable[[bytes, int], bytes]
 """Removes from text at an address what the kernel rewrites while it runs: text_at_rest.py."""
 
 
+@dataclass(frozen=True, slots=True)
+class KernelEntries:
+    """The entries of a kernel's text.
+    key: a hash of the text and the symbols, the same in each boot; "" where the entries depend on more, but `pointed`.
+    pointed: those that pointers in data lead to, ascending: some data have other ones in each boot.
+    """
+
+    landings: MidFunctionEntries
+    key: str
+    pointed: Sequence[int]
+
+
 def of_kernel(
     kernel: Kernel,
     decode: Decode,
@@ -253,26 +269,40 @@ def of_kernel(
     shelf: Shelf | None,
     say: Callable[[str], None],
     at_rest: AtRest = lambda text, base: text,
-) -> MidFunctionEntries:
+) -> KernelEntries:
     """Return the mid-function entries of a kernel's text. Raises OptprobeError.
-    shelf: caches what an earlier session found in the same bytes, for a kernel with these symbols.
+    shelf: caches what an earlier session found in the same text, for a kernel with these symbols.
     """
     start, end = kernel.range("_stext", "_etext")
     originals.check()
     text = at_rest(originals.read(start, end), start)
-    words = _inside(kernel, start, end)
-    key = _key(shelf.key, start, *_functions_alone(kernel, start, text, words)) if shelf is not None else ""
+    alone, words = _functions_alone(kernel, start, text, _inside(kernel, start, end))
+    key = ""
+    if shelf is not None:
+        earlier, base = in_earlier_boot(alone, start, kernel, shelf)
+        key = _key(shelf.key, base, earlier)
     name = f"landings-{key}"
     kept = shelf.load(name) if shelf is not None else None
     known = MidFunctionEntries.unpack(kept, start) if kept is not None else None
-    if known is not None:
-        return known
-    say("finding out what leads into the kernel's functions, once for each boot")
-    pointers = [(address, value.to_bytes(8, "little")) for address, value in words]
-    found = find(text, start, Functions(kernel.symbols, start, text), decode, pointers)
-    if found.alone and shelf is not None:
-        shelf.store(name, found.landings.pack(start))
-    return found.landings
+    if known is None:
+        say("finding out what leads into the kernel's functions, once for each kernel")
+        found = find(text, start, Functions(kernel.symbols, start, text), decode, ())
+        known = found.landings
+        if not found.alone:
+            key = ""  # they depend on what is behind functions, too
+        elif shelf is not None:
+            shelf.store(name, known.pack(start))
+    pointers = list(_pointers(kernel, words))
+    return KernelEntries(known.joined(pointers), key, sorted(jump.target for jump in pointers))
+
+
+def _pointers(kernel: Kernel, words: Iterable[tuple[int, int]]) -> Iterator[Jump]:
+    """Yield those of `words` that lead into functions."""
+    for address, value in words:
+        bounds = kernel.symbols.function_bounds(value)
+        located = kernel.symbols.at(value)
+        if bounds is not None and located is not None and not is_boundary(located.name):
+            yield Jump(address, value, POINTER)
 
 
 def _functions_alone(
@@ -296,12 +326,11 @@ def _functions_alone(
     return bytes(found), [row for row, count in behind if not count or row[1] >= spans[count - 1][1]]
 
 
-def _key(symbols: str, start: int, text: bytes, words: Sequence[tuple[int, int]]) -> str:
-    """Return the hash of all input: symbols, by their key, the text at `start` and pointers to it."""
+def _key(symbols: str, start: int, text: bytes) -> str:
+    """Return the hash of all input: symbols, by their key, and the text at `start`."""
     found = sha256(FINDER)
-    found.update(f"{symbols}\n{start:x} {len(text):x} {len(words):x}\n".encode())
+    found.update(f"{symbols}\n{start:x} {len(text):x}\n".encode())
     found.update(text)
-    found.update(b"".join(ROW.pack(*row) for row in words))
     return found.hexdigest()
 
 

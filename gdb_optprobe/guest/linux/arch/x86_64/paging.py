@@ -34,6 +34,7 @@ MOST_PAGES = 1 << 17
 """A limit (budget.py), of leaf entries that one range of addresses is mapped by: a kernel's image takes 2,000."""
 TABLE_SIZE = 4096
 PAGE_SIZE = 4096
+ENTRY_SIZE = 8
 _MASK = (1 << 64) - 1
 # Where page-table isolation keeps the user's tables: the page behind the kernel's.
 _USER_TABLES = 1 << 12
@@ -104,6 +105,22 @@ def translate(read_physical: ReadPhysical, cr3: int, address: int, *, la57: bool
             return _leaf(base, entry, entry_address, level, rights, executable)
         table = entry & ADDRESS
     raise AssertionError("level 1 is always a leaf")
+
+
+def walk(read_physical: ReadPhysical, cr3: int, address: int, *, la57: bool = False) -> tuple[int, int] | None:
+    """Return where `address` is in physical memory, and for how many bytes what follows it does so there, too: to the
+    end of its page, or of the pages of one table. None where nothing maps it. Raises what `read_physical` raises.
+    """
+    page = translate(read_physical, cr3, address, la57=la57)
+    if page is None:
+        return None
+    end, following = page.end, page.entry_address + ENTRY_SIZE
+    if page.level == 1 and following % TABLE_SIZE:
+        for (entry,) in struct.iter_unpack("<Q", read_physical(following, -following % TABLE_SIZE)):
+            if not entry & PRESENT or entry & ADDRESS != page.frame_of(end):
+                break
+            end += PAGE_SIZE
+    return page.frame_of(address), end - address
 
 
 def mappings(read_physical: ReadPhysical, cr3: int, start: int, end: int, *, la57: bool = False) -> Iterator[Mapping]:

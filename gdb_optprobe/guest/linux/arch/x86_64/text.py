@@ -14,16 +14,19 @@ A function's parts: the compiler moves unlikely blocks to `name.cold`, reached b
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux.arch.x86_64 import areas, jump_tables, mid_function_entries, nops
-from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import MidFunctionEntries, foreign
+from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import KernelEntries, MidFunctionEntries, foreign
 from gdb_optprobe.guest.linux.arch.x86_64.smp_locks import SmpLocks
 from gdb_optprobe.guest.linux.arch.x86_64.static_calls import StaticCalls
 from gdb_optprobe.guest.linux.arch.x86_64.text_at_rest import Rewritten, at_rest
@@ -48,6 +51,8 @@ REACH = 129  # of a branch with one byte of displacement, its own two bytes incl
 PIECE = 1 << 14
 TRACERS = ("ftrace_call", "ftrace_regs_call", "ftrace_graph_call")
 """Where the kernel's callers of a tracer call it (arch/x86/kernel/ftrace_64.S): rewritten as tracers come and go."""
+CONSTANTS = ("dentry_hashtable", "names_cachep")
+"""Pointers that the kernel has in its text, too (fs/dcache.c, fs/namei.c)."""
 
 
 def modules_area(kernel: Kernel) -> tuple[int, int]:
@@ -80,6 +85,8 @@ class KernelText(CoreText):
         self._shelf = shelf
         self._say = say
         self._landings: MidFunctionEntries | None = None
+        self._entries: KernelEntries | None = None
+        self._by_data: set[int] = set()
         self._constants = kernel.range("__start_rodata", "__end_rodata")
 
     @cached_property
@@ -199,6 +206,8 @@ class KernelText(CoreText):
         jumps += dict.fromkeys(into)
         jumps += self._by_table(start, end, bounds)
         blind, tables = self._indirect(parts, bounds)
+        if any(self._is_indirect(insn) for part in parts for insn in part.ways_out):
+            self._by_data.add(start)
         return Whole(
             code={insn.address: insn for part in parts for insn in part.insns},
             complete=landed is not None
@@ -214,10 +223,48 @@ class KernelText(CoreText):
         if self._landings is None:
             decode = self._isa.decode
             with interruptible():
-                self._landings = mid_function_entries.of_kernel(
+                self._entries = mid_function_entries.of_kernel(
                     self._kernel, decode, self.originals, self._shelf, self._say, self._at_rest
                 )
+            self._landings = self._entries.landings
         return self._landings
+
+    def lasting(self) -> LastingText | None:
+        if self._shelf is None or self.originals.missing or self.own_kprobes():
+            return None
+        try:
+            self.all_entries()
+        except OptprobeError:
+            return None
+        if self._entries is None or not self._entries.key:
+            return None
+        start, end = self._text
+        found = sha256(self._entries.key.encode())
+        for table in self._table_rows():
+            found.update(f"{len(table)}\n".encode() + array("Q", [at - start & MASK for at in table]).tobytes())
+        return LastingText(start, end - start, found.hexdigest(), self._shelf, self._read, self._lasts)
+
+    def _table_rows(self) -> Iterator[Sequence[int]]:
+        """Return what the kernel's tables say of its text: addresses."""
+        yield [at for row in self.jump_labels.within(0, MASK) for at in row]
+        yield [at for row in self.exceptions.fixups(0, MASK) for at in row]
+        yield self.exceptions.faulting(0, MASK)
+        yield sorted(self.static_calls.sites)
+        yield list(self.static_calls.trampolines)
+        yield self.smp_locks.within(0, MASK)
+        yield sorted(self.bugs.addresses) if self.bugs.addresses is not None else [MASK]
+        yield self.ftrace.within(*self._text)
+
+    def _lasts(self, address: int) -> bool:
+        """Return whether all that is known of the function around `address` follows from the text and the tables.
+
+        A tracer's site changes, a pointer into it is in data, and so is the table of an indirect jump.
+        """
+        if (bounds := self._bounds(address)) is None or bounds[0] in self._by_data:
+            return False
+        assert self._entries is not None
+        pointed, place = self._entries.pointed, bisect_right(self._entries.pointed, bounds[0])
+        return not self.ftrace.within(*bounds) and (place == len(pointed) or pointed[place] >= bounds[1])
 
     def _at_rest(self, text: bytes, base: int) -> bytes:
         symbols = self._kernel.symbols
@@ -234,6 +281,7 @@ class KernelText(CoreText):
             [*self.static_calls.sites, *filter(is_entry, self.static_calls.trampolines), *tracers],
             self.smp_locks.within(base, end),
             self.ftrace.idle,
+            [self._kernel.word(at) for name in CONSTANTS if (at := symbols.address(name)) is not None],
         )
         return at_rest(text, base, rewritten, is_entry)
 

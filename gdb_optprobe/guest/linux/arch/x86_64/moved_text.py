@@ -1,0 +1,191 @@
+"""The kernel's text as it was in an earlier boot: what address randomization has changed is changed back.
+
+    rising    an address of the image, sign-extended or physical     as much more as the image lies higher
+    falling   a per-CPU offset from where the instruction ends       as much less
+A running kernel does not say which of its bytes are such a field. So of one boot the hash of the text is kept, with all
+fields of four bytes that may be one, at whatever offset. In another boot those that differ by just that much are
+changed back. If the hash is the same then, it is that text, moved; nothing else of it is taken for granted. From then
+on it is known which fields move.
+
+No field is changed that leads into the text if it is a branch's displacement: what enters functions is never hidden.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from struct import Struct, pack_into, unpack_from
+
+from gdb_optprobe.budget import OverBudget
+from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.linux.kernel import Kernel
+
+KIND = "text"
+"""What the files are called on the shelf, with the hash of the text."""
+HEADER = Struct("<IQII32s")
+"""A number of the format, the text's address, how many fields rise and how many fall, the hash of the text."""
+FORMAT = 1
+WORD = 4
+LOW = 0xFFFF_FFFF
+PHYSICAL = 0x7FFF_FFFF
+"""Bits of an address of the image that its physical one has too, but for a multiple of 2 GiB."""
+BEFORE = 1 << 24
+"""How far before the image a kernel may refer to: where it would be linked to if it was linked to no offset."""
+BYTES_EACH, LEAST = 8, 1 << 12
+"""So many bytes of text may have one field, and some beside. A kernel that lies low has one in 16, others one in 90."""
+PER_CPU = "__per_cpu_start", "__per_cpu_end"
+TRIED = 4
+"""Earlier texts that this one is compared with: the kernel patches itself by the processor's features."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Offsets in the text, ascending, and what is there."""
+
+    offsets: array[int]
+    values: array[int]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def append(self, at: int, value: int) -> None:
+        self.offsets.append(at)
+        self.values.append(value)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierText:
+    """The text of a boot, by its hash, and its fields that address randomization may have made."""
+
+    base: int
+    digest: bytes
+    rising: Fields
+    falling: Fields
+
+    @classmethod
+    def of(cls, text: bytes, base: int, image: tuple[int, int], per_cpu: int) -> EarlierText:
+        """Take the `text` at `base`. image: its bounds. per_cpu: bytes of a CPU's own data. Raises OverBudget."""
+        rising = _fields(text, _rising(text, base, *image))
+        falling = _fields(text, _falling(text, base, per_cpu))
+        return cls(base, sha256(text).digest(), rising, falling)
+
+    def moved_back(self, text: bytes, base: int) -> tuple[bytes, EarlierText] | None:
+        """Return the `text` at `base` as it was in that boot, with the fields that are known to move; None where it is
+        another one.
+        """
+        slide = base - self.base
+        found, size, word = bytearray(text), len(text), Struct("<I").unpack_from
+        known = list[Fields]()
+        for fields, by in ((self.rising, slide), (self.falling, -slide)) if slide else ():
+            if fields.offsets and max(fields.offsets) > size - WORD:
+                return None
+            known.append(Fields(array("I"), array("I")))
+            for at, value in zip(fields.offsets, fields.values, strict=True):
+                moved = value + by & LOW
+                if word(found, at)[0] == moved and _leads_off(at, value, size) and _leads_off(at, moved, size):
+                    pack_into("<I", found, at, value)
+                    known[-1].append(at, value)
+        if sha256(found).digest() != self.digest:
+            return None
+        return bytes(found), EarlierText(self.base, self.digest, *known) if known else self
+
+    def pack(self) -> bytes:
+        columns = (self.rising.offsets, self.rising.values, self.falling.offsets, self.falling.values)
+        header = HEADER.pack(FORMAT, self.base, len(self.rising), len(self.falling), self.digest)
+        return header + b"".join(column.tobytes() for column in columns)
+
+    @classmethod
+    def unpack(cls, data: bytes, size: int) -> EarlierText | None:
+        """Decode what `pack` made, of a text of `size` bytes; None where it is damaged or of another format."""
+        if len(data) < HEADER.size:
+            return None
+        number, base, rising, falling, digest = HEADER.unpack_from(data)
+        if number != FORMAT or rising + falling > _most(size):
+            return None
+        words = data[HEADER.size :]
+        if len(words) != 2 * WORD * (rising + falling):
+            return None
+        first = _columns(words, 0, rising)
+        second = _columns(words, 2 * WORD * rising, falling)
+        return cls(base, digest, Fields(*first), Fields(*second))
+
+
+def in_earlier_boot(text: bytes, base: int, kernel: Kernel, shelf: Shelf) -> tuple[bytes, int]:
+    """Return the `text` at `base` as an earlier boot had it, and where; as it is in the first one, which is kept."""
+    for name, data in shelf.latest(KIND, TRIED):
+        known = EarlierText.unpack(data, len(text))
+        found = known.moved_back(text, base) if known is not None else None
+        if known is not None and found is not None:
+            earlier, surely = found
+            if surely != known:  # the next boot looks at fewer
+                shelf.store(name, surely.pack())
+            shelf.use(name)
+            return earlier, known.base
+    try:
+        known = EarlierText.of(text, base, kernel.range("_text", "_end"), kernel.range(*PER_CPU)[1])
+    except OverBudget:
+        return text, base  # it is found again in this boot alone
+    shelf.store(_name(known), known.pack())
+    return text, base
+
+
+def _name(known: EarlierText) -> str:
+    return f"{KIND}-{known.digest.hex()}"
+
+
+def _most(size: int) -> int:
+    return size // BYTES_EACH + LEAST
+
+
+def _columns(words: bytes, start: int, rows: int) -> tuple[array[int], array[int]]:
+    middle, end = start + WORD * rows, start + 2 * WORD * rows
+    return array("I", words[start:middle]), array("I", words[middle:end])
+
+
+def _leads_off(at: int, value: int, size: int) -> bool:
+    """Return whether `value`, as a branch's displacement at the offset `at`, leads out of the text."""
+    return (at + WORD + value & LOW) >= size
+
+
+def _fields(text: bytes, found: Iterator[tuple[int, int]]) -> Fields:
+    fields, most = Fields(array("I"), array("I")), _most(len(text)) // 2
+    for at, value in found:
+        if not _leads_off(at, value, len(text)):
+            continue
+        if len(fields) == most:
+            raise OverBudget("the kernel's text", most, "places that may hold an address")
+        fields.append(at, value)
+    return fields
+
+
+def _rising(text: bytes, base: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the offset of what may be an address of the image, and it."""
+    if not start <= base < end:
+        return
+    low, span = start - BEFORE & PHYSICAL, end - start + BEFORE
+    tops = {low + step >> 24 & 0x7F for step in (*range(0, span, 1 << 24), span)}
+    for at, value in _words(text, tops | {top | 0x80 for top in tops}):
+        if (value - low) & PHYSICAL <= span:
+            yield at, value
+
+
+def _falling(text: bytes, base: int, per_cpu: int) -> Iterator[tuple[int, int]]:
+    """Yield the offset of what may lead from its end to a per-CPU offset, and it."""
+    if not per_cpu:
+        return
+    # What the offset is added to: where the instruction ends, maybe behind an immediate.
+    first, last = -base - len(text) - 2 * WORD, per_cpu - base
+    for at, value in _words(text, {top & 0xFF for top in range(first >> 24, (last >> 24) + 1)}):
+        if (value + base + at + WORD & LOW) < per_cpu:
+            yield at, value
+
+
+def _words(text: bytes, tops: set[int]) -> Iterator[tuple[int, int]]:
+    """Yield the offset and the value of each four bytes, at whatever offset, with one of `tops` as the highest."""
+    high = b"".join(re.escape(bytes([top])) for top in sorted(tops))
+    for match in re.finditer(rb"(?=...[" + high + rb"])", text, re.DOTALL):
+        at = match.start()
+        yield at, unpack_from("<I", text, at)[0]

@@ -1,0 +1,218 @@
+"""Plans of functions' entries in the cache on disk, for later boots of the same kernel.
+
+    text and tables, settings ──hash──► plans-KEY:  rows, with all addresses from the text's start
+The hash is of all that a plan depends on, as this guest has it now, where nothing else is in the function
+(guest/lasting_text.py). Bytes are not kept: instructions are decoded from this guest's text. A file that is damaged, or
+has another format, or a row that does not fit the text, counts as missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from gdb_optprobe.detours.plan_request import TierLimits
+from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
+from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.lasting_text import LastingText
+from gdb_optprobe.guest.text import Text
+from gdb_optprobe.isa.base import Dead, Insn
+from gdb_optprobe.isa.record import Isa
+
+FORMAT = 1
+PLANNERS = "detours", "guest", "isa"
+"""What makes plans: with another version of it nothing that was kept is used."""
+COLUMNS = 10
+MOST, MOST_DISPLACED, MOST_REFUSED = 1 << 18, 16, 8
+"""Rows, instructions of a plan, better tiers that were refused."""
+LONGEST_TEXT = 1 << 10
+ADDRESS = re.compile(r"0x[0-9a-f]{9,}")
+"""In the words of a reason: an address, which is another one in the next boot."""
+ENVIRONMENT = ("ARENA_", "BOOTING", "USER_BREAKPOINT", "OVERLAPS_PROBE")
+"""What the codes of refusals begin with that do not depend on the text."""
+
+Row = list[Any]
+
+
+class _Unfit(Exception):
+    """A plan that cannot be kept, or a row that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlans:
+    """The plans of a `text` that lasts, with these limits."""
+
+    of: LastingText
+    limits: TierLimits
+    isa: Isa
+    text: Text
+
+    @property
+    def name(self) -> str:
+        return f"plans-{_key(self.of, self.limits, self.isa)}"
+
+    def load(self, addresses: Collection[int]) -> Iterator[Plan]:
+        """Yield the plans that are kept of `addresses`."""
+        for row in _rows(self.of.shelf.load(self.name)):
+            try:
+                address = self._address(row[0])
+                if address in addresses and self.of.covers(address):
+                    yield self._plan(address, row)
+            except (_Unfit, ValueError, TypeError, KeyError, IndexError):
+                continue
+
+    def store(self, plans: Iterable[Plan]) -> None:
+        """Keep `plans` for later boots: those that depend on the text alone, beside those that are kept."""
+        known = {row[0]: row for row in _rows(self.of.shelf.load(self.name))}
+        rows = dict(known)
+        for plan in plans:
+            with suppress(_Unfit):
+                row = self._row(plan)
+                rows[row[0]] = row
+        if rows != known and len(rows) <= MOST:
+            content = [FORMAT, [rows[at] for at in sorted(rows)]]
+            self.of.shelf.store(self.name, json.dumps(content, separators=(",", ":")).encode())
+
+    # a row -----------------------------------------------------------------------------------------------------------
+
+    def _row(self, plan: Plan) -> Row:
+        if plan.base is not None or plan.ftrace is not None or plan.moved is not None:
+            raise _Unfit
+        if plan.reason != (plan.refused[0][1] if plan.refused else None) or not self.of.covers(plan.address):
+            raise _Unfit
+        return [
+            plan.address - self.of.base,
+            plan.tier.value,
+            plan.address - plan.head,
+            [insn.size for insn in plan.displaced],
+            len(plan.original),
+            int(plan.dead.flags),
+            " ".join(sorted(plan.dead.registers)),
+            int(plan.needs_quiescence),
+            plan.near - self.of.base if plan.near is not None else None,
+            [[tier.value, *self._packed(reason)] for tier, reason in plan.refused],
+        ]
+
+    def _plan(self, address: int, row: Row) -> Plan:
+        _, tier, back, sizes, patched, flags, registers, waits, near, refused = row
+        if not 0 < len(sizes) <= MOST_DISPLACED or len(refused) > MOST_REFUSED or flags not in (0, 1):
+            raise _Unfit
+        head = address - _natural(back)
+        displaced = self._decoded(head, [_natural(size) for size in sizes])
+        if address not in {insn.address for insn in displaced}:
+            raise _Unfit
+        reasons = tuple((Tier(better), self._unpacked(code, facts)) for better, code, facts in refused)
+        return Plan(
+            address,
+            Tier(tier),
+            displaced,
+            original=self._read(head, _natural(patched)),
+            dead=Dead(bool(flags), frozenset(registers.split())),
+            needs_quiescence=bool(waits),
+            reason=reasons[0][1] if reasons else None,
+            refused=reasons,
+            near=self._address(near) if near is not None else None,
+        )
+
+    def _decoded(self, head: int, sizes: list[int]) -> tuple[Insn, ...]:
+        found = tuple(self.isa.decode(self._read(head, sum(sizes)), head))
+        if [insn.size for insn in found] != sizes:
+            raise _Unfit
+        return found
+
+    def _read(self, address: int, size: int) -> bytes:
+        if not self.of.base <= address <= address + size <= self.of.base + self.of.size:
+            raise _Unfit
+        return self.of.read(address, address + size) if size else b""
+
+    def _address(self, offset: object) -> int:
+        address = self.of.base + _natural(offset)
+        if address >= self.of.base + self.of.size:
+            raise _Unfit
+        return address
+
+    def _packed(self, reason: Reason) -> tuple[str, dict[str, object]]:
+        """Return the code of a reason and its facts, addresses as lists of one number."""
+        if reason.code.startswith(ENVIRONMENT) or (reason.wording, reason.advice) != Refusal[reason.code].value:
+            raise _Unfit
+        return reason.code, {name: self._fact(value) for name, value in reason.facts}
+
+    def _fact(self, value: object) -> object:
+        if isinstance(value, Spelled):
+            return [value.address - self.of.base]
+        if isinstance(value, str) and len(value) <= LONGEST_TEXT and not ADDRESS.search(value):
+            return value
+        if type(value) is int:
+            return value
+        raise _Unfit
+
+    def _unpacked(self, code: str, facts: Mapping[str, object]) -> Reason:
+        if not isinstance(facts, dict):
+            raise _Unfit
+        found = Refusal[code].because(**{name: self._known(value) for name, value in facts.items()})
+        for words in (found.wording, found.advice):
+            words.format(**dict.fromkeys(facts, ""))
+        return found
+
+    def _known(self, value: object) -> object:
+        if isinstance(value, list):
+            (offset,) = value
+            return Spelled(self.text.spell, self.of.base + int(offset))
+        if isinstance(value, str | int):
+            return value
+        raise _Unfit
+
+
+def _natural(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise _Unfit
+    return value
+
+
+def _rows(data: bytes | None) -> list[Row]:
+    """Return the rows of a file; none of one that is missing, damaged or of another format."""
+    try:
+        found = json.loads(data or b"")
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(found, list) or len(found) != 2 or found[0] != FORMAT or not isinstance(found[1], list):
+        return []
+    rows = [row for row in found[1] if isinstance(row, list) and len(row) == COLUMNS and type(row[0]) is int]
+    return rows if len(rows) == len(found[1]) <= MOST else []
+
+
+def _key(of: LastingText, limits: TierLimits, isa: Isa) -> str:
+    """Return the hash of all that a plan depends on."""
+    words = (
+        isa.name,
+        of.key,
+        limits.optimization,
+        limits.boost,
+        limits.emulation,
+        limits.trap,
+        limits.forced.value if limits.forced is not None else "",
+        limits.post_handler,
+        limits.python_handler,
+        limits.stacks_missing,
+        limits.trap_missing,
+        [(start - of.base, end - of.base) for start, end in limits.trap_paths],
+    )
+    return sha256(_planners() + repr(words).encode()).hexdigest()
+
+
+@cache
+def _planners() -> bytes:
+    """Return a hash of the code that makes plans."""
+    found, root = sha256(), Path(__file__).parents[1]
+    for path in sorted(path for folder in PLANNERS for path in (root / folder).rglob("*.py")):
+        data = path.read_bytes()
+        found.update(f"{path.relative_to(root)} {len(data)}\n".encode() + data)
+    return found.digest()
