@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
-from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers import fold, stack_walk
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, Pointer
 from gdb_optprobe.handlers.ir import Clock, Expr, Load, Op
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Fields, Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.scope import TICKS, Meaning
 from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.handlers.stack_walk import Walk
 from gdb_optprobe.handlers.types import Typer
 
 SECOND = 10**9
@@ -127,8 +128,11 @@ class KernelHit:
             return Missing(f"The func builtin can not be used with '{self.provider}' probes")
         return fold.constant(self.entry)
 
-    def stack(self, user: bool, depth: int) -> tuple[Expr, ...] | Missing:
-        return Missing("stacks as values are not supported yet", "optprobe add LOCATION do stack")
+    def stack(self, user: bool, depth: int) -> Walk | Missing:
+        if user:
+            return Missing("ustack is not supported yet")
+        found = self.names.walker()
+        return found if isinstance(found, Missing) else stack_walk.walk(found, depth)
 
     def per_cpu(self, address: int, cpu: Expr | None) -> Expr | Missing:
         scope = self.names.names

@@ -18,6 +18,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
 from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
+from gdb_optprobe.handlers.stack_walk import FRAMES
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.maps.session_map import SessionMap
 from gdb_optprobe.probes.event_probes import kind_of
@@ -41,6 +42,8 @@ class ScriptMaps(Mapping[str, MapContents]):
         self._ours: dict[str, HostMap] = {
             name[1:]: HostMap(script.settings.max_map_keys) for name in script.maps
         }
+        if FRAMES in script.program_maps:
+            self._ours[FRAMES.name] = HostMap(FRAMES.most)
         self._session = session
         self._placed: frozenset[str] = frozenset()
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import boot, bypasses, event_name, frame
-from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder
+from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder, WalkedFrom
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
-from gdb_optprobe.guest.linux.current import Current
+from gdb_optprobe.guest.linux.current import Current, or_missing
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -29,7 +29,7 @@ from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
-from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.guest.names import UNWALKED, NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.scope import Debug, DebuggerSymbols, NoDebuggerSymbols
 from gdb_optprobe.guest.scope import Site as Probed
@@ -38,6 +38,7 @@ from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.stack_walk import Walker
 from gdb_optprobe.isa.record import Isa
 
 LARGEST_BTF = 1 << 26
@@ -289,7 +290,18 @@ class LinuxGuest(Guest):
         names = scope.kernel_scope(self.kernel, self.current, self._types, of, site, convenience, debug)
         cpu = self.current.cpu
         number = None if isinstance(cpu, Missing) else cpu
-        return NamesAt(names, self.arch.per_cpu(self.kernel), number, self.reads, hertz(self.kernel, self.arch.clock))
+        per_cpu, rate = self.arch.per_cpu(self.kernel), hertz(self.kernel, self.arch.clock)
+        return NamesAt(names, per_cpu, number, self.reads, rate, partial(self._walker, site))
+
+    def _walker(self, site: Probed) -> Walker | Missing:
+        """Return how a hit at a site finds its callers."""
+        if site.returns:
+            return Missing("the stack is not walked where a function has returned", "probe the function's entry")
+        if self.own_unwinder is None:
+            error = self.unwind_missing
+            return Missing(error.message, error.hint) if error is not None else UNWALKED
+        start = WalkedFrom(site.address, self.handlers.frame(site.address))
+        return or_missing(partial(self.arch.walker, self.kernel, self.own_unwinder, start))
 
     def names_at_return(self, address: int) -> NamesAt | None:
         if (function := self.text.function(address)) is None or not self._is_entry(address):

@@ -9,6 +9,7 @@ from typing import Protocol
 from gdb_optprobe.handlers.ctype import CType
 from gdb_optprobe.handlers.ir import Expr, Literal, StringLoad, Variable
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
+from gdb_optprobe.handlers.stack_walk import Walk
 
 TICKS = Variable("%ticks")
 """In an expression of a HitScope: the guest's clock, as the program has read it before, once."""
@@ -61,8 +62,8 @@ class HitScope(Protocol):
     def function(self) -> Expr | Missing:
         """Return the address of the probed function, for `func`."""
 
-    def stack(self, user: bool, depth: int) -> tuple[Expr, ...] | Missing:
-        """Return the words of which the host makes a stack's frames."""
+    def stack(self, user: bool, depth: int) -> Walk | Missing:
+        """Return how a program has a stack, and the words of which the host makes its frames."""
 
     def per_cpu(self, address: int, cpu: Expr | None) -> Expr | Missing:
         """Return the address of a CPU's copy of a per-CPU variable; of this CPU's where `cpu` is None."""

@@ -39,6 +39,7 @@ from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, IdleSites, Overlay, Text
+from gdb_optprobe.handlers.stack_walk import Walker
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.calling import Calling
 from gdb_optprobe.isa.codegen import ProbeReadCode
@@ -234,6 +235,17 @@ class Unwinder(Protocol):
         """Return this unwinder for a stack that `read` reads."""
 
 
+@dataclass(frozen=True, slots=True)
+class WalkedFrom:
+    """Where a hit begins to walk its stack. address: of the probed instruction.
+
+    frame: where that is a function that the kernel calls for a tracepoint: the bytes that it has on the stack there.
+    """
+
+    address: int
+    frame: int | None = None
+
+
 class LinuxArch(Finder, Protocol):
     """clock: variables that may say how fast it runs. loaded: from where to where modules can be.
 
@@ -308,6 +320,9 @@ class LinuxArch(Finder, Protocol):
         """Return what probes on programs need. Raises OptprobeError where the guest's programs cannot be probed.
         physical: see `reads`.
         """
+
+    def walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
+        """Return how a hit there finds its callers. Raises OptprobeError where it cannot."""
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere

@@ -1,0 +1,161 @@
+"""Walk the kernel's stack at a hit by its back chain: back_chain.py as statements of a program (handlers/ir.py).
+
+What the innermost function has done to its frame and to LR follows from its code, when the probe is added. Behind it
+every function has saved its return address, up to an interrupt: whether the interrupted one has is not known at a hit,
+so it is the last frame, and its callers are told as left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.guest.linux.arch.base import WalkedFrom
+from gdb_optprobe.guest.linux.arch.ppc64le.back_chain import (
+    MARKER,
+    MARKERS,
+    PROBLEM_STATE,
+    PT_REGS,
+    SHORT_MARKER,
+    Frame,
+    Function,
+    frame_at,
+)
+from gdb_optprobe.guest.linux.arch.ppc64le.threads import Layout
+from gdb_optprobe.guest.linux.current import STACK_SIZE
+from gdb_optprobe.guest.linux.kernel import NoSuchKernel
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ir import (
+    WORD,
+    And,
+    Assign,
+    Break,
+    Constant,
+    Continue,
+    Expr,
+    If,
+    Load,
+    Op,
+    Or,
+    Register,
+    Statement,
+    Variable,
+)
+from gdb_optprobe.handlers.stack_walk import PC, lost
+from gdb_optprobe.isa.ppc64le.abi import LR, LR_SAVE, SP
+from gdb_optprobe.isa.ppc64le.abi import PC as NIP
+
+_SP, _CALLER, _PLACE, _REGS, _FIRST, _EXACT = (
+    Variable(f"%walk.{name}") for name in ("sp", "caller", "place", "regs", "first", "exact")
+)
+_REGS_BEHIND = 16
+"""Bytes from a marker to the pt_regs."""
+_INTERRUPT_FRAME = max(MARKERS) + _REGS_BEHIND + WORD * len(PT_REGS)
+"""Bytes that a frame with a pt_regs has at least."""
+
+
+@dataclass(frozen=True)
+class ChainWalk:
+    """A Walker. frame: of the innermost function. stack, size: of the running thread."""
+
+    place: WalkedFrom
+    frame: Frame
+    stack: Expr
+    size: int
+
+    @property
+    def begin(self) -> Sequence[Statement]:
+        return (
+            Assign(PC, fold.constant(self.place.address)),
+            Assign(_SP, Register(SP)),
+            Assign(_FIRST, Constant(1)),
+            Assign(_EXACT, Constant(0)),
+        )
+
+    @property
+    def step(self) -> Sequence[Statement]:
+        return (
+            If(_EXACT, lost()),
+            If(_FIRST, (Assign(_FIRST, Constant(0)), *self._innermost()), self._next()),
+        )
+
+    def _innermost(self) -> tuple[Statement, ...]:
+        """Return what goes to the caller of the probed function."""
+        if self.frame.size == 0:
+            saved = (Assign(_PLACE, _sum(_SP, LR_SAVE)), self._up_to(_PLACE), Assign(PC, _word(_PLACE)))
+            return (Assign(PC, Register(LR)),) if self.frame.in_lr else saved
+        made = (Assign(_CALLER, _word(_SP)), self._up_to(_CALLER))
+        if self.frame.in_lr:
+            return (*made, Assign(_SP, _CALLER), Assign(PC, Register(LR)))
+        return (*made, *self._saved())
+
+    def _next(self) -> tuple[Statement, ...]:
+        """Return what goes to a caller by the back chain alone."""
+        distance = fold.binary(Op.SUB, _CALLER, _SP, 64, False)
+        # In a frame that interrupts user mode the chain leads to the program's stack, in any other one further up.
+        may_interrupt = fold.binary(Op.GE, distance, Constant(_INTERRUPT_FRAME), 64, False)
+        return (
+            Assign(_CALLER, _word(_SP)),
+            If(may_interrupt, self._interrupted()),
+            If(fold.binary(Op.EQ, _CALLER, Constant(0), 64, False), (Break(),)),
+            self._up_to(_CALLER),
+            *self._saved(),
+        )
+
+    def _saved(self) -> tuple[Statement, ...]:
+        """Return what takes the return address from the frame of the caller, and goes to that."""
+        place = Assign(_PLACE, _sum(_CALLER, LR_SAVE))
+        return (place, self._up_to(_PLACE), Assign(PC, _word(_PLACE)), Assign(_SP, _CALLER))
+
+    def _interrupted(self) -> tuple[Statement, ...]:
+        """Return what looks for a pt_regs in the frame: its code is the next frame, or it is a program's."""
+        found: tuple[Statement, ...] = ()
+        for at in MARKERS:
+            regs = at + _REGS_BEHIND
+            mode = _word(_SP, regs + WORD * PT_REGS.index("msr"))
+            marked = (
+                If(fold.binary(Op.AND, mode, Constant(PROBLEM_STATE), 64, False), (Break(),)),
+                Assign(PC, _word(_SP, regs + WORD * PT_REGS.index(NIP))),
+                Assign(_EXACT, Constant(1)),
+                Continue(),
+            )
+            marker = _word(_SP, at)
+            is_marked = Or(*(fold.binary(Op.EQ, marker, Constant(one), 64, False) for one in (MARKER, SHORT_MARKER)))
+            last = Assign(_PLACE, _sum(_SP, regs + WORD * (len(PT_REGS) - 1)))
+            found = (*found, last, If(self._is_up(_PLACE), (If(is_marked, marked),)))
+        return found
+
+    def _up_to(self, place: Variable) -> Statement:
+        """Return what ends the walk unless a word at `place` is one of a stack: further up in this one, or in the
+        thread's.
+        """
+        return If(fold.binary(Op.EQ, self._is_up(place), Constant(0), 64, False), lost())
+
+    def _is_up(self, place: Variable) -> Expr:
+        """Return whether there is a word of a stack, at a multiple of a word. Stacks are aligned to their size."""
+        here = And(fold.binary(Op.GE, place, _SP, 64, False), _same(place, _SP, STACK_SIZE))
+        return Or(here, _same(place, self.stack, self.size))
+
+
+def walker(unwinder: Callable[[int], Function | None], layout: Layout, place: WalkedFrom) -> ChainWalk:
+    """Return the walk from a probed instruction. unwinder: finds the function around an address."""
+    around = unwinder(place.address)
+    if around is None:
+        raise NoSuchKernel("what the probed code has done to its stack is not known")
+    task = Load(_sum(Register("r13"), layout.current), WORD, signed=False, mapped=True)
+    return ChainWalk(place, frame_at(place.address, *around), _word(task, layout.stack), layout.thread_size)
+
+
+def _same(place: Expr, stack: Expr, size: int) -> Expr:
+    """Return whether two places are of one stack, and a number of whole words apart."""
+    within = fold.constant(~(size - WORD))
+    differing = fold.binary(Op.AND, fold.binary(Op.XOR, place, stack, 64, False), within, 64, False)
+    return fold.binary(Op.EQ, differing, Constant(0), 64, False)
+
+
+def _word(base: Expr, offset: int = 0) -> Expr:
+    return Load(_sum(base, offset), WORD, signed=False, mapped=True)
+
+
+def _sum(value: Expr, number: int) -> Expr:
+    return fold.binary(Op.ADD, value, fold.constant(number), 64, False)
