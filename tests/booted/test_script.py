@@ -62,6 +62,23 @@ def test_text_streams_in_order_and_ends_with_the_maps(each_linux: Guest) -> None
     assert f"end {40 + READS}\n\n\n@n: {40 + READS}\n" in text
 
 
+def test_stacks_are_keys_and_texts(each_linux: Guest) -> None:
+    """One key for one way to the function, its frames as bpftrace prints them."""
+    program = (
+        'kprobe:vfs_read /comm == "dd" && arg2 == 1/ { @[kstack] = count(); @by[kstack(2), comm] = count(); '
+        '@n++; if (@n == 1) { printf("<%s>", kstack(perf, 2)); } }'
+    )
+    finished = script(each_linux, program, "-json")
+    found = values(finished)
+    ((stack, count),) = found["@"].items()
+    names = [line.partition("+")[0] for line in stack.splitlines()]
+    assert count == READS and names[:3] == ["", "    vfs_read", "    ksys_read"] and stack.endswith("\n")
+    assert len(names) > 4 and "(callers unknown)" not in names
+    assert found["@by"] == {f"{''.join(line + chr(10) for line in stack.splitlines()[:3])},dd": READS}
+    (text,) = [line["data"] for line in map(json.loads, re.findall(r'^{"type": "printf".*', finished.output, re.M))]
+    assert re.fullmatch(r"<\n\t[0-9a-f]{16} vfs_read\+\d+\n\t[0-9a-f]{16} ksys_read\+\d+\n>", text)
+
+
 def test_exit_ends_the_script_with_its_status(linux: Guest) -> None:
     program = 'kprobe:vfs_read /comm == "dd"/ { printf("one\\n"); exit(3); printf("two\\n"); }'
     finished = script(linux, program)

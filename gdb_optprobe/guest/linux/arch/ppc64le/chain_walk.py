@@ -134,7 +134,8 @@ class ChainWalk:
     def _is_up(self, place: Variable) -> Expr:
         """Return whether there is a word of a stack, at a multiple of a word. Stacks are aligned to their size."""
         here = And(fold.binary(Op.GE, place, _SP, 64, False), _same(place, _SP, STACK_SIZE))
-        return Or(here, _same(place, self.stack, self.size))
+        elsewhere = fold.binary(Op.EQ, _same(_SP, self.stack, self.size), Constant(0), 64, False)
+        return Or(here, And(elsewhere, _same(place, self.stack, self.size)))
 
 
 def walker(unwinder: Callable[[int], Function | None], layout: Layout, place: WalkedFrom) -> ChainWalk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +14,14 @@ from gdb_optprobe.guest.linux.arch.x86_64.orc_walk import OrcWalk
 from gdb_optprobe.guest.linux.current import STACK_SIZE
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.interpreter import Hit, run
-from gdb_optprobe.handlers.ir import Column, Emit, Form, Program, Records
+from gdb_optprobe.handlers.ir import Column, Emit, Form, Map, Program, Records, Register, Update
+from gdb_optprobe.handlers.lower_program import lower
+from gdb_optprobe.handlers.lower_session_maps import session_layout
 from gdb_optprobe.handlers.stack_walk import FRAMES, Frames, frames, walk
+from gdb_optprobe.isa.x86_64.codegen import BACKEND
+from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.host_map import HostMap
+from gdb_optprobe.maps.session_map import SessionMap
 from tests.guest.linux.arch.x86_64.test_orc_unwind import (
     BP,
     BP_INDIRECT,
@@ -38,6 +44,8 @@ from tests.guest.linux.arch.x86_64.test_orc_unwind import (
     Kernel,
     orc,
 )
+from tests.handlers import running
+from tests.handlers.running import FAULTS, PAGE
 
 START = 0x1000
 WORDS = STACK_SIZE // 8
@@ -169,3 +177,47 @@ def test_any_table_and_stack(layout: Encoding, seed: int) -> None:
         found, wanted = walked(kernel, sp, bp, end), unwound(kernel, sp, bp, end)
         assert list(found.addresses) == wanted[: len(found.addresses)]
         assert len(found.addresses) == len(wanted) or not found.is_whole
+
+
+def test_a_hit_as_native_code_costs_what_is_promised(layout: Encoding) -> None:
+    """Four frames, of a system call: the second hit finds what the first one has kept."""
+    # A block of 256 bytes of text has 16 entries here; Linux has 11.
+    entries = {at: orc(layout, CALL, (SP, 8 * (at % 64))) for at in range(0, START + 0x1000, 16)}
+    entries[START] = orc(layout, CALL)
+    for number, size in ((1, 24), (2, 56)):
+        entries[START + 0x100 * number] = orc(layout, CALL, (SP, size), (PREV_SP, -16))
+    entries[START + 0x300] = orc(layout, REGS, (SP, 0))
+    kernel = Kernel(entries.items(), layout)
+    returns = [TEXT + START + 0x100 * number + 8 for number in (1, 2, 3)]
+    words = [returns[0], 0, 0, returns[1], *[0] * 6, returns[2], *[0] * 17, 0x33, *[0] * 3]
+    tables = kernel.tables
+    count = (tables.ips[1] - tables.ips[0]) // 4
+    pages = {IPS: 4 * count, ENTRIES: 6 * count, LOOKUP: 4 * tables.lookup[1]}
+    own = {at: kernel.memory.read(at, size).ljust(-(-size // PAGE) * PAGE, b"\0") for at, size in pages.items()}
+
+    pc, sp = fold.constant(TEXT + START), Register("rsp")
+    walker = OrcWalk(tables, pc, pc, sp, Register("rbp"), fold.constant(PAGE), fold.constant(running.STACK + PAGE))
+    found = walk(walker, 127)
+    by = Map("n", (Column("", Form.UNSIGNED),), Count(), 8)
+    program = Program(None, (*found.statements, Update(by, None, found.words)), quiet=True)
+    most = {FRAMES.name: 64}
+    kept = session_layout(replace(FRAMES, most=64))
+    places = {by.name: FAULTS + PAGE, FRAMES.name: FAULTS + 4 * PAGE}
+    around = replace(running.surroundings(program), maps=places, most=most)
+    code = lower(program, around, BACKEND)(running.START)
+    before = running.state({})
+    initial = {places[by.name]: session_layout(by).initial(), places[FRAMES.name]: kept.initial()}
+    memory = running.memory_of(before, initial) | own
+    stack = bytearray(memory[running.STACK - PAGE])
+    stack[PAGE : PAGE + 8 * len(words)] = struct.pack(f"<{len(words)}Q", *words)
+    memory[running.STACK - PAGE] = bytes(stack)
+    first = running.execute(code, before, memory)
+    second = running.execute(code, before, dict(first.memory))
+
+    contents = session_layout(by).decode(second.read(places[by.name], session_layout(by).size)).by_key
+    ((key, counted),) = contents.items()
+    told = SessionMap(kept, bytearray(second.read(places[FRAMES.name], kept.size)))
+    assert counted == (2,)
+    assert frames(int.from_bytes(key, "little"), told) == Frames((TEXT + START, *returns))
+    assert first.executed > second.executed <= 900
+    assert second.registers == before.registers, "nothing is moved"
