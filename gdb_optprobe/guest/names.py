@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gdb_optprobe.guest.linux.arch.base import Reads
+from gdb_optprobe.guest.linux.arch.base import Interrupted, Reads
 from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import UNREAD, Missing, Scope
 from gdb_optprobe.handlers.stack_walk import Walker
@@ -21,7 +21,7 @@ class NamesAt:
     cpu:     this CPU's number.
     hertz:   ticks of Clock in a second.
     reads:   how memory that may not be mapped is read.
-    walker:  how a hit finds its callers.
+    walker:  how a hit finds its callers, or those of the code that is interrupted meanwhile.
     """
 
     names: Scope
@@ -29,4 +29,4 @@ class NamesAt:
     cpu: Expr | None = None
     reads: Reads | Missing = UNREAD
     hertz: int | Missing = UNTIMED
-    walker: Callable[[], Walker | Missing] = lambda: UNWALKED
+    walker: Callable[[Interrupted | None], Walker | Missing] = lambda interrupted: UNWALKED

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.base import Interrupted
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import fold, stack_walk
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, Pointer
@@ -25,7 +26,7 @@ _OURS = {"pid": "tgid", "tid": "pid", "comm": "comm", "cpu": "cpu", "curtask": "
 _OF_TASK = {"uid": "$task->cred->uid.val", "gid": "$task->cred->gid.val"}
 _RETURNS = ("kretprobe", "fexit")
 _ENTRIES = ("kprobe", "fentry", "rawtracepoint")
-_EVENTS = ("tracepoint", "rawtracepoint")
+_OF_FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
 _PROGRAM_COUNTERS = ("ip", "nip", "pc")
 
 
@@ -61,6 +62,8 @@ class KernelHit:
     timing: Timing = field(default_factory=lambda: Timing(Missing("the clock is not known")))
     result: str = ""
     """The register of a return value."""
+    interrupted: Interrupted | None = None
+    """What the stack is that of, where it is not the hit's."""
     register_of: Callable[[str], Rvalue | None] = lambda name: None
 
     def builtin(self, name: str) -> Meaning | Missing:
@@ -124,14 +127,14 @@ class KernelHit:
         return Missing(f"The args builtin can only be used with {wanted} ({self.provider} used here)")
 
     def function(self) -> Expr | Missing:
-        if self.provider in _EVENTS:
+        if self.provider not in _OF_FUNCTIONS:
             return Missing(f"The func builtin can not be used with '{self.provider}' probes")
         return fold.constant(self.entry)
 
     def stack(self, user: bool, depth: int) -> Walk | Missing:
         if user:
             return Missing("ustack is not supported yet")
-        found = self.names.walker()
+        found = self.names.walker(self.interrupted)
         return found if isinstance(found, Missing) else stack_walk.walk(found, depth)
 
     def per_cpu(self, address: int, cpu: Expr | None) -> Expr | Missing:

@@ -153,7 +153,7 @@ class ScriptRun:
                 continue
             found.append(each)
         # The guest runs while a handler is registered on a tracepoint: nothing else is attached before.
-        return sorted(found, key=lambda each: kind_of(each.name) is not Kind.TRACEPOINT)
+        return sorted(found, key=lambda each: kind_of(each.location or each.name) is not Kind.TRACEPOINT)
 
     def _try(self, each: Attached) -> None:
         """Plan and lower a probe, without touching the guest. Raises OptprobeError."""
@@ -260,8 +260,9 @@ def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:
 
 
 def _spec(attached: Attached) -> Spec:
-    if (of_event := kind_of(attached.name)) is not None:
-        return Spec(attached.name, of_event, program=attached.program)
+    location = attached.location or attached.name
+    if (of_event := kind_of(location)) is not None:
+        return Spec(location, of_event, program=attached.program)
     kind = Kind.KRETPROBE if attached.point.provider in RETURNS else Kind.KPROBE
     return Spec(f"*{attached.address:#x}", kind, program=attached.program)
 

@@ -11,7 +11,16 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import boot, bypasses, event_name, frame
-from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder, WalkedFrom
+from gdb_optprobe.guest.linux.arch.base import (
+    Interrupted,
+    LinuxArch,
+    LinuxText,
+    Reads,
+    Say,
+    Stacks,
+    Unwinder,
+    WalkedFrom,
+)
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
 from gdb_optprobe.guest.linux.current import Current, or_missing
@@ -293,14 +302,14 @@ class LinuxGuest(Guest):
         per_cpu, rate = self.arch.per_cpu(self.kernel), hertz(self.kernel, self.arch.clock)
         return NamesAt(names, per_cpu, number, self.reads, rate, partial(self._walker, site))
 
-    def _walker(self, site: Probed) -> Walker | Missing:
-        """Return how a hit at a site finds its callers."""
+    def _walker(self, site: Probed, interrupted: Interrupted | None = None) -> Walker | Missing:
+        """Return how a hit at a site finds its callers, or those of what is interrupted there."""
         if site.returns:
             return Missing("the stack is not walked where a function has returned", "probe the function's entry")
         if self.own_unwinder is None:
             error = self.unwind_missing
             return Missing(error.message, error.hint) if error is not None else UNWALKED
-        start = WalkedFrom(site.address, self.handlers.frame(site.address))
+        start = WalkedFrom(site.address, self.handlers.frame(site.address), interrupted)
         return or_missing(partial(self.arch.walker, self.kernel, self.own_unwinder, start))
 
     def names_at_return(self, address: int) -> NamesAt | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gdb_optprobe.handlers.ctype import CType
-from gdb_optprobe.handlers.ir import Expr, Literal, StringLoad, Variable
+from gdb_optprobe.handlers.ir import Expr, Literal, Statement, StringLoad, Variable
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.stack_walk import Walk
 
@@ -32,16 +32,32 @@ class Unsupported(Missing):
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """What lets only some hits through. statements: of every hit. passes: an expression behind them, 0 for those that
+    are not.
+    """
+
+    statements: tuple[Statement, ...]
+    passes: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Matched:
     """One place where a probe is attached.
 
-    name:    as `probe` says it, after wildcards: `kprobe:vfs_read`.
-    address: of the probed instruction; 0 where the host runs the probe.
+    name:     as `probe` says it, after wildcards: `kprobe:vfs_read`.
+    address:  of the probed instruction; 0 where the host runs the probe.
+    location: the event that serves it, where `name` is not that.
+    gate:     of the hits that are not all events: returns it by a name that no other probe has.
+    note:     how the events differ from bpftrace's.
     """
 
     name: str
     hit: HitScope
     address: int = 0
+    location: str = ""
+    gate: Callable[[str], Gate] | None = None
+    note: str = ""
 
 
 class HitScope(Protocol):

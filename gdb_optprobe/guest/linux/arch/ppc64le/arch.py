@@ -193,7 +193,7 @@ class _Linux:
 
     def walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
         assert isinstance(unwinder, BackChain)
-        return chain_walk.walker(unwinder.function, derive.derive(kernel), place)
+        return chain_walk.walker(kernel, unwinder.function, derive.derive(kernel), place)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere

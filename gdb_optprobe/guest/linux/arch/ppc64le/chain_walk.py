@@ -23,7 +23,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.back_chain import (
 )
 from gdb_optprobe.guest.linux.arch.ppc64le.threads import Layout
 from gdb_optprobe.guest.linux.current import STACK_SIZE
-from gdb_optprobe.guest.linux.kernel import NoSuchKernel
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import (
     WORD,
@@ -35,19 +35,21 @@ from gdb_optprobe.handlers.ir import (
     Expr,
     If,
     Load,
+    Loop,
     Op,
     Or,
     Register,
     Statement,
     Variable,
 )
-from gdb_optprobe.handlers.stack_walk import PC, lost
+from gdb_optprobe.handlers.stack_walk import DEEPEST, PC, lost
 from gdb_optprobe.isa.ppc64le.abi import LR, LR_SAVE, SP
 from gdb_optprobe.isa.ppc64le.abi import PC as NIP
 
-_SP, _CALLER, _PLACE, _REGS, _FIRST, _EXACT = (
-    Variable(f"%walk.{name}") for name in ("sp", "caller", "place", "regs", "first", "exact")
+_SP, _CALLER, _PLACE, _FIRST, _EXACT = (
+    Variable(f"%walk.{name}") for name in ("sp", "caller", "place", "first", "exact")
 )
+REPLAYS = ("__replay_soft_interrupts", "replay_soft_interrupts")
 _REGS_BEHIND = 16
 """Bytes from a marker to the pt_regs."""
 _INTERRUPT_FRAME = max(MARKERS) + _REGS_BEHIND + WORD * len(PT_REGS)
@@ -56,21 +58,39 @@ _INTERRUPT_FRAME = max(MARKERS) + _REGS_BEHIND + WORD * len(PT_REGS)
 
 @dataclass(frozen=True)
 class ChainWalk:
-    """A Walker. frame: of the innermost function. stack, size: of the running thread."""
+    """A Walker. frame: of the innermost function. stack, size: of the running thread.
+
+    replays: start and end of the kernel's function that calls the handlers of interrupts that came while they were off.
+    """
 
     place: WalkedFrom
     frame: Frame
     stack: Expr
     size: int
+    replays: tuple[int, int] = (0, 0)
 
     @property
     def begin(self) -> Sequence[Statement]:
-        return (
+        own = (
             Assign(PC, fold.constant(self.place.address)),
             Assign(_SP, Register(SP)),
             Assign(_FIRST, Constant(1)),
             Assign(_EXACT, Constant(0)),
         )
+        if (interrupted := self.place.interrupted) is None:
+            return own
+        if interrupted.registers is not None:
+            mode, pc = (_word(_PLACE, WORD * PT_REGS.index(name)) for name in ("msr", NIP))
+            is_program = fold.binary(Op.AND, mode, Constant(PROBLEM_STATE), 64, False)
+            found = If(is_program, (Assign(PC, Constant(0)),), (Assign(PC, pc),))
+            return (*own, Assign(_PLACE, interrupted.registers), Assign(_EXACT, Constant(1)), found)
+        # An interrupt that came while they were off is handled once they are on again, by a call.
+        replayed = fold.binary(
+            Op.LT, _sum(PC, -self.replays[0]), fold.constant(self.replays[1] - self.replays[0]), 64, False
+        )
+        up = Loop((If(Or(_EXACT, replayed), (Break(),)), *self.step), most=DEEPEST)
+        from_program = fold.binary(Op.EQ, Or(_EXACT, replayed), Constant(0), 64, False)
+        return (*own, up, If(from_program, (Assign(PC, Constant(0)),)))
 
     @property
     def step(self) -> Sequence[Statement]:
@@ -138,13 +158,16 @@ class ChainWalk:
         return Or(here, And(elsewhere, _same(place, self.stack, self.size)))
 
 
-def walker(unwinder: Callable[[int], Function | None], layout: Layout, place: WalkedFrom) -> ChainWalk:
-    """Return the walk from a probed instruction. unwinder: finds the function around an address."""
-    around = unwinder(place.address)
+def walker(kernel: Kernel, function: Callable[[int], Function | None], layout: Layout, place: WalkedFrom) -> ChainWalk:
+    """Return the walk from a probed instruction. function: finds the one around an address."""
+    around = function(place.address)
     if around is None:
         raise NoSuchKernel("what the probed code has done to its stack is not known")
     task = Load(_sum(Register("r13"), layout.current), WORD, signed=False, mapped=True)
-    return ChainWalk(place, frame_at(place.address, *around), _word(task, layout.stack), layout.thread_size)
+    replay = next(filter(None, map(kernel.symbols.address, REPLAYS)), None)
+    replays = kernel.symbols.function_bounds(replay) if replay is not None else None
+    frame = frame_at(place.address, *around)
+    return ChainWalk(place, frame, _word(task, layout.stack), layout.thread_size, replays or (0, 0))
 
 
 def _same(place: Expr, stack: Expr, size: int) -> Expr:

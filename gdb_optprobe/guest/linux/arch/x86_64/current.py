@@ -29,6 +29,11 @@ def stack_top(kernel: Kernel) -> Expr | Missing:
     return or_missing(lambda: _variable(kernel, 8, ("cpu_current_top_of_stack", ""), ("pcpu_hot", "top_of_stack")))
 
 
+def interrupted(kernel: Kernel) -> Expr:
+    """Return the address of the pt_regs of the interrupt that this CPU handles, or 0. Raises OptprobeError."""
+    return _variable(kernel, 8, ("__irq_regs", ""))
+
+
 def _variable(kernel: Kernel, size: int, *places: tuple[str, str]) -> Expr:
     """Return a per-CPU variable, which is one of these. Raises OptprobeError."""
     missing: OptprobeError | None = None

@@ -27,7 +27,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.orc_unwind import (
     Kind,
     Tables,
 )
-from gdb_optprobe.guest.linux.current import STACK_SIZE
+from gdb_optprobe.guest.linux.current import PAGE, STACK_SIZE
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import (
@@ -65,28 +65,11 @@ _ROUNDS = 32
 
 @dataclass(frozen=True)
 class OrcWalk:
-    """A Walker. pc, sp, bp: of the innermost frame. at: the address that its entry is searched by.
-
-    room: how many bytes from the stack pointer at the hit up can be read. top: the end of the running thread's stack.
-    """
+    """A Walker. top: the end of the running thread's stack."""
 
     tables: Tables
-    pc: Expr
-    at: Expr
-    sp: Expr
-    bp: Expr
-    room: Expr
+    begin: Sequence[Statement]
     top: Expr | Missing
-
-    @property
-    def begin(self) -> Sequence[Statement]:
-        return (
-            Assign(PC, self.pc),
-            Assign(_AT, self.at),
-            Assign(_SP, self.sp),
-            Assign(_BP, self.bp),
-            Assign(_LIMIT, _sum(Register("rsp"), _less(self.room, WORD))),
-        )
 
     @property
     def step(self) -> Sequence[Statement]:
@@ -234,12 +217,42 @@ def walker(kernel: Kernel, tables: Tables, place: WalkedFrom) -> OrcWalk:
     if isinstance(found, Missing) or found.room is None:
         raise NoSuchKernel("how much of a stack can be read is not known")
     sp, bp, room = Register("rsp"), Register("rbp"), found.room
+    if place.interrupted is not None:
+        registers = place.interrupted.registers
+        return OrcWalk(tables, _from_registers(current.interrupted(kernel) if registers is None else registers), top)
     if place.frame is not None:
         called = Load(_sum(sp, place.frame), WORD, signed=False, mapped=True)
-        return OrcWalk(tables, called, _less(called, 1), _sum(sp, place.frame + WORD), bp, room, top)
+        return OrcWalk(tables, start(called, _less(called, 1), _sum(sp, place.frame + WORD), bp, room), top)
     # As a kprobe has it: the address behind a breakpoint.
     pc = fold.constant(place.address + 1)
-    return OrcWalk(tables, pc, fold.constant(place.address), sp, bp, room, top)
+    return OrcWalk(tables, start(pc, fold.constant(place.address), sp, bp, room), top)
+
+
+def start(pc: Expr, at: Expr, sp: Expr, bp: Expr, room: Expr) -> tuple[Statement, ...]:
+    """Return what begins a walk. pc, sp, bp: of the innermost frame. at: the address that its entry is searched by.
+
+    room: how many bytes from the stack pointer at the hit up can be read.
+    """
+    limit = Assign(_LIMIT, _sum(Register("rsp"), _less(room, WORD)))
+    return (Assign(PC, pc), Assign(_AT, at), Assign(_SP, sp), Assign(_BP, bp), limit)
+
+
+def _from_registers(registers: Expr) -> tuple[Statement, ...]:
+    """Return what begins a walk at code that is interrupted, by its pt_regs; nowhere where that is a program's."""
+
+    def saved(name: str) -> Expr:
+        return Load(_sum(_PLACE, WORD * PT_REGS.index(name)), WORD, signed=False, mapped=True)
+
+    is_kernel = _is(Op.EQ, fold.binary(Op.AND, saved("cs"), fold.constant(_USER), 64, False), 0)
+    page = fold.binary(Op.OR, _SP, fold.constant(PAGE - 1), 64, False)
+    own = (
+        Assign(PC, saved("rip")),
+        Assign(_AT, PC),
+        Assign(_SP, saved("rsp")),
+        Assign(_BP, saved("rbp")),
+        Assign(_LIMIT, _less(page, WORD - 1)),
+    )
+    return (Assign(PC, Constant(0)), Assign(_PLACE, registers), If(And(_PLACE, is_kernel), own))
 
 
 def _ends(encoding: Encoding) -> Expr:

@@ -10,7 +10,7 @@ import pytest
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.x86_64.orc_unwind import Encoding, State, unwind
-from gdb_optprobe.guest.linux.arch.x86_64.orc_walk import OrcWalk
+from gdb_optprobe.guest.linux.arch.x86_64.orc_walk import OrcWalk, start
 from gdb_optprobe.guest.linux.current import STACK_SIZE
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.interpreter import Hit, run
@@ -65,7 +65,7 @@ def walked(kernel: Kernel, sp: int, bp: int, end: int, depth: int = 127) -> Fram
     """What a hit at START finds."""
 
     def read(address: int, size: int) -> bytes:
-        inside = any(start <= address and address + size <= stop for start, stop in readable)
+        inside = any(first <= address and address + size <= stop for first, stop in readable)
         assert inside, f"{address:#x} is read, which is no stack and no table"
         return kernel.memory.read(address, size)
 
@@ -74,7 +74,8 @@ def walked(kernel: Kernel, sp: int, bp: int, end: int, depth: int = 127) -> Fram
     readable = [(STACK, TOP), (OTHER, OTHER + 8 * OTHER_WORDS)]
     readable += [(IPS, IPS + 4 * count), (ENTRIES, ENTRIES + 6 * count), (LOOKUP, LOOKUP + 4 * tables.lookup[1])]
     pc = fold.constant(TEXT + START)
-    walker = OrcWalk(tables, pc, pc, fold.constant(sp), fold.constant(bp), fold.constant(end - sp), fold.constant(TOP))
+    begin = start(pc, pc, fold.constant(sp), fold.constant(bp), fold.constant(end - sp))
+    walker = OrcWalk(tables, begin, fold.constant(TOP))
     found = walk(walker, depth)
     program = Program(None, (*found.statements, Emit(RECORD, found.words)), quiet=True)
     contents = HostMap()
@@ -94,7 +95,7 @@ def unwound(kernel: Kernel, sp: int, bp: int, end: int, depth: int = 127) -> lis
 
     def read(address: int, size: int) -> bytes:
         stacks = ((STACK, TOP), (OTHER, OTHER + 8 * OTHER_WORDS))
-        if kernel.tables.holds(address) or any(start <= address and address + size <= stop for start, stop in stacks):
+        if kernel.tables.holds(address) or any(first <= address and address + size <= stop for first, stop in stacks):
             return kernel.memory.read(address, size)
         raise Unreadable(address, size)
 
@@ -196,7 +197,8 @@ def test_a_hit_as_native_code_costs_what_is_promised(layout: Encoding) -> None:
     own = {at: kernel.memory.read(at, size).ljust(-(-size // PAGE) * PAGE, b"\0") for at, size in pages.items()}
 
     pc, sp = fold.constant(TEXT + START), Register("rsp")
-    walker = OrcWalk(tables, pc, pc, sp, Register("rbp"), fold.constant(PAGE), fold.constant(running.STACK + PAGE))
+    begin = start(pc, pc, sp, Register("rbp"), fold.constant(PAGE))
+    walker = OrcWalk(tables, begin, fold.constant(running.STACK + PAGE))
     found = walk(walker, 127)
     by = Map("n", (Column("", Form.UNSIGNED),), Count(), 8)
     program = Program(None, (*found.statements, Update(by, None, found.words)), quiet=True)
