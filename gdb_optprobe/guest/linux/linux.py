@@ -299,17 +299,19 @@ class LinuxGuest(Guest):
         names = scope.kernel_scope(self.kernel, self.current, self._types, of, site, convenience, debug)
         cpu = self.current.cpu
         number = None if isinstance(cpu, Missing) else cpu
+        # Now: while a script is compiled, handlers of several events are tried at one address, one after the other.
+        frame = self.handlers.frame(site.address)
         per_cpu, rate = self.arch.per_cpu(self.kernel), hertz(self.kernel, self.arch.clock)
-        return NamesAt(names, per_cpu, number, self.reads, rate, partial(self._walker, site))
+        return NamesAt(names, per_cpu, number, self.reads, rate, partial(self._walker, site, frame))
 
-    def _walker(self, site: Probed, interrupted: Interrupted | None = None) -> Walker | Missing:
+    def _walker(self, site: Probed, frame: int | None, interrupted: Interrupted | None) -> Walker | Missing:
         """Return how a hit at a site finds its callers, or those of what is interrupted there."""
         if site.returns:
             return Missing("the stack is not walked where a function has returned", "probe the function's entry")
         if self.own_unwinder is None:
             error = self.unwind_missing
             return Missing(error.message, error.hint) if error is not None else UNWALKED
-        start = WalkedFrom(site.address, self.handlers.frame(site.address), interrupted)
+        start = WalkedFrom(site.address, frame, interrupted)
         return or_missing(partial(self.arch.walker, self.kernel, self.own_unwinder, start))
 
     def names_at_return(self, address: int) -> NamesAt | None:
