@@ -22,6 +22,7 @@ class NamesAt:
     hertz:   ticks of Clock in a second.
     reads:   how memory that may not be mapped is read.
     walker:  how a hit finds its callers, or those of the code that is interrupted meanwhile.
+    user_walker: how it finds the frames of the program that its thread runs.
     """
 
     names: Scope
@@ -30,3 +31,4 @@ class NamesAt:
     reads: Reads | Missing = UNREAD
     hertz: int | Missing = UNTIMED
     walker: Callable[[Interrupted | None], Walker | Missing] = lambda interrupted: UNWALKED
+    user_walker: Callable[[], Walker | Missing] = lambda: UNWALKED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Interrupted
@@ -132,10 +132,16 @@ class KernelHit:
         return fold.constant(self.entry)
 
     def stack(self, user: bool, depth: int) -> Walk | Missing:
-        if user:
-            return Missing("ustack is not supported yet")
-        found = self.names.walker(self.interrupted)
-        return found if isinstance(found, Missing) else stack_walk.walk(found, depth)
+        found = self.names.user_walker() if user else self.names.walker(self.interrupted)
+        if isinstance(found, Missing):
+            return found
+        walk = stack_walk.walk(found, depth)
+        if not user:
+            return walk
+        process = self.builtin("pid")
+        if not isinstance(process, Lvalue):
+            return process if isinstance(process, Missing) else Missing("the process is not known")
+        return replace(walk, words=(*walk.words, Load(process.address, 4, signed=False, mapped=process.mapped)))
 
     def per_cpu(self, address: int, cpu: Expr | None) -> Expr | Missing:
         scope = self.names.names

@@ -47,18 +47,25 @@ class GuestNames(HostNames):
         found = stack_walk.frames(words[0], numbers)
         if isinstance(found, Missing):
             return f"\n{blanks}({found.message})\n"
-        lines = [self._frame(at, address, stack.mode, blanks) for at, address in enumerate(found.addresses)]
+        process = words[1] if stack.user else None
+        lines = [self._frame(at, address, process, stack.mode, blanks) for at, address in enumerate(found.addresses)]
         return "\n" + "".join(f"{line}\n" for line in (*lines, *(() if found.is_whole else (f"{blanks}{CUT}",))))
 
-    def _frame(self, at: int, address: int, mode: str, blanks: str) -> str:
-        """Return a line for a frame. at: its number, the innermost is 0."""
+    def _frame(self, at: int, address: int, process: int | None, mode: str, blanks: str) -> str:
+        """Return a line for a frame. at: its number, the innermost is 0. process: None for the kernel's."""
         if mode == "raw":
             return f"{blanks}{address:x}"
+        where = self._kernel_place(at, address) if process is None else self.user_symbol(address, process)
+        if mode != "perf":
+            return f"{blanks}{where}"
+        return f"\t{address:x} {where}" + (" ([unknown])" if process is not None and where.startswith("0x") else "")
+
+    def _kernel_place(self, at: int, address: int) -> str:
+        """Return "vfs_read+19", or the address where no symbol is known."""
         # A call may be the last instruction of its function: the address behind it is another function's.
         symbol, offset = self._guest.symbol(address - 1 if at else address), 1 if at else 0
         name, _, distance = symbol.partition("+")
-        where = f"{name}+{int(distance or '0', 16) + offset}" if name else f"{address:#x}"
-        return f"\t{address:x} {where}" if mode == "perf" else f"{blanks}{where}"
+        return f"{name}+{int(distance or '0', 16) + offset}" if name else f"{address:#x}"
 
 
 class GuestFiles(NoFiles):

@@ -79,6 +79,24 @@ def test_stacks_are_keys_and_texts(each_linux: Guest) -> None:
     assert re.fullmatch(r"<\n\t[0-9a-f]{16} vfs_read\+\d+\n\t[0-9a-f]{16} ksys_read\+\d+\n>", text)
 
 
+def test_stacks_of_programs(each_linux: Guest) -> None:
+    program = (
+        'kprobe:vfs_read /comm == "dd" && arg2 == 1/ { @[ustack(raw)] = count(); @last[ustack(raw, 1)] = count(); } '
+        "kprobe:worker_thread,kprobe:process_one_work { @kernels[ustack] = count(); }"
+    )
+    if each_linux.options.arch == "x86_64":
+        program += ' kprobe:__x64_sys_read /comm == "dd"/ { @ip[((struct pt_regs *)arg0)->ip] = count(); }'
+    found = values(script(each_linux, program, "-json"))
+    ((stack, count),) = found["@"].items()
+    ((last, again),) = found["@last"].items()
+    assert count == again == READS and stack.startswith(last)
+    assert set(found.get("@kernels", {})) <= {"\n"}
+    if "@ip" in found:
+        assert found["@ip"][str(int(last, 16))] == READS
+    else:
+        assert stack.count("\n") > 5, "the ABI has a back chain"
+
+
 def test_events_that_functions_serve(each_linux: Guest) -> None:
     """Switches are as many as the kernel counts; faults are counted by each CPU alone; the profile is of busy CPUs."""
     program = (

@@ -302,7 +302,14 @@ class LinuxGuest(Guest):
         # Now: while a script is compiled, handlers of several events are tried at one address, one after the other.
         frame = self.handlers.frame(site.address)
         per_cpu, rate = self.arch.per_cpu(self.kernel), hertz(self.kernel, self.arch.clock)
-        return NamesAt(names, per_cpu, number, self.reads, rate, partial(self._walker, site, frame))
+        walkers = (partial(self._walker, site, frame), partial(self._user_walker, site.address))
+        return NamesAt(names, per_cpu, number, self.reads, rate, *walkers)
+
+    def _user_walker(self, address: int) -> Walker | Missing:
+        """Return how a hit at an address finds the frames of its thread's program."""
+        if self.own_unwinder is None:
+            return UNWALKED
+        return or_missing(partial(self.arch.user_walker, self.kernel, self.own_unwinder, WalkedFrom(address)))
 
     def _walker(self, site: Probed, frame: int | None, interrupted: Interrupted | None) -> Walker | Missing:
         """Return how a hit at a site finds its callers, or those of what is interrupted there."""

@@ -337,6 +337,12 @@ class LinuxArch(Finder, Protocol):
     def walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
         """Return how a hit there finds its callers. Raises OptprobeError where it cannot."""
 
+    def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
+        """Return how a hit there finds the frames of the program that its thread runs, and none where it runs none.
+
+        Raises OptprobeError where it cannot.
+        """
+
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
     ) -> Unwinder:

@@ -33,6 +33,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le import (
     sched_clock,
     stacks,
     user_kernel,
+    user_walk,
 )
 from gdb_optprobe.guest.linux.arch.ppc64le import find as finding
 from gdb_optprobe.guest.linux.arch.ppc64le import reads as reading
@@ -194,6 +195,10 @@ class _Linux:
     def walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
         assert isinstance(unwinder, BackChain)
         return chain_walk.walker(kernel, unwinder.function, derive.derive(kernel), place)
+
+    def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
+        assert isinstance(unwinder, BackChain)
+        return user_walk.UserWalk(chain_walk.walker(kernel, unwinder.function, derive.derive(kernel), place))
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere

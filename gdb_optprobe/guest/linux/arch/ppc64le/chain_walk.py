@@ -52,6 +52,8 @@ _SP, _CALLER, _PLACE, _FIRST, _EXACT = (
 REPLAYS = ("__replay_soft_interrupts", "replay_soft_interrupts")
 _REGS_BEHIND = 16
 """Bytes from a marker to the pt_regs."""
+_MOST_FRAMES = 1024
+"""A frame has 32 bytes at least, and few stacks have 16 KiB."""
 _INTERRUPT_FRAME = max(MARKERS) + _REGS_BEHIND + WORD * len(PT_REGS)
 """Bytes that a frame with a pt_regs has at least."""
 
@@ -99,6 +101,24 @@ class ChainWalk:
             If(_FIRST, (Assign(_FIRST, Constant(0)), *self._innermost()), self._next()),
         )
 
+    def to_program(self) -> tuple[Expr, tuple[Statement, ...]]:
+        """Return what finds the pt_regs with which the thread has left its program, and their address then, or 0."""
+        found: tuple[Statement, ...] = ()
+        for at in MARKERS:
+            regs = at + _REGS_BEHIND
+            mode = _word(_SP, regs + WORD * PT_REGS.index("msr"))
+            is_program = fold.binary(Op.AND, mode, Constant(PROBLEM_STATE), 64, False)
+            marked = If(_is_marked(at), (If(is_program, (Assign(_PLACE, _sum(_SP, regs)), Break())),))
+            last = Assign(_PLACE, _sum(_SP, regs + WORD * (len(PT_REGS) - 1)))
+            found = (*found, last, If(self._is_up(_PLACE), (marked,)), Assign(_PLACE, Constant(0)))
+        up = (
+            *found,
+            Assign(_CALLER, _word(_SP)),
+            If(fold.binary(Op.EQ, self._is_up(_CALLER), Constant(0), 64, False), (Break(),)),
+            Assign(_SP, _CALLER),
+        )
+        return _PLACE, (Assign(_SP, Register(SP)), Assign(_PLACE, Constant(0)), Loop(up, most=_MOST_FRAMES))
+
     def _innermost(self) -> tuple[Statement, ...]:
         """Return what goes to the caller of the probed function."""
         if self.frame.size == 0:
@@ -139,10 +159,8 @@ class ChainWalk:
                 Assign(_EXACT, Constant(1)),
                 Continue(),
             )
-            marker = _word(_SP, at)
-            is_marked = Or(*(fold.binary(Op.EQ, marker, Constant(one), 64, False) for one in (MARKER, SHORT_MARKER)))
             last = Assign(_PLACE, _sum(_SP, regs + WORD * (len(PT_REGS) - 1)))
-            found = (*found, last, If(self._is_up(_PLACE), (If(is_marked, marked),)))
+            found = (*found, last, If(self._is_up(_PLACE), (If(_is_marked(at), marked),)))
         return found
 
     def _up_to(self, place: Variable) -> Statement:
@@ -168,6 +186,12 @@ def walker(kernel: Kernel, function: Callable[[int], Function | None], layout: L
     replays = kernel.symbols.function_bounds(replay) if replay is not None else None
     frame = frame_at(place.address, *around)
     return ChainWalk(place, frame, _word(task, layout.stack), layout.thread_size, replays or (0, 0))
+
+
+def _is_marked(at: int) -> Expr:
+    """Return whether a marker is so far up in the frame."""
+    marker = _word(_SP, at)
+    return Or(*(fold.binary(Op.EQ, marker, Constant(one), 64, False) for one in (MARKER, SHORT_MARKER)))
 
 
 def _same(place: Expr, stack: Expr, size: int) -> Expr:

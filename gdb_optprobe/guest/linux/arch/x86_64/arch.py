@@ -32,6 +32,7 @@ from gdb_optprobe.guest.linux.arch.x86_64 import (
     sched_clock,
     stacks,
     user_kernel,
+    user_walk,
 )
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.linux.arch.x86_64 import reads as reading
@@ -192,6 +193,9 @@ class _Linux:
         if not isinstance(unwinder, OrcUnwinder):
             raise NoSuchKernel("a hit walks its stack by ORC tables, which this kernel has not")
         return orc_walk.walker(kernel, unwinder.tables, place)
+
+    def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
+        return user_walk.walker(kernel)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere

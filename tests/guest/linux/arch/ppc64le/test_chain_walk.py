@@ -9,6 +9,7 @@ import pytest
 from gdb_optprobe.guest.linux.arch.base import WalkedFrom
 from gdb_optprobe.guest.linux.arch.ppc64le.back_chain import MARKER, MARKERS, SHORT_MARKER, Frame
 from gdb_optprobe.guest.linux.arch.ppc64le.chain_walk import ChainWalk
+from gdb_optprobe.guest.linux.arch.ppc64le.user_walk import UserWalk
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.interpreter import Hit, run
 from gdb_optprobe.handlers.ir import Column, Emit, Form, Program, Records
@@ -23,15 +24,18 @@ ENTERED = Frame()
 RECORD = Records("", (Column("", Form.UNSIGNED),), kind=0)
 
 
-def walked(words: Mapping[int, int], frame: Frame = ENTERED, sp: int = SP, depth: int = 127) -> Frames:
+def walked(
+    words: Mapping[int, int], frame: Frame = ENTERED, sp: int = SP, depth: int = 127, user: bool = False
+) -> Frames:
     """What a hit at START finds; words that are not given are 0."""
 
     def read(address: int, size: int) -> bytes:
-        inside = any(start <= address < start + SIZE for start in (STACK, INTERRUPT))
+        inside = any(start <= address < start + SIZE for start in (STACK, INTERRUPT)) or (user and address < 1 << 60)
         assert inside and address % 8 == 0, f"{address:#x} is read, which is no word of a stack"
         return words.get(address, 0).to_bytes(size, "little")
 
-    found = walk(ChainWalk(WalkedFrom(START), frame, fold.constant(STACK), SIZE), depth)
+    kernel = ChainWalk(WalkedFrom(START), frame, fold.constant(STACK), SIZE)
+    found = walk(UserWalk(kernel) if user else kernel, depth)
     program = Program(None, (*found.statements, Emit(RECORD, found.words)), quiet=True)
     contents = HostMap()
     outcome = run(program, Hit({"r1": sp, "lr": LR}, read, maps={FRAMES.name: contents}))
@@ -80,3 +84,23 @@ def test_the_chain_leads_from_the_stack_of_an_interrupt_to_the_threads() -> None
 @pytest.mark.parametrize("beyond", [STACK + SIZE, SP - 8, CALLER + 4, 0xDEAD_0000, INTERRUPT])
 def test_a_chain_that_leads_nowhere_is_not_followed(beyond: int) -> None:
     assert walked({SP: beyond}) == Frames((START, LR), is_whole=False)
+
+
+REGS = OUTER + MARKERS[1] + 16
+PROGRAM = {0x7FFF_1000: 0x7FFF_1080, 0x7FFF_1080: 0x7FFF_1100, 0x7FFF_1090: 0x1000_0200, 0x7FFF_1110: 0x1000_0300}
+ENTERED_KERNEL = {
+    **CHAIN, OUTER: 0x7FFF_1000, OUTER + MARKERS[1]: SHORT_MARKER, REGS + 8: 0x7FFF_1000, REGS + 8 * 32: 0x1000_0000,
+    REGS + 8 * 33: 0x9000 | 1 << 14, REGS + 8 * 36: 0x1000_0100,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sp", [SP, INTERRUPT])
+def test_the_chain_leads_to_the_program_and_its_own_chain(sp: int) -> None:
+    """Also from an interrupt of the kernel, and from another stack."""
+    chain = {**ENTERED_KERNEL, INTERRUPT: SP, **PROGRAM}
+    found = walked(chain, sp=sp, user=True)
+    assert found == Frames((0x1000_0000, 0x1000_0100, 0x1000_0200, 0x1000_0300))
+
+
+def test_a_thread_of_the_kernel_has_no_program() -> None:
+    assert walked(CHAIN, user=True) == Frames(())
