@@ -83,7 +83,8 @@ class ScriptCommand(Subcommand[ScriptArguments]):
         if args.dump:
             out.lines([*_programs(script)])
             return
-        names = GuestNames(kernel, None if isinstance(now, Missing) else time.time_ns() - now)
+        booted = None if isinstance(now, Missing) else time.time_ns() - now
+        names = GuestNames(kernel, booted, lambda: running.maps)
         output = JsonOutput(names) if args.json else TextOutput(names)
         running = ScriptRun(session, script, output, GuestFiles(kernel), _write, _warn, kernel.now)
         with gdb.with_parameter("pagination", False):

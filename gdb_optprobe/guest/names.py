@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from gdb_optprobe.guest.linux.arch.base import Reads
+from gdb_optprobe.guest.linux.arch.base import Interrupted, Reads
 from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import UNREAD, Missing, Scope
+from gdb_optprobe.handlers.stack_walk import Walker
 
+UNWALKED = Missing("the stacks of this guest are not known")
 UNTIMED = Missing("how fast this guest's clock runs is not known")
 
 
@@ -18,6 +21,8 @@ class NamesAt:
     cpu:     this CPU's number.
     hertz:   ticks of Clock in a second.
     reads:   how memory that may not be mapped is read.
+    walker:  how a hit finds its callers, or those of the code that is interrupted meanwhile.
+    user_walker: how it finds the frames of the program that its thread runs.
     """
 
     names: Scope
@@ -25,3 +30,5 @@ class NamesAt:
     cpu: Expr | None = None
     reads: Reads | Missing = UNREAD
     hertz: int | Missing = UNTIMED
+    walker: Callable[[Interrupted | None], Walker | Missing] = lambda interrupted: UNWALKED
+    user_walker: Callable[[], Walker | Missing] = lambda: UNWALKED

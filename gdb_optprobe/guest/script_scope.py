@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.base import Interrupted
 from gdb_optprobe.guest.names import NamesAt
-from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers import fold, stack_walk
 from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, Pointer
 from gdb_optprobe.handlers.ir import Clock, Expr, Load, Op
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Fields, Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.scope import TICKS, Meaning
 from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.handlers.stack_walk import Walk
 from gdb_optprobe.handlers.types import Typer
 
 SECOND = 10**9
@@ -24,7 +26,7 @@ _OURS = {"pid": "tgid", "tid": "pid", "comm": "comm", "cpu": "cpu", "curtask": "
 _OF_TASK = {"uid": "$task->cred->uid.val", "gid": "$task->cred->gid.val"}
 _RETURNS = ("kretprobe", "fexit")
 _ENTRIES = ("kprobe", "fentry", "rawtracepoint")
-_EVENTS = ("tracepoint", "rawtracepoint")
+_OF_FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
 _PROGRAM_COUNTERS = ("ip", "nip", "pc")
 
 
@@ -60,6 +62,8 @@ class KernelHit:
     timing: Timing = field(default_factory=lambda: Timing(Missing("the clock is not known")))
     result: str = ""
     """The register of a return value."""
+    interrupted: Interrupted | None = None
+    """What the stack is that of, where it is not the hit's."""
     register_of: Callable[[str], Rvalue | None] = lambda name: None
 
     def builtin(self, name: str) -> Meaning | Missing:
@@ -123,12 +127,21 @@ class KernelHit:
         return Missing(f"The args builtin can only be used with {wanted} ({self.provider} used here)")
 
     def function(self) -> Expr | Missing:
-        if self.provider in _EVENTS:
+        if self.provider not in _OF_FUNCTIONS:
             return Missing(f"The func builtin can not be used with '{self.provider}' probes")
         return fold.constant(self.entry)
 
-    def stack(self, user: bool, depth: int) -> tuple[Expr, ...] | Missing:
-        return Missing("stacks as values are not supported yet", "optprobe add LOCATION do stack")
+    def stack(self, user: bool, depth: int) -> Walk | Missing:
+        found = self.names.user_walker() if user else self.names.walker(self.interrupted)
+        if isinstance(found, Missing):
+            return found
+        walk = stack_walk.walk(found, depth)
+        if not user:
+            return walk
+        process = self.builtin("pid")
+        if not isinstance(process, Lvalue):
+            return process if isinstance(process, Missing) else Missing("the process is not known")
+        return replace(walk, words=(*walk.words, Load(process.address, 4, signed=False, mapped=process.mapped)))
 
     def per_cpu(self, address: int, cpu: Expr | None) -> Expr | Missing:
         scope = self.names.names

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable, Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import lines, until_zero
+from gdb_optprobe.handlers import stack_walk
+from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.host import HostNames, NoFiles
+from gdb_optprobe.handlers.script.types import Stack
+from gdb_optprobe.handlers.stack_walk import FRAMES
 from gdb_optprobe.probes.script_kernel import ScriptKernel
 
 LOADS = "/proc/loadavg"
+CUT = "(callers unknown)"
+"""The last line of a stack that goes on where the hit could not follow it."""
 _FRACTION = 11  # bits, include/linux/sched/loadavg.h: FSHIFT
 
 
 class GuestNames(HostNames):
     """Names of numbers of one guest."""
 
-    def __init__(self, kernel: ScriptKernel, booted: int | None) -> None:
+    def __init__(
+        self, kernel: ScriptKernel, booted: int | None, maps: Callable[[], Mapping[str, stack_walk.Numbers]] = dict
+    ) -> None:
+        """maps: the script's, with the frames of its stacks."""
         super().__init__(booted)
         self._guest = kernel.target.guest
+        self._maps = maps
 
     def kernel_symbol(self, address: int) -> str:
         """Return the symbol around an address, without an offset."""
@@ -26,6 +37,35 @@ class GuestNames(HostNames):
 
     def user(self, number: int) -> str:
         return "root" if number == 0 else str(number)
+
+    def stack(self, words: Sequence[int], stack: Stack, indent: int) -> str:
+        """Return a stack as bpftrace prints it, and in a line of its own what is left out."""
+        blanks = " " * indent
+        numbers = self._maps().get(FRAMES.name)
+        if numbers is None or not words[0]:
+            return "\n"
+        found = stack_walk.frames(words[0], numbers)
+        if isinstance(found, Missing):
+            return f"\n{blanks}({found.message})\n"
+        process = words[1] if stack.user else None
+        lines = [self._frame(at, address, process, stack.mode, blanks) for at, address in enumerate(found.addresses)]
+        return "\n" + "".join(f"{line}\n" for line in (*lines, *(() if found.is_whole else (f"{blanks}{CUT}",))))
+
+    def _frame(self, at: int, address: int, process: int | None, mode: str, blanks: str) -> str:
+        """Return a line for a frame. at: its number, the innermost is 0. process: None for the kernel's."""
+        if mode == "raw":
+            return f"{blanks}{address:x}"
+        where = self._kernel_place(at, address) if process is None else self.user_symbol(address, process)
+        if mode != "perf":
+            return f"{blanks}{where}"
+        return f"\t{address:x} {where}" + (" ([unknown])" if process is not None and where.startswith("0x") else "")
+
+    def _kernel_place(self, at: int, address: int) -> str:
+        """Return "vfs_read+19", or the address where no symbol is known."""
+        # A call may be the last instruction of its function: the address behind it is another function's.
+        symbol, offset = self._guest.symbol(address - 1 if at else address), 1 if at else 0
+        name, _, distance = symbol.partition("+")
+        return f"{name}+{int(distance or '0', 16) + offset}" if name else f"{address:#x}"
 
 
 class GuestFiles(NoFiles):

@@ -18,11 +18,13 @@ from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.host import HostScope
 from gdb_optprobe.handlers.script.scope import HitScope, Matched, Unsupported
+from gdb_optprobe.probes import script_events
+from gdb_optprobe.probes.script_events import ScriptEvents
 from gdb_optprobe.probes.target import Target
 
 FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
 EVENTS = ("tracepoint", "rawtracepoint")
-PROBED = (*FUNCTIONS, *EVENTS)
+PROBED = (*FUNCTIONS, *EVENTS, *script_events.PROVIDERS)
 RETURNS = ("kretprobe", "fexit")
 ON_HOST = ("BEGIN", "END", "interval")
 SECOND = 10**9
@@ -106,8 +108,10 @@ class ScriptKernel:
             return (Matched(parts, self._on_host(provider)),)
         if provider in EVENTS:
             return self._events(provider, target, name)
+        if provider in script_events.PROVIDERS:
+            return ScriptEvents(self.target, self._events, self._hit).matches(provider, target, name)
         if provider not in PROBED:
-            known = ", ".join((*FUNCTIONS, *EVENTS, "interval", "BEGIN", "END"))
+            known = ", ".join((*PROBED, "interval", "BEGIN", "END"))
             return Unsupported(f"{provider} probes are not supported yet", f"{known} are")
         return [*self._functions(provider, target, name, offset)]
 
@@ -120,7 +124,10 @@ class ScriptKernel:
     def unmatched(self, provider: str, target: str, name: str) -> HitScope:
         if self._names is None or provider not in PROBED:
             return replace(self.host, provider=provider)
-        return KernelHit(provider, self._names, 0, self.timing, abi.of(self.target.guest.isa).result)
+        return self._hit(provider, self._names, 0)
+
+    def _hit(self, provider: str, names: NamesAt, address: int) -> KernelHit:
+        return KernelHit(provider, names, address, self.timing, abi.of(self.target.guest.isa).result)
 
     def _functions(self, provider: str, target: str, name: str, offset: int) -> Iterator[Matched]:
         """Yield the functions of a name, which may have wildcards, that a probe can be attached to."""
@@ -136,7 +143,7 @@ class ScriptKernel:
                 continue
             spelled = guest.symbol(address).partition("+")[0] if glob else name
             whole = ":".join(part for part in (provider, target, spelled) if part)
-            hit = KernelHit(provider, names, address, self.timing, abi.of(guest.isa).result)
+            hit = self._hit(provider, names, address)
             yield Matched(f"{whole}+{offset}" if offset else whole, hit, at)
 
     def _events(self, provider: str, system: str, name: str) -> Sequence[Matched] | Missing:
@@ -151,7 +158,7 @@ class ScriptKernel:
             for address in guest.event_addresses(event):
                 one = guest.event_at(event, address)
                 names = guest.event_names_at(one, address, one.returns)
-                hit = KernelHit(provider, names, address, self.timing, abi.of(guest.isa).result)
+                hit = self._hit(provider, names, address)
                 matches.append(Matched(str(one), hit, address))
         except OptprobeError as error:
             return Missing(error.message, error.hint)

@@ -18,6 +18,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
 from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
+from gdb_optprobe.handlers.stack_walk import FRAMES
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.maps.session_map import SessionMap
 from gdb_optprobe.probes.event_probes import kind_of
@@ -41,6 +42,8 @@ class ScriptMaps(Mapping[str, MapContents]):
         self._ours: dict[str, HostMap] = {
             name[1:]: HostMap(script.settings.max_map_keys) for name in script.maps
         }
+        if FRAMES in script.program_maps:
+            self._ours[FRAMES.name] = HostMap(FRAMES.most)
         self._session = session
         self._placed: frozenset[str] = frozenset()
 
@@ -150,7 +153,7 @@ class ScriptRun:
                 continue
             found.append(each)
         # The guest runs while a handler is registered on a tracepoint: nothing else is attached before.
-        return sorted(found, key=lambda each: kind_of(each.name) is not Kind.TRACEPOINT)
+        return sorted(found, key=lambda each: kind_of(each.location or each.name) is not Kind.TRACEPOINT)
 
     def _try(self, each: Attached) -> None:
         """Plan and lower a probe, without touching the guest. Raises OptprobeError."""
@@ -257,8 +260,9 @@ def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:
 
 
 def _spec(attached: Attached) -> Spec:
-    if (of_event := kind_of(attached.name)) is not None:
-        return Spec(attached.name, of_event, program=attached.program)
+    location = attached.location or attached.name
+    if (of_event := kind_of(location)) is not None:
+        return Spec(location, of_event, program=attached.program)
     kind = Kind.KRETPROBE if attached.point.provider in RETURNS else Kind.KPROBE
     return Spec(f"*{attached.address:#x}", kind, program=attached.program)
 

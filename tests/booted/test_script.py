@@ -70,6 +70,73 @@ def test_text_streams_in_order_and_ends_with_the_maps(each_linux: Guest) -> None
     assert f"end {40 + READS}\n\n\n@n: {40 + READS}\n" in text
 
 
+def test_stacks_are_keys_and_texts(each_linux: Guest) -> None:
+    """One key for one way to the function, its frames as bpftrace prints them."""
+    program = (
+        'kprobe:vfs_read /comm == "dd" && arg2 == 1/ { @[kstack] = count(); @by[kstack(2), comm] = count(); '
+        '@n++; if (@n == 1) { printf("<%s>", kstack(perf, 2)); } }'
+    )
+    finished = script(each_linux, program, "-json")
+    found = values(finished)
+    ((stack, count),) = found["@"].items()
+    names = [line.partition("+")[0] for line in stack.splitlines()]
+    assert count == READS and names[:3] == ["", "    vfs_read", "    ksys_read"] and stack.endswith("\n")
+    assert len(names) > 4 and "(callers unknown)" not in names
+    assert found["@by"] == {f"{''.join(line + chr(10) for line in stack.splitlines()[:3])},dd": READS}
+    (text,) = [line["data"] for line in map(json.loads, re.findall(r'^{"type": "printf".*', finished.output, re.M))]
+    assert re.fullmatch(r"<\n\t[0-9a-f]{16} vfs_read\+\d+\n\t[0-9a-f]{16} ksys_read\+\d+\n>", text)
+
+
+def test_stacks_of_programs(each_linux: Guest) -> None:
+    program = (
+        'kprobe:vfs_read /comm == "dd" && arg2 == 1/ { @[ustack(raw)] = count(); @last[ustack(raw, 1)] = count(); } '
+        "kprobe:worker_thread,kprobe:process_one_work { @kernels[ustack] = count(); }"
+    )
+    if each_linux.options.arch == "x86_64":
+        program += ' kprobe:__x64_sys_read /comm == "dd"/ { @ip[((struct pt_regs *)arg0)->ip] = count(); }'
+    found = values(script(each_linux, program, "-json"))
+    ((stack, count),) = found["@"].items()
+    ((last, again),) = found["@last"].items()
+    assert count == again == READS and stack.startswith(last)
+    assert set(found.get("@kernels", {})) <= {"\n"}
+    if "@ip" in found:
+        assert found["@ip"][str(int(last, 16))] == READS
+    else:
+        assert stack.count("\n") > 5, "the ABI has a back chain"
+
+
+def test_events_that_functions_serve(each_linux: Guest) -> None:
+    """Switches are as many as the kernel counts; faults are counted by each CPU alone; the profile is of busy CPUs."""
+    program = (
+        'profile:hz:50 /comm == "dd"/ { @dd = count(); @[kstack(2)] = count(); } '
+        "profile:s:100 { @slow[cpu] = count(); } "
+        "software:faults:1 { @f[cpu] = count(); } software:page-faults:10 { @tenth[cpu] = count(); } "
+        "software:cs:1 { @cs = count(); }"
+    )
+    count = "grep ctxt /proc/stat >>"
+    work = f"rm -f /s; {count} /s; dd if=/dev/zero of=/dev/null bs=1 count=100000 2>/dev/null; {count} /s"
+    finished = script(each_linux, program, "-json", work=work)
+    found = values(finished)
+    before, after = (int(line.split()[1]) for line in each_linux.check("cat /s").splitlines())
+    assert "profile goes by the tick of the guest's scheduler" in finished.output
+    assert found["@dd"] == sum(found["@"].values()) > 0
+    assert set(found["@slow"].values()) == {1}
+    for cpu, faults in found["@f"].items():
+        # The guest may run for a moment between two probes' attachment, to lend memory.
+        assert 0 <= faults // 10 - found["@tenth"].get(cpu, 0) <= 3
+    assert 0 < after - before <= found["@cs"] <= after - before + 500
+
+
+def test_events_that_no_function_serves_are_refused_with_the_reason(linux: Guest) -> None:
+    for kind, why in (
+        ("software:major-faults:1", "the kernel counts it where no function begins"),
+        ("software:unheard-of:1", "there is no such event"),
+    ):
+        finished = batch(linux, [f"optprobe script -e 'kprobe:vfs_read {{ @ = count(); }} {kind} {{ @x = cpu; }}'"])
+        assert finished.status == 1 and "Attaching" not in finished.output
+        assert f"{kind[:-2]} is not supported: {why}" in finished.output
+
+
 def test_exit_ends_the_script_with_its_status(linux: Guest) -> None:
     program = 'kprobe:vfs_read /comm == "dd"/ { printf("one\\n"); exit(3); printf("two\\n"); }'
     finished = script(linux, program)
@@ -148,12 +215,13 @@ def test_system_calls_are_events(each_linux: Guest) -> None:
 
 def test_tracepoints_have_their_fields(linux: Guest) -> None:
     program = (
-        "tracepoint:sched:sched_switch { @[args->prev_comm] = count(); @all = count(); } "
+        "tracepoint:sched:sched_switch { @[args->prev_comm] = count(); @all = count(); @from[kstack(2)] = count(); } "
         "rawtracepoint:sched_switch { @raw = count(); }"
     )
     finished = script(linux, program, "-json", work=f"{DD}; sleep 0.1; sleep 0.1")
     found = values(finished)
     assert found["@all"] == sum(found["@"].values()) > 0 and found["@"]["sleep"] >= 2
+    assert {stack.split("+")[0].strip() for stack in found["@from"]} <= {"__schedule", "__traceiter_sched_switch"}
     # Handlers are registered one behind the other, while the guest runs.
     assert min(found["@raw"], found["@all"]) > 0 and finished.status == 0
     assert "No probes." in batch(linux, ["optprobe list"]).output
@@ -171,7 +239,7 @@ def test_keys_that_were_deleted_make_room_for_others(linux: Guest) -> None:
 
 
 def test_a_kind_of_probes_that_is_not_there_is_named(linux: Guest) -> None:
-    for kind, body in (("uretprobe:/bin/sh:main", "str(retval)"), ("profile:hz:99", "cpu")):
+    for kind, body in (("uretprobe:/bin/sh:main", "str(retval)"),):
         finished = batch(linux, [f"optprobe script -e 'kprobe:vfs_read {{ @ = count(); }} {kind} {{ @x = {body}; }}'"])
         assert finished.status == 1 and "Attaching" not in finished.output
         assert f"optprobe: {kind.partition(':')[0]} probes are not supported yet" in finished.output

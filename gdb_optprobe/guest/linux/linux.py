@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
@@ -12,10 +12,19 @@ from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux import boot, bypasses, event_name, frame
-from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Reads, Say, Stacks, Unwinder
+from gdb_optprobe.guest.linux.arch.base import (
+    Interrupted,
+    LinuxArch,
+    LinuxText,
+    Reads,
+    Say,
+    Stacks,
+    Unwinder,
+    WalkedFrom,
+)
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
-from gdb_optprobe.guest.linux.current import Current
+from gdb_optprobe.guest.linux.current import Current, or_missing
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -30,7 +39,7 @@ from gdb_optprobe.guest.linux.user.programs import Programs
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.memory import KernelMemory
-from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.guest.names import UNWALKED, NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.scope import Debug, DebuggerSymbols, NoDebuggerSymbols
 from gdb_optprobe.guest.scope import Site as Probed
@@ -39,6 +48,7 @@ from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import user_scope
 from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.stack_walk import Walker
 from gdb_optprobe.isa.record import Isa
 
 LARGEST_BTF = 1 << 26
@@ -290,7 +300,27 @@ class LinuxGuest(Guest):
         names = scope.kernel_scope(self.kernel, self.current, self._types, of, site, convenience, debug)
         cpu = self.current.cpu
         number = None if isinstance(cpu, Missing) else cpu
-        return NamesAt(names, self.arch.per_cpu(self.kernel), number, self.reads, hertz(self.kernel, self.arch.clock))
+        # Now: while a script is compiled, handlers of several events are tried at one address, one after the other.
+        frame = self.handlers.frame(site.address)
+        per_cpu, rate = self.arch.per_cpu(self.kernel), hertz(self.kernel, self.arch.clock)
+        walkers = (partial(self._walker, site, frame), partial(self._user_walker, site.address))
+        return NamesAt(names, per_cpu, number, self.reads, rate, *walkers)
+
+    def _user_walker(self, address: int) -> Walker | Missing:
+        """Return how a hit at an address finds the frames of its thread's program."""
+        if self.own_unwinder is None:
+            return UNWALKED
+        return or_missing(partial(self.arch.user_walker, self.kernel, self.own_unwinder, WalkedFrom(address)))
+
+    def _walker(self, site: Probed, frame: int | None, interrupted: Interrupted | None) -> Walker | Missing:
+        """Return how a hit at a site finds its callers, or those of what is interrupted there."""
+        if site.returns:
+            return Missing("the stack is not walked where a function has returned", "probe the function's entry")
+        if self.own_unwinder is None:
+            error = self.unwind_missing
+            return Missing(error.message, error.hint) if error is not None else UNWALKED
+        start = WalkedFrom(site.address, frame, interrupted)
+        return or_missing(partial(self.arch.walker, self.kernel, self.own_unwinder, start))
 
     def names_at_return(self, address: int) -> NamesAt | None:
         if (function := self.text.function(address)) is None or not self._is_entry(address):

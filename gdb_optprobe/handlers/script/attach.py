@@ -15,6 +15,14 @@ SHORT = {
 """Other names of providers."""
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "hz": 0}
 """Units of time, in nanoseconds; hz counts in a second."""
+SOFTWARE = {
+    "faults": "page-faults", "cs": "context-switches", "cpu": "cpu-clock",
+}  # fmt: skip
+"""Other names of events of software."""
+PERIODS = {
+    "page-faults": 100, "context-switches": 1000, "minor-faults": 100, "cpu-clock": 10**6, "task-clock": 10**6,
+}  # fmt: skip
+"""How many events of software one hit is where nothing is said; else each."""
 _REFUSED = {
     "hardware": "an emulated machine counts no such events",
     "usdt": "its semaphore is a word of the program that would be written",
@@ -49,8 +57,7 @@ class AttachPoint:
     @property
     def period(self) -> int:
         """Return the nanoseconds between two times of an interval or a profile."""
-        count = int(self.name)
-        return 10**9 // count if self.target == "hz" else count * UNITS[self.target]
+        return period(self.target, int(self.name))
 
     @property
     def has_wildcard(self) -> bool:
@@ -59,6 +66,11 @@ class AttachPoint:
     def __str__(self) -> str:
         offset = f"+{self.offset}" if self.offset else ""
         return ":".join(part for part in (self.provider, self.target, self.name) if part) + offset
+
+
+def period(unit: str, count: int) -> int:
+    """Return the nanoseconds that a number of units of time is; of hz, between two of them."""
+    return 10**9 // count if unit == "hz" else count * UNITS[unit]
 
 
 def attach_point(point: tree.Point) -> AttachPoint:
@@ -85,7 +97,9 @@ def attach_point(point: tree.Point) -> AttachPoint:
         return _function(provider, parts, point.where)
     target, name = (parts[1] if count == 2 else "", parts[-1]) if count else ("", "")
     if provider == "software":
-        target, name = parts[1], parts[2] if count == 2 else "1"
+        target = SOFTWARE.get(parts[1], parts[1])
+        name = parts[2] if count == 2 else str(PERIODS.get(target, 1))
+        name = str(_number(name, "software count should be a positive integer", point.where))
     if provider in ("interval", "profile"):
         if target not in UNITS:
             raise wrong(f"{target} is not an accepted unit of time", point.where, "s, ms, us or hz")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers.ir import If, Map, Program
+from gdb_optprobe.handlers.ir import Constant, If, Map, Program
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script import lexer, parser, tree
 from gdb_optprobe.handlers.script.attach import AttachPoint, attach_point
@@ -32,12 +32,13 @@ HAS_TYPES = "BPFTRACE_HAVE_BTF"
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """One place where a probe of the script is attached, and what a hit does. address: as Matched's."""
+    """One place where a probe of the script is attached, and what a hit does. address, location: as Matched's."""
 
     point: AttachPoint
     name: str
     program: Program
     address: int = 0
+    location: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def compile_script(
         if not probe.matches:
             _program(probe, *probe.sample, declared)  # its errors count too
     programs = tuple(
-        Attached(point, match.name, _program(probe, point, match, declared), match.address)
+        Attached(point, match.name, _program(probe, point, match, declared), match.address, match.location)
         for probe in probes
         for point, match in probe.matches
     )
@@ -131,6 +132,7 @@ def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
                     declared.warnings.append(f"could not attach probe {point}, skipping.")
                 continue
             matches += [(point, each) for each in here]
+            declared.warnings += dict.fromkeys(each.note for each in here if each.note)
         total += len(matches)
         if total > declared.settings.max_probes:
             most = declared.settings.max_probes
@@ -164,6 +166,18 @@ def _find_types(probes: Sequence[_Probe], declared: Declared) -> None:
 
 
 def _program(probe: _Probe, point: AttachPoint, match: Matched, declared: Declared) -> Program:
+    found = _ungated(probe, point, match, declared)
+    if match.gate is None:
+        return found
+    gate = match.gate(f"{probe.number} {match.name}")
+    if not gate.statements and isinstance(gate.passes, Constant) and gate.passes.value:
+        return found
+    body = found.actions if found.condition is None else (If(found.condition, found.actions),)
+    return Program(None, (*gate.statements, If(gate.passes, body)), quiet=True)
+
+
+def _ungated(probe: _Probe, point: AttachPoint, match: Matched, declared: Declared) -> Program:
+    """Return what a hit does that the probe's gate has let through."""
     longest = max((len(each.name) for _, each in probe.matches), default=0)
     body = Statements(declared, Site(probe.number, match.name, longest, point.provider, match.hit))
     node = probe.node

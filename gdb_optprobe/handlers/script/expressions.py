@@ -257,12 +257,13 @@ class Expressions(Body):
 
     def stack(self, user: bool, mode: str, depth: int, where: Place) -> Value:
         """Return a stack, as the words of which the host makes frames."""
-        words = self.site.hit.stack(user, depth)
-        if isinstance(words, Missing):
-            raise wrong(words.message, where, words.hint)
-        type_ = StackType(user, mode, depth, len(words))
+        found = self.site.hit.stack(user, depth)
+        if isinstance(found, Missing):
+            raise wrong(found.message, where, found.hint)
+        self.emit(*found.statements)
+        type_ = StackType(user, mode, depth, len(found.words))
         buffer = self.buffer(bytes_of(type_))
-        for at, word in enumerate(words):
+        for at, word in enumerate(found.words):
             self.emit(Copy(Slice(buffer.buffer, WORD * at, WORD), word))
         return Data(type_, buffer)
 

@@ -17,6 +17,7 @@ from gdb_optprobe.handlers.scope import Missing, Rvalue
 from gdb_optprobe.handlers.script.runtime import Runtime
 from gdb_optprobe.handlers.script.scope import HitScope, Known, Matched, Meaning
 from gdb_optprobe.handlers.script.types import Stack, Time
+from gdb_optprobe.handlers.stack_walk import Walk
 
 COMM = b"bpftrace"
 """What comm is in BEGIN and END."""
@@ -87,8 +88,8 @@ class HostScope:
     def function(self) -> Expr | Missing:
         return Missing(f"The func builtin can not be used with '{self.provider}' probes")
 
-    def stack(self, user: bool, depth: int) -> tuple[Expr, ...] | Missing:
-        return (fold.constant(0),)
+    def stack(self, user: bool, depth: int) -> Walk | Missing:
+        return Walk((), (fold.constant(0),) * (2 if user else 1))
 
     def per_cpu(self, address: int, cpu: Expr | None) -> Expr | Missing:
         if isinstance(self.offsets, Missing):

@@ -167,6 +167,8 @@ class Output:
                 return f"[{','.join(items)}]"
             case Struct():
                 return f"{{ {', '.join(self._members(type_, data, key))} }}"
+            case Stack() if key:
+                return self._special(self._names.stack(_words(data), type_, 4), type_, key)
         return self._special(self.text(type_, data), type_, key)
 
     def text(self, type_: Type, data: bytes) -> str:
@@ -228,8 +230,6 @@ class Output:
         assert type_ is not None
         if isinstance(type_, Tuple):
             return self._tuple(self._parts(type_.parts, key, True), key=True)
-        if isinstance(type_, Stack):
-            return self._special(self._names.stack(_words(key), type_, 4), type_, True)
         return self.value(type_, key, key=True)
 
     def _map_value(self, type_: Type, words: Sequence[int], divisor: int) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gdb_optprobe.handlers.ctype import CType
-from gdb_optprobe.handlers.ir import Expr, Literal, StringLoad, Variable
+from gdb_optprobe.handlers.ir import Expr, Literal, Statement, StringLoad, Variable
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
+from gdb_optprobe.handlers.stack_walk import Walk
 
 TICKS = Variable("%ticks")
 """In an expression of a HitScope: the guest's clock, as the program has read it before, once."""
@@ -31,16 +32,32 @@ class Unsupported(Missing):
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """What lets only some hits through. statements: of every hit. passes: an expression behind them, 0 for those that
+    are not.
+    """
+
+    statements: tuple[Statement, ...]
+    passes: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Matched:
     """One place where a probe is attached.
 
-    name:    as `probe` says it, after wildcards: `kprobe:vfs_read`.
-    address: of the probed instruction; 0 where the host runs the probe.
+    name:     as `probe` says it, after wildcards: `kprobe:vfs_read`.
+    address:  of the probed instruction; 0 where the host runs the probe.
+    location: the event that serves it, where `name` is not that.
+    gate:     of the hits that are not all events: returns it by a name that no other probe has.
+    note:     how the events differ from bpftrace's.
     """
 
     name: str
     hit: HitScope
     address: int = 0
+    location: str = ""
+    gate: Callable[[str], Gate] | None = None
+    note: str = ""
 
 
 class HitScope(Protocol):
@@ -61,8 +78,8 @@ class HitScope(Protocol):
     def function(self) -> Expr | Missing:
         """Return the address of the probed function, for `func`."""
 
-    def stack(self, user: bool, depth: int) -> tuple[Expr, ...] | Missing:
-        """Return the words of which the host makes a stack's frames."""
+    def stack(self, user: bool, depth: int) -> Walk | Missing:
+        """Return how a program has a stack, and the words of which the host makes its frames."""
 
     def per_cpu(self, address: int, cpu: Expr | None) -> Expr | Missing:
         """Return the address of a CPU's copy of a per-CPU variable; of this CPU's where `cpu` is None."""

@@ -24,6 +24,7 @@ from gdb_optprobe.handlers.ir import Clock, Constant, Expr, Load, Op, Register
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.host import HostScope
 from gdb_optprobe.handlers.script.scope import HitScope, Matched, Meaning
+from gdb_optprobe.handlers.stack_walk import Walk
 
 CONSTANTS = {"AF_INET": 2, "AF_INET6": 10, "TASK_RUNNING": 0, "EPERM": 1}
 HEADERS = ("linux/", "net/", "asm/", "sys/socket.h")
@@ -92,8 +93,8 @@ class FakeHit:
             return Missing("The func builtin can not be used with 'tracepoint' probes")
         return Register("rip")
 
-    def stack(self, user: bool, depth: int) -> tuple[Expr, ...] | Missing:
-        return (Register("rsp"),)
+    def stack(self, user: bool, depth: int) -> Walk | Missing:
+        return Walk((), (Register("rsp"),))
 
     def per_cpu(self, address: int, cpu: Expr | None) -> Expr | Missing:
         return Constant(address)

@@ -40,6 +40,8 @@ from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, IdleSites, Overlay, Text
+from gdb_optprobe.handlers.ir import Expr
+from gdb_optprobe.handlers.stack_walk import Walker
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.calling import Calling
 from gdb_optprobe.isa.codegen import ProbeReadCode
@@ -238,6 +240,29 @@ class Unwinder(Protocol):
         """Return this unwinder for a stack that `read` reads."""
 
 
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The code that an interrupt has interrupted, or an exception, while the kernel handles it.
+
+    registers: the address of its pt_regs; None: an interrupt's, where the kernel keeps that.
+    """
+
+    registers: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WalkedFrom:
+    """Where a hit begins to walk its stack. address: of the probed instruction.
+
+    frame: where that is a function that the kernel calls for a tracepoint: the bytes that it has on the stack there.
+    interrupted: the stack is that of this code instead.
+    """
+
+    address: int
+    frame: int | None = None
+    interrupted: Interrupted | None = None
+
+
 class LinuxArch(Finder, Protocol):
     """clock: variables that may say how fast it runs. loaded: from where to where modules can be.
 
@@ -311,6 +336,15 @@ class LinuxArch(Finder, Protocol):
     ) -> UserKernel:
         """Return what probes on programs need. Raises OptprobeError where the guest's programs cannot be probed.
         physical: see `reads`.
+        """
+
+    def walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
+        """Return how a hit there finds its callers. Raises OptprobeError where it cannot."""
+
+    def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
+        """Return how a hit there finds the frames of the program that its thread runs, and none where it runs none.
+
+        Raises OptprobeError where it cannot.
         """
 
     def unwinder(

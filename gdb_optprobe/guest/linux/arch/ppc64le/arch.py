@@ -18,11 +18,13 @@ from gdb_optprobe.guest.linux.arch.base import (
     Say,
     Stacks,
     Unwinder,
+    WalkedFrom,
     Window,
     nowhere,
 )
 from gdb_optprobe.guest.linux.arch.ppc64le import (
     back_chain,
+    chain_walk,
     current,
     derive,
     image_padding,
@@ -31,6 +33,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le import (
     sched_clock,
     stacks,
     user_kernel,
+    user_walk,
 )
 from gdb_optprobe.guest.linux.arch.ppc64le import find as finding
 from gdb_optprobe.guest.linux.arch.ppc64le import reads as reading
@@ -56,6 +59,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
+from gdb_optprobe.handlers.stack_walk import Walker
 from gdb_optprobe.isa.base import Flow, ReadMemory
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.abi import TOC_SETUP
@@ -76,13 +80,13 @@ class BackChain:
         return self.text[0] <= pc < self.text[1]
 
     def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
-        found = back_chain.unwind(back_chain.State(registers, exact=exact), self._function, self.read)
+        found = back_chain.unwind(back_chain.State(registers, exact=exact), self.function, self.read)
         return (found.registers, found.exact) if found is not None else None
 
     def over(self, read: ReadMemory) -> BackChain:
         return replace(self, read=read)
 
-    def _function(self, pc: int) -> back_chain.Function | None:
+    def function(self, pc: int) -> back_chain.Function | None:
         found = self.code.function(pc)
         return (found.start, found.own) if found is not None else None
 
@@ -187,6 +191,14 @@ class _Linux:
         self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
     ) -> UserKernel:
         return user_kernel.user_kernel(kernel, reading.reads(machine, kernel), originals)
+
+    def walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
+        assert isinstance(unwinder, BackChain)
+        return chain_walk.walker(kernel, unwinder.function, derive.derive(kernel), place)
+
+    def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
+        assert isinstance(unwinder, BackChain)
+        return user_walk.UserWalk(chain_walk.walker(kernel, unwinder.function, derive.derive(kernel), place))
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere

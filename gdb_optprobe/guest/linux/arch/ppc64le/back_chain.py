@@ -24,7 +24,8 @@ from gdb_optprobe.isa.ppc64le.register_effects import SPR_LR
 
 __all__ = ["Frame", "Function", "State", "frame_at", "unwind"]
 
-MARKER = 0x7265_6773_6865_7265  # "regshere": STACK_FRAME_REGS_MARKER of asm/ptrace.h
+MARKER = 0x7265_6773_6865_7265  # "regshere": STACK_FRAME_REGS_MARKER of asm/ptrace.h until 6.0
+SHORT_MARKER = 0x5347_4552  # "REGS": since then
 # Where the marker is in a frame, and 16 bytes further the pt_regs: until 6.2, and since.
 MARKERS = (96, 32)
 # struct pt_regs: gpr[32], nip, msr, orig_gpr3, ctr, link, xer, ccr
@@ -92,7 +93,7 @@ def _unwind(state: State, function: Callable[[int], Function | None], read: Read
 def _interrupted(sp: int, read: ReadMemory) -> State | None:
     """Return the interrupted code, where the frame at `sp` is an interrupt's."""
     for offset in MARKERS:
-        if _word(sp + offset, read) == MARKER:
+        if _word(sp + offset, read) in (MARKER, SHORT_MARKER):
             values = struct.unpack(f"<{len(PT_REGS)}Q", read(sp + offset + 16, 8 * len(PT_REGS)))
             return State(dict(zip(PT_REGS, values, strict=True)))
     return None

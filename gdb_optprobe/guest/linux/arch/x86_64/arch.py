@@ -17,6 +17,7 @@ from gdb_optprobe.guest.linux.arch.base import (
     Room,
     Say,
     Unwinder,
+    WalkedFrom,
     Window,
     nowhere,
 )
@@ -27,9 +28,11 @@ from gdb_optprobe.guest.linux.arch.x86_64 import (
     invalid_op,
     orc,
     orc_unwind,
+    orc_walk,
     sched_clock,
     stacks,
     user_kernel,
+    user_walk,
 )
 from gdb_optprobe.guest.linux.arch.x86_64 import find as finding
 from gdb_optprobe.guest.linux.arch.x86_64 import reads as reading
@@ -44,7 +47,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.arch.x86_64.vmalloc_loan import Borrower
 from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current
-from gdb_optprobe.guest.linux.kernel import Kernel, Structures
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
@@ -54,6 +57,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
+from gdb_optprobe.handlers.stack_walk import Walker
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -184,6 +188,14 @@ class _Linux:
     ) -> UserKernel:
         direct = reading.reads(machine, kernel, physical).direct
         return user_kernel.user_kernel(kernel, self.current(kernel).task, direct, originals)
+
+    def walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
+        if not isinstance(unwinder, OrcUnwinder):
+            raise NoSuchKernel("a hit walks its stack by ORC tables, which this kernel has not")
+        return orc_walk.walker(kernel, unwinder.tables, place)
+
+    def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
+        return user_walk.walker(kernel)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere

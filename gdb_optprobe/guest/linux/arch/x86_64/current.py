@@ -18,21 +18,32 @@ FRAME = ("rsp", "rbp")
 def current(kernel: Kernel) -> Current:
     """Return the expressions, by per-CPU variables: addresses from the symbols and, within pcpu_hot, from the types."""
 
-    def variable(size: int, *places: tuple[str, str]) -> Expr:
-        missing: OptprobeError | None = None
-        for symbol, member in places:
-            try:
-                offset = kernel.address(symbol) + (kernel.offset(symbol, member) if member else 0)
-                return Load(plus(PerCpuBase(), offset), size, signed=False, mapped=True)
-            except OptprobeError as error:
-                missing = error
-        raise missing or NoSuchKernel("no per-CPU variable asked for")
-
-    task = or_missing(lambda: variable(8, ("current_task", ""), ("pcpu_hot", "current_task")))
-    cpu = or_missing(lambda: variable(4, ("cpu_number", ""), ("pcpu_hot", "cpu_number")))
+    task = or_missing(lambda: _variable(kernel, 8, ("current_task", ""), ("pcpu_hot", "current_task")))
+    cpu = or_missing(lambda: _variable(kernel, 4, ("cpu_number", ""), ("pcpu_hot", "cpu_number")))
     members = {name: or_missing(partial(kernel.offset, "task_struct", name)) for name in MEMBERS}
-    top = or_missing(lambda: variable(8, ("cpu_current_top_of_stack", ""), ("pcpu_hot", "top_of_stack")))
-    return Current(task, cpu, PerCpuBase(), members, Frame((*FRAME,), _room(top)))
+    return Current(task, cpu, PerCpuBase(), members, Frame((*FRAME,), _room(stack_top(kernel))))
+
+
+def stack_top(kernel: Kernel) -> Expr | Missing:
+    """Return the end of the running thread's stack."""
+    return or_missing(lambda: _variable(kernel, 8, ("cpu_current_top_of_stack", ""), ("pcpu_hot", "top_of_stack")))
+
+
+def interrupted(kernel: Kernel) -> Expr:
+    """Return the address of the pt_regs of the interrupt that this CPU handles, or 0. Raises OptprobeError."""
+    return _variable(kernel, 8, ("__irq_regs", ""))
+
+
+def _variable(kernel: Kernel, size: int, *places: tuple[str, str]) -> Expr:
+    """Return a per-CPU variable, which is one of these. Raises OptprobeError."""
+    missing: OptprobeError | None = None
+    for symbol, member in places:
+        try:
+            offset = kernel.address(symbol) + (kernel.offset(symbol, member) if member else 0)
+            return Load(plus(PerCpuBase(), offset), size, signed=False, mapped=True)
+        except OptprobeError as error:
+            missing = error
+    raise missing or NoSuchKernel("no per-CPU variable asked for")
 
 
 def _room(top: Expr | Missing) -> Expr:

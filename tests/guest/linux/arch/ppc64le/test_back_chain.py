@@ -8,7 +8,15 @@ from collections.abc import Mapping
 import pytest
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.linux.arch.ppc64le.back_chain import MARKER, MARKERS, Frame, State, frame_at, unwind
+from gdb_optprobe.guest.linux.arch.ppc64le.back_chain import (
+    MARKER,
+    MARKERS,
+    SHORT_MARKER,
+    Frame,
+    State,
+    frame_at,
+    unwind,
+)
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.fields import to_bytes
 from tests.isa.ppc64le.kernel import kernel
@@ -58,11 +66,11 @@ def test_frames_further_out_are_the_back_chain() -> None:
     assert caller == State({"pc": RETURN, "r1": CALLER, "lr": RETURN}, exact=False)
 
 
-@pytest.mark.parametrize("offset", MARKERS)
+@pytest.mark.parametrize("offset, marker", [(MARKERS[0], MARKER), (MARKERS[1], MARKER), (MARKERS[1], SHORT_MARKER)])
 @pytest.mark.parametrize("user", [False, True])
-def test_interrupted_code_is_in_a_pt_regs(offset: int, user: bool) -> None:
+def test_interrupted_code_is_in_a_pt_regs(offset: int, marker: int, user: bool) -> None:
     regs = [*range(0x100, 0x120), START + 8, 0x9000 | user << 14, 0, 7, RETURN, 0, 0]
-    stack = {SP + 8 * n: 0 for n in range(200)} | {SP: CALLER, SP + offset: MARKER}
+    stack = {SP + 8 * n: 0 for n in range(200)} | {SP: CALLER, SP + offset: marker}
     stack |= {SP + offset + 16 + 8 * n: value for n, value in enumerate(regs)}
     caller = unwind(State({"pc": 0xC000_0000_0000_0500, "r1": SP}, exact=False), lambda pc: None, memory(stack))
     if user:

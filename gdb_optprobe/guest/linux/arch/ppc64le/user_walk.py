@@ -1,0 +1,66 @@
+"""Walk the stack of the program that a thread runs: perf_callchain_user_64(), arch/powerpc/perf/callchain_64.c.
+
+    pt_regs where the thread has entered the kernel: nip, lr, r1 ─► │ back chain │ … │ LR of the callee │ ─► …
+Whether lr is the caller's address is not known at a hit: it is the second frame, as perf has it. The pt_regs are found
+by the kernel's own back chain, which ends in the frame that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.guest.linux.arch.ppc64le.back_chain import PT_REGS
+from gdb_optprobe.guest.linux.arch.ppc64le.chain_walk import ChainWalk
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ir import WORD, Assign, Break, Constant, Expr, If, Load, Op, Or, Statement, Variable
+from gdb_optprobe.handlers.stack_walk import PC
+from gdb_optprobe.isa.ppc64le.abi import LR, LR_SAVE, SP
+from gdb_optprobe.isa.ppc64le.abi import PC as NIP
+
+_CHAIN, _LINK = (Variable(f"%walk.{name}") for name in ("chain", "link"))
+_BEYOND = 1 << 60
+"""No program has memory there."""
+
+
+@dataclass(frozen=True)
+class UserWalk:
+    """A Walker. kernel: of the kernel's stack at the hit."""
+
+    kernel: ChainWalk
+
+    @property
+    def begin(self) -> Sequence[Statement]:
+        regs, found = self.kernel.to_program()
+
+        def saved(name: str) -> Expr:
+            return _word(regs, WORD * PT_REGS.index(name), mapped=True)
+
+        return (
+            *found,
+            Assign(PC, Constant(0)),
+            If(regs, (Assign(PC, saved(NIP)), Assign(_CHAIN, saved(SP)), Assign(_LINK, saved(LR)))),
+        )
+
+    @property
+    def step(self) -> Sequence[Statement]:
+        unaligned = fold.binary(Op.AND, _CHAIN, Constant(WORD - 1), 64, False)
+        return (
+            If(Or(Or(_is(Op.EQ, _CHAIN, 0), _is(Op.GE, _CHAIN, _BEYOND)), unaligned), (Break(),)),
+            # What cannot be read is 0. The first frame has no return address of its own in it.
+            If(
+                _is(Op.NE, _LINK, 0),
+                (Assign(PC, _LINK), Assign(_LINK, Constant(0))),
+                (Assign(PC, _word(_CHAIN, LR_SAVE)),),
+            ),
+            If(_is(Op.EQ, PC, 0), (Break(),)),
+            Assign(_CHAIN, _word(_CHAIN, 0)),
+        )
+
+
+def _word(base: Expr, offset: int, mapped: bool = False) -> Expr:
+    return Load(fold.binary(Op.ADD, base, fold.constant(offset), 64, False), WORD, signed=False, mapped=mapped)
+
+
+def _is(op: Op, value: Expr, number: int) -> Expr:
+    return fold.binary(op, value, Constant(number), 64, False)

@@ -1,0 +1,295 @@
+"""Walk the kernel's stack at a hit by its ORC tables: orc_unwind.py as statements of a program (handlers/ir.py).
+
+    AT ─► orc_lookup ─► entries LOW … HIGH ─► the last that begins at AT or before ─► CFA ─► PC, SP, BP of the caller
+No address that is read here is beyond a stack: what is between SP and the end of the stack that it is in, or in the
+thread's. A frame that is found otherwise ends the walk, and is told as callers that are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.guest.linux.arch.base import WalkedFrom
+from gdb_optprobe.guest.linux.arch.x86_64 import current
+from gdb_optprobe.guest.linux.arch.x86_64.orc_unwind import (
+    BP,
+    BP_INDIRECT,
+    ENTRY_SIZE,
+    IRET_FRAME,
+    LOOKUP_BLOCK,
+    PREV_SP,
+    PT_REGS,
+    SP,
+    SP_INDIRECT,
+    UNDEFINED,
+    Encoding,
+    Kind,
+    Tables,
+)
+from gdb_optprobe.guest.linux.current import PAGE, STACK_SIZE
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ir import (
+    WORD,
+    And,
+    Assign,
+    Break,
+    Constant,
+    Expr,
+    If,
+    Load,
+    Loop,
+    Op,
+    Or,
+    Register,
+    Statement,
+    Variable,
+)
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.stack_walk import PC, lost
+
+_AT, _SP, _BP, _LIMIT, _CFA, _PLACE = (
+    Variable(f"%walk.{name}") for name in ("at", "sp", "bp", "limit", "cfa", "place")
+)
+_LOW, _HIGH, _MIDDLE, _OFFSET, _ENTRY, _FLAGS = (
+    Variable(f"%walk.{name}") for name in ("low", "high", "middle", "offset", "entry", "flags")
+)
+_FLAGS_AT = 4
+"""The byte of an entry from which on are registers, type, end and signal."""
+_USER = 3
+"""Of CS: what only user mode has."""
+_ROUNDS = 32
+"""Of a search in the entries of a block; 2 ** 32 of them are not."""
+
+
+@dataclass(frozen=True)
+class OrcWalk:
+    """A Walker. top: the end of the running thread's stack."""
+
+    tables: Tables
+    begin: Sequence[Statement]
+    top: Expr | Missing
+
+    @property
+    def step(self) -> Sequence[Statement]:
+        return (*self._find(), *self._frame(), *self._caller())
+
+    def _find(self) -> Sequence[Statement]:
+        """Set ENTRY to the address of the entry for AT."""
+        tables = self.tables
+        start, (ips, end) = tables.text[0], tables.ips
+        table, blocks = tables.lookup
+        count = (end - ips) // 4
+        block = _sum(_shifted(Op.LSHL, _shifted(Op.LSHR, _OFFSET, LOOKUP_BLOCK.bit_length() - 1), 2), table)
+        searched, span = LOOKUP_BLOCK * max(blocks - 1, 0), tables.text[1] - start
+        place = _sum(_shifted(Op.LSHL, _MIDDLE, 2), ips)
+        begins = _sum(_shifted(Op.LSHL, _MIDDLE, 2), Load(place, 4, signed=True, mapped=True))
+        return (
+            Assign(_OFFSET, _less(_AT, start)),
+            If(
+                _is(Op.LT, _OFFSET, min(searched, span)),
+                (
+                    Assign(_LOW, Load(block, 4, signed=False, mapped=True)),
+                    Assign(_HIGH, Load(_sum(block, 4), 4, signed=False, mapped=True)),
+                ),
+                # The text of the boot is not in orc_lookup, and returned to by the first thread.
+                (
+                    If(_is(Op.GE, _OFFSET, span), lost()),
+                    Assign(_LOW, Constant(0)),
+                    Assign(_HIGH, Constant(max(count - 1, 0))),
+                ),
+            ),
+            If(Or(_is(Op.GE, _HIGH, count), _is(Op.GT, _LOW, _HIGH)), lost()),
+            Assign(_OFFSET, _less(_AT, ips)),
+            Loop(
+                (
+                    If(_is(Op.GE, _LOW, _HIGH), (Break(),)),
+                    Assign(_MIDDLE, _shifted(Op.LSHR, _sum(_sum(_LOW, _HIGH), 1), 1)),
+                    If(
+                        fold.binary(Op.LE, begins, _OFFSET, 64, True),
+                        (Assign(_LOW, _MIDDLE),),
+                        (Assign(_HIGH, _less(_MIDDLE, 1)),),
+                    ),
+                ),
+                most=_ROUNDS,
+            ),
+            Assign(_ENTRY, _sum(_product(_LOW, ENTRY_SIZE), tables.entries)),
+        )
+
+    def _frame(self) -> Sequence[Statement]:
+        """Set CFA."""
+        encoding = self.tables.encoding
+        base = fold.binary(Op.AND, _FLAGS, fold.constant(15), 64, False)
+        by = {register: _number(encoding, register) for register in (SP, BP, SP_INDIRECT, BP_INDIRECT)}
+        offset = Load(_ENTRY, 2, signed=True, mapped=True)
+        otherwise: tuple[Statement, ...] = (If(_ends(encoding), (Break(),)), *lost())
+        through_bp = (Assign(_PLACE, _sum(_BP, offset)), *self._in_stack(_PLACE), Assign(_CFA, _word(_PLACE)))
+        through_sp = (*self._in_stack(_SP), Assign(_CFA, _sum(_word(_SP), offset)))
+        found: tuple[Statement, ...] = otherwise
+        for register, then in (
+            (BP_INDIRECT, through_bp), (SP_INDIRECT, through_sp), (BP, (Assign(_CFA, _sum(_BP, offset)),)),
+            (SP, (Assign(_CFA, _sum(_SP, offset)),)),
+        ):  # fmt: skip
+            found = (If(_is(Op.EQ, base, by[register]), then, found),)
+        return (Assign(_FLAGS, Load(_sum(_ENTRY, _FLAGS_AT), 2, signed=False, mapped=True)), *found)
+
+    def _caller(self) -> Sequence[Statement]:
+        """Set PC, SP and BP to the caller's."""
+        encoding = self.tables.encoding
+        first, bits = encoding.type
+        kind = fold.binary(Op.AND, _FLAGS, fold.constant((1 << bits) - 1 << first - 32), 64, False)
+        number = {known: encoding.kinds.index(known) << first - 32 for known in encoding.kinds}
+        bp_register = fold.binary(Op.AND, _FLAGS, fold.constant(0xF0), 64, False)
+        saved = Load(_sum(_ENTRY, 2), 2, signed=True, mapped=True)
+        bp = If(
+            _is(Op.NE, bp_register, _number(encoding, UNDEFINED) << 4),
+            (
+                If(
+                    _is(Op.EQ, bp_register, _number(encoding, PREV_SP) << 4),
+                    (Assign(_PLACE, _sum(_CFA, saved)),),
+                    (If(_is(Op.NE, bp_register, _number(encoding, BP) << 4), lost()), Assign(_PLACE, _sum(_BP, saved))),
+                ),
+                *self._in_stack(_PLACE),
+                Assign(_BP, _word(_PLACE)),
+            ),
+        )
+        called = (
+            Assign(_PLACE, _less(_CFA, WORD)),
+            *self._in_stack(_PLACE),
+            Assign(PC, _word(_PLACE)),
+            Assign(_AT, _less(PC, 1)),
+            bp,
+            Assign(_SP, _CFA),
+        )
+        whole, part = (self._interrupted(bp, first_saved) for first_saved in (0, IRET_FRAME))
+        chain: tuple[Statement, ...] = (If(_ends(encoding), (Break(),)), *lost())
+        for known, then in ((Kind.REGS_PARTIAL, part), (Kind.REGS, whole), (Kind.CALL, called)):
+            chain = (If(_is(Op.EQ, kind, number[known]), then, chain),)
+        return chain
+
+    def _interrupted(self, bp: Statement, first: int) -> tuple[Statement, ...]:
+        """Return what takes the registers of a pt_regs at CFA, or of its end from the register `first` on."""
+
+        def at(name: str) -> Expr:
+            return _sum(_CFA, WORD * (PT_REGS.index(name) - first))
+
+        own = (Assign(_BP, Load(at("rbp"), WORD, signed=False, mapped=True)),) if not first else ()
+        return (
+            *self._in_stack(_CFA),
+            Assign(_PLACE, at("ss")),
+            *self._in_stack(_PLACE),
+            If(fold.binary(Op.AND, Load(at("cs"), WORD, False, True), fold.constant(_USER), 64, False), (Break(),)),
+            *own,
+            bp,
+            Assign(_PLACE, Load(at("rsp"), WORD, signed=False, mapped=True)),
+            Assign(PC, Load(at("rip"), WORD, signed=False, mapped=True)),
+            Assign(_AT, PC),
+            *self._in_stack(_PLACE),
+            Assign(_SP, _PLACE),
+        )
+
+    def _in_stack(self, place: Variable) -> tuple[Statement, ...]:
+        """Return what ends the walk unless a word at `place` can be read: it is further up in this stack, or in the
+        thread's.
+        """
+        outside = Or(fold.binary(Op.LT, place, _SP, 64, False), fold.binary(Op.GT, place, _LIMIT, 64, False))
+        if isinstance(self.top, Missing):
+            return (If(outside, lost()),)
+        below = fold.binary(Op.SUB, _less(self.top, WORD), place, 64, False)
+        return (
+            If(
+                outside,
+                (
+                    If(_is(Op.GT, below, STACK_SIZE - WORD), lost()),
+                    Assign(_LIMIT, _less(self.top, WORD)),
+                ),
+            ),
+        )
+
+
+def walker(kernel: Kernel, tables: Tables, place: WalkedFrom) -> OrcWalk:
+    """Return the walk from a probed instruction, or from what has called the function there."""
+    if not tables.lookup[0]:
+        raise NoSuchKernel("this kernel has no orc_lookup, by which its ORC tables are searched")
+    top = current.stack_top(kernel)
+    found = current.current(kernel).frame
+    if isinstance(found, Missing) or found.room is None:
+        raise NoSuchKernel("how much of a stack can be read is not known")
+    sp, bp, room = Register("rsp"), Register("rbp"), found.room
+    if place.interrupted is not None:
+        registers = place.interrupted.registers
+        return OrcWalk(tables, _from_registers(current.interrupted(kernel) if registers is None else registers), top)
+    if place.frame is not None:
+        called = Load(_sum(sp, place.frame), WORD, signed=False, mapped=True)
+        return OrcWalk(tables, start(called, _less(called, 1), _sum(sp, place.frame + WORD), bp, room), top)
+    # As a kprobe has it: the address behind a breakpoint.
+    pc = fold.constant(place.address + 1)
+    return OrcWalk(tables, start(pc, fold.constant(place.address), sp, bp, room), top)
+
+
+def start(pc: Expr, at: Expr, sp: Expr, bp: Expr, room: Expr) -> tuple[Statement, ...]:
+    """Return what begins a walk. pc, sp, bp: of the innermost frame. at: the address that its entry is searched by.
+
+    room: how many bytes from the stack pointer at the hit up can be read.
+    """
+    limit = Assign(_LIMIT, _sum(Register("rsp"), _less(room, WORD)))
+    return (Assign(PC, pc), Assign(_AT, at), Assign(_SP, sp), Assign(_BP, bp), limit)
+
+
+def _from_registers(registers: Expr) -> tuple[Statement, ...]:
+    """Return what begins a walk at code that is interrupted, by its pt_regs; nowhere where that is a program's."""
+
+    def saved(name: str) -> Expr:
+        return Load(_sum(_PLACE, WORD * PT_REGS.index(name)), WORD, signed=False, mapped=True)
+
+    is_kernel = _is(Op.EQ, fold.binary(Op.AND, saved("cs"), fold.constant(_USER), 64, False), 0)
+    page = fold.binary(Op.OR, _SP, fold.constant(PAGE - 1), 64, False)
+    own = (
+        Assign(PC, saved("rip")),
+        Assign(_AT, PC),
+        Assign(_SP, saved("rsp")),
+        Assign(_BP, saved("rbp")),
+        Assign(_LIMIT, _less(page, WORD - 1)),
+    )
+    return (Assign(PC, Constant(0)), Assign(_PLACE, registers), If(And(_PLACE, is_kernel), own))
+
+
+def _ends(encoding: Encoding) -> Expr:
+    """Return whether the entry says that the stack ends here."""
+    if encoding.end is not None:
+        undefined = fold.binary(Op.AND, _FLAGS, fold.constant(15), 64, False)
+        bit = fold.binary(Op.AND, _FLAGS, fold.constant(1 << encoding.end[0] - 32), 64, False)
+        return And(_is(Op.EQ, undefined, _number(encoding, UNDEFINED)), bit)
+    first, bits = encoding.type
+    kind = fold.binary(Op.AND, _FLAGS, fold.constant((1 << bits) - 1 << first - 32), 64, False)
+    return _is(Op.EQ, kind, encoding.kinds.index(Kind.END_OF_STACK) << first - 32)
+
+
+def _number(encoding: Encoding, register: int) -> int:
+    """Return the number that a kernel has for a register; one that no entry has where it has none."""
+    return encoding.registers.index(register) if register in encoding.registers else 1 << 8
+
+
+def _word(place: Variable) -> Expr:
+    return Load(place, WORD, signed=False, mapped=True)
+
+
+def _is(op: Op, value: Expr, number: int | Expr) -> Expr:
+    return fold.binary(op, value, fold.constant(number) if isinstance(number, int) else number, 64, False)
+
+
+def _sum(value: Expr, other: int | Expr) -> Expr:
+    return fold.binary(Op.ADD, value, fold.constant(other) if isinstance(other, int) else other, 64, False)
+
+
+def _less(value: Expr, number: int) -> Expr:
+    return fold.binary(Op.ADD, value, fold.constant(-number), 64, False)
+
+
+def _product(value: Expr, number: int) -> Expr:
+    return fold.binary(Op.MUL, value, fold.constant(number), 64, False)
+
+
+def _shifted(op: Op, value: Expr, count: int) -> Expr:
+    return fold.binary(op, value, fold.constant(count), 64, False)

@@ -1,0 +1,76 @@
+"""Walk the stack of the program that a thread runs by its frame pointers: perf_callchain_user, arch/x86/events/core.c.
+
+    pt_regs at the end of the thread's stack: rip, rbp ─► │ caller's rbp │ return address │ ─► …
+Code without frame pointers leads anywhere, or to the end: what is found is what its registers say, as perf has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.guest.linux.arch.x86_64 import current
+from gdb_optprobe.guest.linux.arch.x86_64.orc_unwind import PT_REGS
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ir import WORD, Assign, Break, Constant, Expr, If, Load, Op, Or, Statement, Variable
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.stack_walk import LOST, PC
+
+_FP, _REGS, _CS = (Variable(f"%walk.{name}") for name in ("fp", "regs", "cs"))
+_USER, _OF_64_BITS = 3, 0x33  # asm/segment.h: __USER_CS
+_BEYOND = 1 << 56
+"""No program has memory there."""
+
+
+@dataclass(frozen=True)
+class UserWalk:
+    """A Walker. top: the end of the running thread's stack."""
+
+    top: Expr
+
+    @property
+    def begin(self) -> Sequence[Statement]:
+        def saved(name: str) -> Expr:
+            return _word(_REGS, WORD * PT_REGS.index(name), mapped=True)
+
+        is_program = fold.binary(Op.AND, _CS, Constant(_USER), 64, False)
+        # A thread of the kernel has zeros there.
+        return (
+            Assign(PC, Constant(0)),
+            Assign(_FP, Constant(0)),
+            Assign(_REGS, fold.binary(Op.SUB, self.top, Constant(WORD * len(PT_REGS)), 64, False)),
+            Assign(_CS, saved("cs")),
+            If(
+                _is(Op.EQ, _CS, _OF_64_BITS),
+                (Assign(PC, saved("rip")), Assign(_FP, saved("rbp"))),
+                # Frames of 32 bits are not walked.
+                (If(is_program, (Assign(PC, saved("rip")), Assign(LOST, Constant(1)))),),
+            ),
+        )
+
+    @property
+    def step(self) -> Sequence[Statement]:
+        return (
+            If(Or(_is(Op.EQ, _FP, 0), _is(Op.GE, _FP, _BEYOND)), (Break(),)),
+            # What cannot be read is 0.
+            Assign(PC, _word(_FP, WORD)),
+            If(_is(Op.EQ, PC, 0), (Break(),)),
+            Assign(_FP, _word(_FP, 0)),
+        )
+
+
+def walker(kernel: Kernel) -> UserWalk:
+    """Return the walk. Raises OptprobeError."""
+    top = current.stack_top(kernel)
+    if isinstance(top, Missing):
+        raise NoSuchKernel(top.message, top.hint)
+    return UserWalk(top)
+
+
+def _word(base: Expr, offset: int, mapped: bool = False) -> Expr:
+    return Load(fold.binary(Op.ADD, base, fold.constant(offset), 64, False), WORD, signed=False, mapped=mapped)
+
+
+def _is(op: Op, value: Expr, number: int) -> Expr:
+    return fold.binary(op, value, Constant(number), 64, False)
