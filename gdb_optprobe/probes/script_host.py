@@ -18,11 +18,15 @@ class GuestNames(HostNames):
 
     def __init__(self, kernel: ScriptKernel, booted: int | None) -> None:
         super().__init__(booted)
-        self._guest = kernel.target.guest
+        self._guest, self._programs = kernel.target.guest, kernel.programs
 
     def kernel_symbol(self, address: int) -> str:
         """Return the symbol around an address, without an offset."""
         return self._guest.symbol(address).partition("+")[0] or f"{address:#x}"
+
+    def user_symbol(self, address: int, pid: int) -> str:
+        """Return the symbol around an address of a program. pid: or its file, see types.Symbol."""
+        return self._programs.symbol(address, pid) or f"{address:#x}"
 
     def user(self, number: int) -> str:
         return "root" if number == 0 else str(number)

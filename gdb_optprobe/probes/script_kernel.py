@@ -18,11 +18,12 @@ from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.host import HostScope
 from gdb_optprobe.handlers.script.scope import HitScope, Matched, Unsupported
+from gdb_optprobe.probes.script_programs import PROGRAMS, ScriptPrograms
 from gdb_optprobe.probes.target import Target
 
 FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
 EVENTS = ("tracepoint", "rawtracepoint")
-PROBED = (*FUNCTIONS, *EVENTS)
+PROBED = (*FUNCTIONS, *EVENTS, *PROGRAMS)
 RETURNS = ("kretprobe", "fexit")
 ON_HOST = ("BEGIN", "END", "interval")
 SECOND = 10**9
@@ -53,6 +54,11 @@ class ScriptKernel:
                 continue
             return self.target.guest.names_at(addresses[0])
         return None
+
+    @cached_property
+    def programs(self) -> ScriptPrograms:
+        """The guest's programs and libraries."""
+        return ScriptPrograms(self.target.guest)
 
     @cached_property
     def timing(self) -> Timing:
@@ -106,8 +112,10 @@ class ScriptKernel:
             return (Matched(parts, self._on_host(provider)),)
         if provider in EVENTS:
             return self._events(provider, target, name)
+        if provider in PROGRAMS:
+            return self.programs.matches(provider, target, name, offset, self.timing)
         if provider not in PROBED:
-            known = ", ".join((*FUNCTIONS, *EVENTS, "interval", "BEGIN", "END"))
+            known = ", ".join((*PROBED, "interval", "BEGIN", "END"))
             return Unsupported(f"{provider} probes are not supported yet", f"{known} are")
         return [*self._functions(provider, target, name, offset)]
 
@@ -120,6 +128,8 @@ class ScriptKernel:
     def unmatched(self, provider: str, target: str, name: str) -> HitScope:
         if self._names is None or provider not in PROBED:
             return replace(self.host, provider=provider)
+        if provider in PROGRAMS:
+            return self.programs.unmatched(provider, self.timing)
         return KernelHit(provider, self._names, 0, self.timing, abi.of(self.target.guest.isa).result)
 
     def _functions(self, provider: str, target: str, name: str, offset: int) -> Iterator[Matched]:

@@ -25,7 +25,9 @@ from gdb_optprobe.probes.follower import FIRST, next_pause
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_results import empty_ring, read_new_records
 from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
+from gdb_optprobe.probes.script_programs import PROGRAMS
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.session_maps import Contents
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Command
 
@@ -53,12 +55,13 @@ class ScriptMaps(Mapping[str, MapContents]):
     def __len__(self) -> int:
         return len(self._ours)
 
-    def place(self) -> None:
-        """Move what we have to the maps that the script's probes have in the guest."""
-        there = self._session.kprobes.maps.by_name()
-        for name in there.keys() & self._ours.keys():
-            _move(self._ours[name], there[name])
-        self._placed = frozenset(there.keys() & self._ours.keys())
+    def contents(self) -> Mapping[str, Contents]:
+        """Return what the maps have that are here: those in the guest begin with it."""
+        return {name: contents_of(map_) for name, map_ in self._ours.items()}
+
+    def placed(self) -> None:
+        """Use the maps in the guest that the script's probes have there now."""
+        self._placed = frozenset(self._session.kprobes.maps.by_name().keys() & self._ours.keys())
 
     def filling(self) -> list[SessionMap]:
         """Return the maps in the guest that are half full, for the most part of keys without a value."""
@@ -149,12 +152,16 @@ class ScriptRun:
                 self.warn(f"could not attach probe {each.name}, skipping: {error.message}")
                 continue
             found.append(each)
-        # The guest runs while a handler is registered on a tracepoint: nothing else is attached before.
-        return sorted(found, key=lambda each: kind_of(each.name) is not Kind.TRACEPOINT)
+        # The guest runs while a handler is registered on a tracepoint, and while pages of a program are copied: the
+        # kernel's other probes are attached after that.
+        return sorted(found, key=_order)
 
     def _try(self, each: Attached) -> None:
         """Plan and lower a probe, without touching the guest. Raises OptprobeError."""
         kprobes, spec = self.session.kprobes, _spec(each)
+        if spec.in_program:
+            self.session.uprobes.check(spec)
+            return
         if spec.kind is Kind.TRACEPOINT:
             return  # `add` plans it where its handler would be, before the kernel is asked to call that
         plan = kprobes.plan_at(each.address, spec)
@@ -163,9 +170,14 @@ class ScriptRun:
         kprobes.lower(Probe(0, spec, plan.address, handler), plan)
 
     def _attach(self, probes: Sequence[Attached]) -> None:
-        for together in _rounds(probes):
-            self._numbers += [view.number for view in self.session.add(*map(_spec, together))]
-        self.maps.place()
+        maps = self.session.kprobes.maps
+        maps.first = self.maps.contents()
+        try:
+            for together in _rounds(probes):
+                self._numbers += [view.number for view in self.session.add(*map(_spec, together))]
+        finally:
+            maps.first = {}
+            self.maps.placed()
 
     def _detach(self) -> None:
         if not self._numbers:
@@ -239,28 +251,37 @@ class ScriptRun:
             return
         registry, optimizer = self.session.registry, self.session.optimizer
         probes = [probe for probe in registry.probes(self._numbers) if probe.is_in_kernel]
-        if not any(optimizer.may_be_busy(registry.site_of(probe)) for probe in probes):
+        busy = any(optimizer.may_be_busy(registry.site_of(probe)) for probe in probes)
+        if not busy and not self.session.uprobes.may_be_busy(registry.probes(self._numbers)):
             for one in filling:
                 one.reclaim()
 
 
 def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:
-    """Yield probes that are added together: `add` has one probe at an address."""
+    """Yield probes that are added together: `add` has one probe at an address of the kernel."""
     left = [*probes]
     while left:
-        first: dict[int, Attached] = {}
+        first: dict[int | str, Attached] = {}
         for each in left:
-            first.setdefault(each.address, each)
+            first.setdefault(each.name if each.point.provider in PROGRAMS else each.address, each)
         yield [*first.values()]
         taken = {id(each) for each in first.values()}
         left = [each for each in left if id(each) not in taken]
 
 
 def _spec(attached: Attached) -> Spec:
+    if attached.point.provider in PROGRAMS:
+        return Spec(attached.name.partition(":")[2], Kind(attached.point.provider), program=attached.program)
     if (of_event := kind_of(attached.name)) is not None:
         return Spec(attached.name, of_event, program=attached.program)
     kind = Kind.KRETPROBE if attached.point.provider in RETURNS else Kind.KPROBE
     return Spec(f"*{attached.address:#x}", kind, program=attached.program)
+
+
+def _order(probe: Attached) -> int:
+    if kind_of(probe.name) is Kind.TRACEPOINT:
+        return 0
+    return 1 if probe.point.provider in PROGRAMS else 2
 
 
 def _period(probe: Attached) -> float:

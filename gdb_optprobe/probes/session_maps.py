@@ -19,6 +19,8 @@ from gdb_optprobe.handlers.ir import Column, Map
 from gdb_optprobe.handlers.lower_session_maps import session_layout
 from gdb_optprobe.maps.session_map import MOST, SessionMap
 
+Contents = Mapping[bytes, tuple[int, ...]]
+"""The words of each key of a map."""
 LEAST = 256
 """Keys that a map has room for, at least, if more are asked for."""
 
@@ -56,9 +58,10 @@ class PlacedMap:
 
 @dataclass(eq=False)
 class SessionMaps:
-    """All maps of a session. memory: the guest's."""
+    """All maps of a session. memory: the guest's. first: by name, what a map begins with that is placed from now on."""
 
     memory: Memory
+    first: Mapping[str, Contents] = field(default_factory=dict)
     _maps: dict[str, PlacedMap] = field(default_factory=dict)
 
     def declare(self, maps: Iterable[Map]) -> None:
@@ -83,6 +86,9 @@ class SessionMaps:
                 layout = session_layout(placed.target)
                 with arena.new_data(layout.size, near, reach) as slot:
                     self.memory.write(slot.address, layout.initial())
+                    begun = SessionMap(layout, GuestBytes(self.memory, slot))
+                    for key, words in self.first.get(target.name, {}).items():
+                        begun.put(key, words)
                 placed.memory = slot
             self._maps[target.name] = placed
             placed.users.add(number)

@@ -191,3 +191,14 @@ def test_a_later_session_has_the_maps_again() -> None:
     assert {*by_key(later, "by").values()} == {(4,)}
     later.delete()
     assert later.check() == ()
+
+
+def test_a_map_begins_with_what_it_is_given() -> None:
+    """A probe fires as soon as it is there, perhaps before another one of its script is."""
+    guest = functions()
+    session = guest.session()
+    session.kprobes.maps.first = {"last": {b"": (40,)}, "absent": {b"": (1,)}}
+    session.add(at(1, LAST_UP))
+    session.add(at(2, LAST_UP))
+    run(guest)
+    assert by_key(session, "last") == {b"": (40 + 2 * THREADS,)}

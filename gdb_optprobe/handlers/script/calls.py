@@ -477,9 +477,7 @@ class Calls(Expressions):
         if node.name == "ksym":
             return Word(Symbol(False), found.expr)
         pid = self.integer(self.builtin("pid", node.where), node.where)
-        buffer = self.buffer(2 * WORD)
-        self.emit(Copy(Slice(buffer.buffer, 0, WORD), found.expr), Copy(Slice(buffer.buffer, WORD, WORD), pid.expr))
-        return Data(Symbol(True), buffer)
+        return self.user_symbol(found.expr, pid.expr)
 
     def _kaddr(self, node: tree.Call) -> Value:
         name = as_typed(self._literal_text(node, 0))

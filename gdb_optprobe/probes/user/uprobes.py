@@ -211,6 +211,20 @@ class Uprobes:
             probe.handler.forget_code()
         return []
 
+    def check(self, spec: Spec) -> None:
+        """Plan and lower a probe, without touching the guest. Raises OptprobeError."""
+        user, site, handler = self._plan(spec)
+        if not spec.is_return:  # one of returns is lowered to be planned
+            lower_uprobe(Probe(0, spec, site.insn.address, handler), user.kernel.calls.handler, user)
+
+    def may_be_busy(self, probes: Sequence[Probe]) -> bool:
+        """Return whether a thread may be in a program of the uprobes among these, or in one that they had before."""
+        if not (sites := self.registry.uprobe_sites(probes)) or (arena := self.optimizer.arena) is None:
+            return False
+        inside = [site.installed.range for site in sites if site.installed is not None]
+        inside += [*self.rethooks.ranges, *((one.address, one.end) for one in arena.retired)]
+        return not hooks.is_quiescent(inside, self.target.guest)
+
     def needs_memory(self, spec: Spec, addresses: Sequence[int] = ()) -> bool:
         """Return whether a probe needs memory of the guest. Raises OptprobeError where there can be none."""
         self._plan(spec)
@@ -487,11 +501,10 @@ class Uprobes:
 
     def _handler(self, spec: Spec, point: UprobeSite, user: UserTarget, settings: Settings) -> Handler:
         """Return what a hit does. Raises OptprobeError, pointing at what cannot be done."""
+        maps = self.optimizer.maps
         if spec.is_return:
-            found = compile_uretprobe(spec, point.program, point.insn.address, user, settings)
-        else:
-            found = compile_uprobe(spec, point, user, settings)
-        return found.using(self.optimizer.maps)
+            return compile_uretprobe(spec, point.program, point.insn.address, user, settings, maps)
+        return compile_uprobe(spec, point, user, settings).using(maps)
 
     def _install_shared(self, user: UserTarget, arena: Arena) -> None:
         """Install the code that all traps use, and the writers of traps. Raises Refused."""
