@@ -43,6 +43,10 @@ class ScriptPrograms:
             return Missing(error.message, error.hint)
         return ()
 
+    def add(self, program: Program) -> None:
+        """Know a program's functions by its file, and its addresses in processes."""
+        self._known[program.path] = program
+
     def unmatched(self, provider: str, timing: Timing) -> KernelHit:
         """Return names for a probe that is attached nowhere. Raises OptprobeError where programs cannot be probed."""
         return self._hit(provider, 0, _INODE, self._names(provider, 0, True, 64), timing)

@@ -17,6 +17,7 @@ from gdb_optprobe.handlers.ir import Emit, Program
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
+from gdb_optprobe.handlers.script.place import wrong
 from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.maps.session_map import SessionMap
@@ -111,28 +112,52 @@ class ScriptRun:
         """Return whether `exit` was called."""
         return self.runtime.status is not None
 
-    def run(self, seconds: float | None, guest: str = "") -> int:
+    def run(self, seconds: float | None, guest: str = "", keep: bool = False) -> int:
         """Attach, let the guest run at most so long or until `exit`, detach, print the maps. Return the status.
 
-        guest: a command in the guest; the script ends with it. Raises OptprobeError.
+        guest: a command in the guest; the script ends with it. keep: the probes stay; without a time or a command, the
+        guest does not run. Raises OptprobeError.
         """
+        self._check_maps(keep)
         attached = self._attachable()
         self.write(self.output.attached(len(self.script.probes) - self._left_out))
         self._on_host(self.script.of("BEGIN"))
+        stays = False
         try:
             if not self.is_over:
-                self._attach(attached)
-                command = self.session.target.debugger.begin(guest) if guest else None
-                try:
-                    self._let_run(seconds, command)
-                finally:
-                    if command is not None:
-                        command.close()
+                self._attach(attached, keep)
+                if not keep or guest or seconds is not None:
+                    self._run_guest(seconds, guest)
+                stays = keep
         finally:
-            self._detach()
+            if not stays:
+                self._detach()
+        if stays:
+            return 0
         self._on_host(self.script.of("END"))
         self.write(self.output.before_maps() + self.runtime.at_end())
         return self.runtime.status or 0
+
+    def _run_guest(self, seconds: float | None, guest: str) -> None:
+        command = self.session.target.debugger.begin(guest) if guest else None
+        try:
+            self._let_run(seconds, command)
+        finally:
+            if command is not None:
+                command.close()
+
+    def _check_maps(self, keep: bool) -> None:
+        """Raise OptprobeError where a map, or a probe, cannot be what the script wants."""
+        there = self.session.kprobes.maps.by_name()
+        if not keep:
+            if taken := sorted(name for name in self.maps if name in there):
+                why = f"@{taken[0]} is a map of other probes, which would go with the script"
+                raise OptprobeError(why, "optprobe delete them, or use another name, or -keep this script's probes too")
+            return
+        for probe in self.script.probes:
+            if probe.point.provider not in (*PROBED, "BEGIN", "END"):
+                why = f"{probe.point.provider} probes fire while a script runs, so they cannot be kept"
+                raise wrong(why, probe.point.where, "without -keep")
 
     def _attachable(self) -> list[Attached]:
         """Return the probes that will be attached: a wildcard leaves out functions that cannot be probed.
@@ -169,9 +194,14 @@ class ScriptRun:
         handler = kprobes.compile(spec, plan, self.session.settings())
         kprobes.lower(Probe(0, spec, plan.address, handler), plan)
 
-    def _attach(self, probes: Sequence[Attached]) -> None:
-        maps = self.session.kprobes.maps
+    def _attach(self, probes: Sequence[Attached], keep: bool) -> None:
+        maps, known = self.session.kprobes.maps, self.session.optimizer.scripts.known
         maps.first = self.maps.contents()
+        if keep:
+            known.maps.update(self.script.maps)
+            for name in maps.first.keys() & maps.by_name().keys():
+                for key, words in maps.first[name].items():
+                    maps.by_name()[name].put(key, words)
         try:
             for together in _rounds(probes):
                 self._numbers += [view.number for view in self.session.add(*map(_spec, together))]

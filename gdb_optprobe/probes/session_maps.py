@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.arena import Arena
@@ -138,6 +138,14 @@ class SessionMaps:
             for name, one in sorted(self._maps.items())
             if number in one.users and one.memory is not None
         }
+
+    def used_by(self, numbers: Collection[int]) -> Iterator[str]:
+        """Yield the names of the maps that some of these probes use."""
+        return (name for name, one in self._maps.items() if not one.users.isdisjoint(numbers))
+
+    def used_alone_by(self, numbers: Collection[int]) -> Iterator[str]:
+        """Yield the names of the maps that no other probes than these use."""
+        return (name for name, one in self._maps.items() if one.users <= {*numbers})
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from gdb_optprobe.guest.linux.user import writer
 from gdb_optprobe.guest.linux.user.mm import AddressSpace, Busy
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.writer import flags
+from gdb_optprobe.handlers import ir
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Insn, joined
@@ -502,9 +503,18 @@ class Uprobes:
     def _handler(self, spec: Spec, point: UprobeSite, user: UserTarget, settings: Settings) -> Handler:
         """Return what a hit does. Raises OptprobeError, pointing at what cannot be done."""
         maps = self.optimizer.maps
+        if spec.block:
+            spec = replace(spec, program=self._block(spec, point))
         if spec.is_return:
             return compile_uretprobe(spec, point.program, point.insn.address, user, settings, maps)
         return compile_uprobe(spec, point, user, settings).using(maps)
+
+    def _block(self, spec: Spec, point: UprobeSite) -> ir.Program:
+        """Compile the block of a probe. Raises OptprobeError, pointing."""
+        guest, program, address = self.target.guest, point.program, point.insn.address
+        at_entry = guest.program_names_at(address, program.is_entry(address), program.bits)
+        names = guest.program_names_at_return(program.bits) if spec.is_return else at_entry
+        return self.optimizer.scripts.compile(spec, names, address, program)
 
     def _install_shared(self, user: UserTarget, arena: Arena) -> None:
         """Install the code that all traps use, and the writers of traps. Raises Refused."""
