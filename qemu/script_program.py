@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def gdb_lines(words: Sequence[str]) -> list[str]:
-    """Return what GDB is told. words: of the command line. Raises GuestError, ValueError."""
+    """Return the commands for GDB. words: of the command line. Raises GuestError, ValueError."""
     socket, rest = _guest(words)
     return [
         "set pagination off",

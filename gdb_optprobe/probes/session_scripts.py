@@ -1,4 +1,4 @@
-"""Scripts and blocks in braces whose probes stay in the session: what they share, and what their records say.
+"""Scripts and blocks in braces, their probes staying in the session: what they share, and what their records say.
 
     add vfs_* do { @[func] = count(); }  ──compile──► a Program for each function ──► one map, @, of the session
                                                       types of maps ┐
@@ -43,7 +43,7 @@ _NO_START = Missing("elapsed is since a script's start, and this is none", "nsec
 
 @dataclass(frozen=True)
 class _At(NoFiles):
-    """A Host whose time is that of a record, in nanoseconds since the guest's start."""
+    """A Host with the time of a record, in nanoseconds since the guest's start."""
 
     names: GuestNames
     since_boot: int | None
