@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from qemu.program import OLDEST_GDB, OLDEST_PYTHON
+from qemu.fitting_gdb import OLDEST_GDB, OLDEST_PYTHON
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

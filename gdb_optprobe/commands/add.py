@@ -29,6 +29,9 @@ class AddCommand(Subcommand[Add]):
     lhist(e,min,max,step), each with `by KEY` or `by (KEY, ...)`, or
     record(e, ...), stack or print("format", e, ...); optprobe report prints
     them. Of a return also latency, or latency by KEY.
+    In place of actions, one block of statements in bpftrace's language, with its
+    names and rules: { @[comm] = count(); if (arg2 > 4096) { printf("%d", pid); } }
+    Its maps are the session's: all blocks that name one share it.
     At the entry of a return probe also save NAME = EXPR, for $saved.NAME.
     The last action may be stop: the guest stops there, as at a breakpoint.
 
@@ -56,6 +59,7 @@ class AddCommand(Subcommand[Add]):
       optprobe add vfs_read,vfs_write do count by $comm
       optprobe add tracepoint:syscalls:sys_exit_read if args->ret > 0 do sum(args->ret)
       optprobe add vfs_read if $comm == "dd" do hist(count), count by $pid
+      optprobe add vfs_* do { @[func, comm] = count(); }
     """
 
     word = "add"

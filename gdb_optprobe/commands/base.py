@@ -23,7 +23,7 @@ from gdb_optprobe.handlers.source import legible
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.follower import Follower
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, ShowView
+from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, SessionMapView, ShowView
 
 
 class Session(Protocol):
@@ -37,6 +37,8 @@ class Session(Protocol):
     def views(self, numbers: Sequence[int] | None) -> Sequence[ProbeView]: ...
 
     def reports(self, numbers: Sequence[int] | None) -> Sequence[ProbeView]: ...
+
+    def maps(self, numbers: Sequence[int] | None) -> Sequence[SessionMapView]: ...
 
     def show(self, number: int) -> ShowView: ...
 

@@ -241,6 +241,21 @@ DEFINITIONS: Mapping[str, Schema] = {
             "unit": _a("string", "The unit of the values, where it is known: ns"),
         },
     ),
+    "report_session_map": _line(
+        "session_map",
+        "Of `report`, once, behind the probes: a map of scripts and of blocks in braces",
+        {
+            "number": _a("null", "It belongs to no probe"),
+            "map": _object(
+                "What bpftrace's `-f json` prints for it",
+                {
+                    "type": _a("string", "`map`, `hist` or `stats`"),
+                    "data": _a("object", "What the map has, by its name"),
+                },
+            ),
+        },
+        {},
+    ),
     "report_record": _line(
         "record",
         "Of `report`: what `record`, `print` or `stack` kept of one hit",
@@ -355,7 +370,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "explain": ("explain",),
     "report": tuple(name for name in DEFINITIONS if name.startswith("report_")),
     "doctor": ("doctor",),
-    "run": ("report_probe", "report_map", "report_record", "report_cost", "run"),
+    "run": ("report_probe", "report_map", "report_session_map", "report_record", "report_cost", "run"),
 }
 """By command, the definitions of which each line is one. `add`, `break` and `dprintf` write what `list` does."""
 

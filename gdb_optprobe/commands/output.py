@@ -14,6 +14,7 @@ from gdb_optprobe.probes.views import (
     ExplainView,
     ProbeView,
     RecordView,
+    SessionMapView,
     ShowView,
     parts_of,
 )
@@ -37,6 +38,9 @@ class Output(Protocol):
 
     def report(self, probes: Sequence[ProbeView], whole: bool = True) -> None:
         """Print what probes have counted. whole: those of a glob too that were never hit."""
+
+    def maps(self, maps: Sequence[SessionMapView]) -> None:
+        """Print maps of scripts and blocks."""
 
     def timeline(self, probes: Sequence[ProbeView], more: bool = False) -> None:
         """Print the records of all of them in the order of time. more: others have been printed, or will be."""

@@ -16,7 +16,7 @@ from gdb_optprobe.commands.options import DASHES, Line, Option, option_at, take_
 from gdb_optprobe.commands.peers import block_fault, check_location
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers.clauses import check_action
+from gdb_optprobe.handlers.clauses import check_action, is_block
 from gdb_optprobe.handlers.source import Fragment, fault, split, whole_number
 from gdb_optprobe.probes.event_probes import kind_of
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -51,7 +51,7 @@ _KINDS = {
 
 _KEYWORD = re.compile(r"(?<!\S)(if|do|entry)(?=[\s(]|$)")
 _CLAUSE = re.compile(r"(?<![\w$])(if|do)(?!\w)")
-_JSON_AFTER_ACTION = re.compile(r"\w+(?:\s*\(.*\))?\s+(?=-json$)", re.DOTALL)
+_JSON_AFTER_ACTION = re.compile(r"(?:\w+(?:\s*\(.*\))?|\{.*\})\s+(?=-json$)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
@@ -150,7 +150,7 @@ class Add:
     def _records(self) -> bool:
         """Return whether an action fills the ring."""
         actions = (*self.clause.actions, *(self.entry.actions if self.entry else ()))
-        return any(action.first_word().text in RECORDING for action in actions)
+        return any(is_block(action.text) or action.first_word().text in RECORDING for action in actions)
 
     def _whole(self, place: Spec) -> Spec:
         return replace(
@@ -303,7 +303,7 @@ def _clause(line: Line, at: int) -> tuple[Clause, int]:
         part, at = _until_clause(line, found)
         if not part.text:
             raise fault("an action is missing after 'do'", Fragment(line.text, *found.span()))
-        if (error := block_fault(part, line.command)) is not None:
+        if (error := block_fault(part, line.command, condition is not None)) is not None:
             raise error
         actions = split(part)
         for action in actions:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import event_name
-from gdb_optprobe.handlers.clauses import ACTIONS
+from gdb_optprobe.handlers.clauses import ACTIONS, is_block
 from gdb_optprobe.handlers.source import Fragment, fault
 
 _OF_BPFTRACE: Mapping[str, str] = {
@@ -75,13 +75,21 @@ def check_location(typed: Fragment, command: str) -> None:
     raise fault(f"this is the syntax of {peer}", typed, f"optprobe {command} {line}{clauses}")
 
 
-def block_fault(typed: Fragment, command: str) -> OptprobeError | None:
-    """Return the error for actions in bpftrace's syntax (`@[comm] = count()`); None where they are not."""
-    if not typed.text.startswith(("@", "{")):
+def block_fault(typed: Fragment, command: str, has_condition: bool) -> OptprobeError | None:
+    """Return the error for actions in bpftrace's syntax (`@[comm] = count()`); None where they are not.
+
+    has_condition: there is one before, in C, which is none of a block in braces.
+    """
+    if is_block(typed.text):
+        if not has_condition:
+            return None
+        hint = _actions(typed.text) or "in it, if (…) { … } is a statement"
+        return fault("a block in braces has no condition before it", typed, hint)
+    if not typed.text.startswith("@"):
         return None
     actions = _actions(typed.text)
     before = typed.line[: typed.start]
-    hint = f"optprobe {command} {before}{actions}" if actions else f"the actions are {', '.join(ACTIONS)}"
+    hint = f"optprobe {command} {before}{actions or f'{{ {typed.text} }}'}"
     return fault("this is the syntax of bpftrace", typed, hint)
 
 

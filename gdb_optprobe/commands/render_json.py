@@ -32,6 +32,7 @@ from gdb_optprobe.probes.views import (
     ProbeView,
     ReasonView,
     RecordView,
+    SessionMapView,
     ShowView,
     parts_of,
 )
@@ -69,6 +70,10 @@ class Json:
 
     def report(self, probes: Sequence[ProbeView], whole: bool = True) -> None:
         self._write("".join(text for part in parts_of(probes) for text in _texts(part, _report_lines)))
+
+    def maps(self, maps: Sequence[SessionMapView]) -> None:
+        for each in maps:
+            self._write(f'{{"type": "session_map", "number": null, "map": {each.line}}}\n')
 
     def collector(self, found: CollectorView) -> None:
         self._value(_collector(found))

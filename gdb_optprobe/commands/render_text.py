@@ -27,6 +27,7 @@ from gdb_optprobe.probes.views import (
     ProbeView,
     ReasonView,
     RecordView,
+    SessionMapView,
     ShowView,
     parts_of,
 )
@@ -165,6 +166,10 @@ class Text:
             if probe.objects or probe.records or probe.calls is not None:
                 self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
         self._sentences(_lost_in_globs(probes))
+
+    def maps(self, maps: Sequence[SessionMapView]) -> None:
+        for each in maps:
+            self.lines(["", *each.text.split(_NEWLINE)])
 
     def collector(self, found: CollectorView) -> None:
         self.lines(["", *_collector(found, self._width)])

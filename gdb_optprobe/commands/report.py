@@ -19,6 +19,7 @@ class ReportCommand(Subcommand[Selection]):
     optprobe report [N...] [-clear] [-json] [-sort FIELD] [-top N] [-all]
     optprobe report [N...] -timeline | -folded [-clear]
 
+    Maps of scripts and of blocks in braces follow the probes, as bpftrace prints them.
     The last lines say when the slot collector ran, what it freed and how long it stopped the guest.
 
     -clear sets what was counted and gathered to zero afterwards, but for stops and a function's calls:
@@ -59,6 +60,8 @@ class ReportCommand(Subcommand[Selection]):
         else:
             out.report(probes, whole=args.whole or bool(args.wanted))
         records_alone = args.timeline or args.folded
+        if session and not records_alone:
+            out.maps(session.maps(numbers))
         if session and numbers is None and not records_alone and (freed := session.collector()) is not None:
             out.collector(freed)
         if session and args.clear:

@@ -26,9 +26,7 @@ from gdb_optprobe.handlers.script.settings import Settings
 from gdb_optprobe.probes.script_host import GuestFiles, GuestNames
 from gdb_optprobe.probes.script_kernel import ScriptKernel
 from gdb_optprobe.probes.script_run import ScriptRun
-
-STRINGS = 64
-"""Bytes of a string in the guest, as bpftrace 0.17 has it: a record of each kind has room for all of them."""
+from gdb_optprobe.probes.session_scripts import STRINGS
 
 
 class ScriptCommand(Subcommand[ScriptArguments]):
@@ -47,6 +45,9 @@ class ScriptCommand(Subcommand[ScriptArguments]):
                       guest must be one of scripts/guest
       -f json, -json  print lines of JSON
       -unsafe         allow system(), which runs commands on this machine
+      -keep           leave the probes and return, after -for and -guest where
+                      they are given: optprobe report shows the maps, and what
+                      printf said; optprobe delete ends it. END does not run
       -d              print the programs, and attach nothing
       -l PROBE        print what there is to attach to, by wildcards
 
@@ -77,7 +78,8 @@ class ScriptCommand(Subcommand[ScriptArguments]):
         with ExitStack() as tried:
             trial = partial(optimizer.tracepoints.trial, arena=optimizer.find_arena)
             kernel = ScriptKernel(session.target, host, lambda event: tried.enter_context(trial([event])))
-            script = compile_script(text, kernel, args.parameters, settings, args.unsafe)
+            known = session.optimizer.scripts.current() if args.keep else None
+            script = compile_script(text, kernel, args.parameters, settings, args.unsafe, known)
         for warning in script.warnings:
             _warn(warning)
         if args.dump:
@@ -88,7 +90,7 @@ class ScriptCommand(Subcommand[ScriptArguments]):
         output = JsonOutput(names) if args.json else TextOutput(names)
         running = ScriptRun(session, script, output, GuestFiles(kernel), _write, _warn, kernel.now)
         with gdb.with_parameter("pagination", False):
-            status = running.run(args.seconds, args.guest)
+            status = running.run(args.seconds, args.guest, args.keep)
         if status and current_settings().exit_on_error:
             gdb.execute("set confirm off")
             gdb.execute(f"quit {status & 0xFF:#x}")

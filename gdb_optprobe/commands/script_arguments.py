@@ -9,7 +9,7 @@ from gdb_optprobe.commands.options import seconds_of
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import one_line
 
-OPTIONS = ("-e", "-for", "-guest", "-f", "-json", "-unsafe", "-d", "-l")
+OPTIONS = ("-e", "-for", "-guest", "-f", "-json", "-unsafe", "-keep", "-d", "-l")
 USAGE = "optprobe script FILE [ARG...], or optprobe script -e 'PROGRAM' [ARG...]"
 
 
@@ -27,6 +27,7 @@ class ScriptArguments:
     guest: str = ""
     json: bool = False
     unsafe: bool = False
+    keep: bool = False
     dump: bool = False
     pattern: str = ""
 
@@ -58,6 +59,7 @@ def parse_script(text: str) -> ScriptArguments:
         given.get("-guest", ""),
         json="-json" in given or given.get("-f") == "json",
         unsafe="-unsafe" in given,
+        keep="-keep" in given,
         dump="-d" in given,
         pattern=given.get("-l", ""),
     )

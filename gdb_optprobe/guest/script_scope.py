@@ -24,9 +24,9 @@ _MULTIPLIER = 6364136223846793005
 _OURS = {"pid": "tgid", "tid": "pid", "comm": "comm", "cpu": "cpu", "curtask": "task"}
 """bpftrace's names, and ours."""
 _OF_TASK = {"uid": "$task->cred->uid.val", "gid": "$task->cred->gid.val"}
-_RETURNS = ("kretprobe", "fexit")
-_ENTRIES = ("kprobe", "fentry", "rawtracepoint")
-_OF_FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
+_RETURNS = ("kretprobe", "uretprobe", "fexit")
+_ENTRIES = ("kprobe", "uprobe", "fentry", "rawtracepoint")
+_OF_FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit", "uprobe", "uretprobe")
 _PROGRAM_COUNTERS = ("ip", "nip", "pc")
 
 
@@ -54,7 +54,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class KernelHit:
-    """A HitScope. provider: the kind of the probe. entry: the address of the probed function."""
+    """A HitScope. provider: the kind of the probe. entry: the address of the probed function.
+
+    program: the inode of the file that has it, which its address is one of; 0 for the kernel.
+    """
 
     provider: str
     names: NamesAt
@@ -65,6 +68,7 @@ class KernelHit:
     interrupted: Interrupted | None = None
     """What the stack is that of, where it is not the hit's."""
     register_of: Callable[[str], Rvalue | None] = lambda name: None
+    program: int = 0
 
     def builtin(self, name: str) -> Meaning | Missing:
         scope = self.names.names
@@ -123,13 +127,16 @@ class KernelHit:
             return Missing(f"no field '{name}'", event.hint) if found is None else found
         if self.provider in ("fentry", "fexit"):
             return self.names.names.name(name)
+        if self.program:
+            return Missing("the parameters of a program's functions have no names here", "arg0, … are its arguments")
         wanted = "tracepoint/fentry/uprobe probes"
         return Missing(f"The args builtin can only be used with {wanted} ({self.provider} used here)")
 
-    def function(self) -> Expr | Missing:
+    def function(self) -> Expr | tuple[Expr, Expr] | Missing:
         if self.provider not in _OF_FUNCTIONS:
             return Missing(f"The func builtin can not be used with '{self.provider}' probes")
-        return fold.constant(self.entry)
+        entry = fold.constant(self.entry)
+        return (entry, fold.constant(self.program)) if self.program else entry
 
     def stack(self, user: bool, depth: int) -> Walk | Missing:
         found = self.names.user_walker() if user else self.names.walker(self.interrupted)

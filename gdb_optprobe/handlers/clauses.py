@@ -41,8 +41,18 @@ ACTIONS: Mapping[str, Usage] = {
 }
 
 
+BLOCK = Usage("{ STATEMENTS }", "statements of bpftrace's language, the only action")
+
+
+def is_block(action: str) -> bool:
+    """Return whether an action is a block in braces."""
+    return action.startswith("{") and action.endswith("}")
+
+
 def check_action(action: Fragment) -> Usage:
     """Return how an action is written. Raises OptprobeError, pointing, if there is none of that name."""
+    if is_block(action.text):
+        return BLOCK
     name = action.first_word()
     if name.text in ACTIONS:
         return ACTIONS[name.text]
@@ -53,8 +63,11 @@ def check_action(action: Fragment) -> Usage:
 
 def parse_action(part: Fragment, is_type: IsType) -> Action:
     """Parse all of `part`. Raises OptprobeError, pointing."""
-    parser = Parser(part, is_type)
     usage = check_action(part)
+    if usage is BLOCK:
+        hint = "in it, if (…) { … } is a statement"
+        raise fault("a block in braces is the only action, without a condition before it", part, hint)
+    parser = Parser(part, is_type)
     name = parser.take().where
     arguments: tuple[Expression, ...] = ()
     if parser.sees("("):

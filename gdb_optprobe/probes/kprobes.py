@@ -27,7 +27,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.probes import kernel_rethooks, kretprobe, site_views
-from gdb_optprobe.probes.event_probes import handled, names_at
+from gdb_optprobe.probes.event_probes import handled, names_at, names_at_return
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour, trial
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -106,7 +106,7 @@ class Kprobes:
 
     def share(self, spec: Spec, probes: int) -> SharedMaps | None:
         """Return maps for the probes of one `add` to share; None where each has its own."""
-        if not spec.glob or probes < 2 or spec.is_plain_count:
+        if not spec.glob or probes < 2 or spec.is_plain_count or spec.has_script:
             return None
         return SharedMaps(self.settings().table_keys, probes, MapSpace(self.optimizer, self.settings))
 
@@ -196,8 +196,9 @@ class Kprobes:
         if spec.is_plain_count:
             return Handler()
         limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
-        if spec.program is not None:
-            program, scope, entry = spec.program, self._names(spec, plan), EntryProgram()
+        if spec.has_script:
+            scope, entry = self._names(spec, plan), EntryProgram()
+            program = spec.program or self.optimizer.scripts.compile(spec, scope, plan.address)
         elif spec.is_return:
             program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.target.guest, limits)
         else:
@@ -210,9 +211,9 @@ class Kprobes:
         return made if maps is None else made.sharing(maps, plan.address if function is None else function)
 
     def _names(self, spec: Spec, plan: Plan) -> NamesAt:
-        """Return what programs at `plan` need besides what they name."""
-        found = self.target.guest.names_at_return(plan.address) if spec.is_return else None
-        return found or self.target.guest.names_at(plan.address)
+        """Return what names mean in a script's program at `plan`."""
+        found = names_at_return(spec, plan.address, self.target.guest) if spec.is_return else None
+        return found or names_at(spec, plan.address, self.target.guest)
 
     def reserve(self, probe: Probe) -> None:
         """Reserve memory for what `probe` gathers, and lower its program for it.

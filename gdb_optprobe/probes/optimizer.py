@@ -48,6 +48,7 @@ from gdb_optprobe.probes.read_registers import ReadRegisters
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.rethook_records import read_rethooks
 from gdb_optprobe.probes.session_maps import SessionMaps
+from gdb_optprobe.probes.session_scripts import SessionScripts
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.site import Site, SiteState
 from gdb_optprobe.probes.spec import Spec
@@ -103,6 +104,7 @@ class Optimizer:
     traps: KernelTraps = field(init=False)
     tracepoints: TracepointHandlers = field(init=False)
     maps: SessionMaps = field(init=False)
+    scripts: SessionScripts = field(init=False)
     _cfgs: CfgCache = field(init=False)
     _lost_branches: LostBranches = field(default_factory=LostBranches)
     _planned: dict[int, _Planned] = field(default_factory=dict)
@@ -118,6 +120,7 @@ class Optimizer:
         self.traps = KernelTraps(self.target.guest)
         self.tracepoints = TracepointHandlers(self.target.guest, self.registry, self.collector, self.may_stop_at)
         self.maps = SessionMaps(self.target.guest.machine)
+        self.scripts = SessionScripts(self.target, self.maps)
         self.memory = ArenaMemory(self.target.arena_source)
         self._cfgs = CfgCache(self.target.guest.isa, self.target.guest.text)
         self.read_registers = ReadRegisters(self.target.guest, self.registry, self._cfgs)

@@ -23,6 +23,7 @@ from gdb_optprobe.probes.active_calls import Caller
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results, Row
+from gdb_optprobe.probes.session_scripts import SessionScripts
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.views import (
     NANOSECONDS,
@@ -103,8 +104,13 @@ class SiteCode:
     trampoline: DetourCode | None = None
 
 
-def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> ProbeView:
-    """Return one row of the listing, or of the report where tables were read too; of a probe of any kind."""
+def probe_view(
+    probe: Probe, site: SiteView, found: Results, guest: Guest, scripts: SessionScripts | None = None
+) -> ProbeView:
+    """Return one row of the listing, or of the report where tables were read too; of a probe of any kind.
+
+    scripts: know what a script's records say.
+    """
     is_live = site.state in ("armed", "optimizing")
     return ProbeView(
         number=probe.number,
@@ -134,7 +140,7 @@ def probe_view(probe: Probe, site: SiteView, found: Results, guest: Guest) -> Pr
         stops=site.stops,
         calls=site.calls,
         objects=object_views(probe.handler, found, guest),
-        records=tuple(_record_views(probe.handler, found.records, guest, site.frames)),
+        records=tuple(_record_views(probe.handler, found.records, guest, site.frames, scripts)),
     )
 
 
@@ -222,11 +228,17 @@ def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], guest: 
     return RowView(key, words, f"[{', '.join(_spell(value, guest) for value in key)}]")
 
 
-def _record_views(handler: Handler, rows: Sequence[Row], guest: Guest, frames: Frames) -> Iterator[RecordView]:
+def _record_views(
+    handler: Handler, rows: Sequence[Row], guest: Guest, frames: Frames, scripts: SessionScripts | None
+) -> Iterator[RecordView]:
     clock = guest.clock() if rows else None
+    of_script = scripts is not None and any(kind.kind is not None for kind in handler.kinds.values())
+    read = scripts.reader() if scripts is not None and rows and of_script else None
     for row in rows:
         view = _record_view(handler, row, guest, frames)
         since_boot = None if clock is None or row.time is None else clock(row.time)
+        if read is not None:
+            view = replace(view, values=(), text=read(row.kind, row.fields, since_boot))
         yield replace(view, since_boot=since_boot, lost_before=row.lost_before, lost_after=row.lost_after)
 
 

@@ -76,6 +76,8 @@ def _commands(some: Sequence[Probe], target: Target, takes: CanProbe) -> list[st
             raise NotSaved(
                 [f"{add_command(spec, _location(probe, target))}: its handlers are Python's" for probe in some]
             )
+        if spec.program is not None:
+            raise NotSaved([f"{add_command(spec, _location(probe, target))}: it is a script's" for probe in some])
         if any(probe.home or not probe.is_in_kernel for probe in some):
             return [line for probe in some for line in _add_lines(probe, _location(probe, target), pending=True)]
         if _is_whole(some, target, takes):

@@ -28,12 +28,16 @@ class GuestNames(HostNames):
     ) -> None:
         """maps: the script's, with the frames of its stacks."""
         super().__init__(booted)
-        self._guest = kernel.target.guest
+        self._guest, self._programs = kernel.target.guest, kernel.programs
         self._maps = maps
 
     def kernel_symbol(self, address: int) -> str:
         """Return the symbol around an address, without an offset."""
         return self._guest.symbol(address).partition("+")[0] or f"{address:#x}"
+
+    def user_symbol(self, address: int, pid: int) -> str:
+        """Return the symbol around an address of a program. pid: or its file, see types.Symbol."""
+        return self._programs.symbol(address, pid) or f"{address:#x}"
 
     def user(self, number: int) -> str:
         return "root" if number == 0 else str(number)

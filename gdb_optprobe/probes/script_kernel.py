@@ -20,11 +20,12 @@ from gdb_optprobe.handlers.script.host import HostScope
 from gdb_optprobe.handlers.script.scope import HitScope, Matched, Unsupported
 from gdb_optprobe.probes import script_events
 from gdb_optprobe.probes.script_events import ScriptEvents
+from gdb_optprobe.probes.script_programs import PROGRAMS, ScriptPrograms
 from gdb_optprobe.probes.target import Target
 
 FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
 EVENTS = ("tracepoint", "rawtracepoint")
-PROBED = (*FUNCTIONS, *EVENTS, *script_events.PROVIDERS)
+PROBED = (*FUNCTIONS, *EVENTS, *script_events.PROVIDERS, *PROGRAMS)
 RETURNS = ("kretprobe", "fexit")
 ON_HOST = ("BEGIN", "END", "interval")
 SECOND = 10**9
@@ -55,6 +56,11 @@ class ScriptKernel:
                 continue
             return self.target.guest.names_at(addresses[0])
         return None
+
+    @cached_property
+    def programs(self) -> ScriptPrograms:
+        """The guest's programs and libraries."""
+        return ScriptPrograms(self.target.guest)
 
     @cached_property
     def timing(self) -> Timing:
@@ -110,6 +116,8 @@ class ScriptKernel:
             return self._events(provider, target, name)
         if provider in script_events.PROVIDERS:
             return ScriptEvents(self.target, self._events, self._hit).matches(provider, target, name)
+        if provider in PROGRAMS:
+            return self.programs.matches(provider, target, name, offset, self.timing)
         if provider not in PROBED:
             known = ", ".join((*PROBED, "interval", "BEGIN", "END"))
             return Unsupported(f"{provider} probes are not supported yet", f"{known} are")
@@ -124,6 +132,8 @@ class ScriptKernel:
     def unmatched(self, provider: str, target: str, name: str) -> HitScope:
         if self._names is None or provider not in PROBED:
             return replace(self.host, provider=provider)
+        if provider in PROGRAMS:
+            return self.programs.unmatched(provider, self.timing)
         return self._hit(provider, self._names, 0)
 
     def _hit(self, provider: str, names: NamesAt, address: int) -> KernelHit:

@@ -17,6 +17,7 @@ from gdb_optprobe.handlers.ir import Emit, Program
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
+from gdb_optprobe.handlers.script.place import wrong
 from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
 from gdb_optprobe.handlers.stack_walk import FRAMES
 from gdb_optprobe.maps.host_map import HostMap
@@ -26,7 +27,9 @@ from gdb_optprobe.probes.follower import FIRST, next_pause
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_results import empty_ring, read_new_records
 from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
+from gdb_optprobe.probes.script_programs import PROGRAMS
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.session_maps import Contents
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Command
 
@@ -56,12 +59,13 @@ class ScriptMaps(Mapping[str, MapContents]):
     def __len__(self) -> int:
         return len(self._ours)
 
-    def place(self) -> None:
-        """Move what we have to the maps that the script's probes have in the guest."""
-        there = self._session.kprobes.maps.by_name()
-        for name in there.keys() & self._ours.keys():
-            _move(self._ours[name], there[name])
-        self._placed = frozenset(there.keys() & self._ours.keys())
+    def contents(self) -> Mapping[str, Contents]:
+        """Return what the maps have that are here: those in the guest begin with it."""
+        return {name: contents_of(map_) for name, map_ in self._ours.items()}
+
+    def placed(self) -> None:
+        """Use the maps in the guest that the script's probes have there now."""
+        self._placed = frozenset(self._session.kprobes.maps.by_name().keys() & self._ours.keys())
 
     def filling(self) -> list[SessionMap]:
         """Return the maps in the guest that are half full, for the most part of keys without a value."""
@@ -111,28 +115,52 @@ class ScriptRun:
         """Return whether `exit` was called."""
         return self.runtime.status is not None
 
-    def run(self, seconds: float | None, guest: str = "") -> int:
+    def run(self, seconds: float | None, guest: str = "", keep: bool = False) -> int:
         """Attach, let the guest run at most so long or until `exit`, detach, print the maps. Return the status.
 
-        guest: a command in the guest; the script ends with it. Raises OptprobeError.
+        guest: a command in the guest; the script ends with it. keep: the probes stay; without a time or a command, the
+        guest does not run. Raises OptprobeError.
         """
+        self._check_maps(keep)
         attached = self._attachable()
         self.write(self.output.attached(len(self.script.probes) - self._left_out))
         self._on_host(self.script.of("BEGIN"))
+        stays = False
         try:
             if not self.is_over:
-                self._attach(attached)
-                command = self.session.target.debugger.begin(guest) if guest else None
-                try:
-                    self._let_run(seconds, command)
-                finally:
-                    if command is not None:
-                        command.close()
+                self._attach(attached, keep)
+                if not keep or guest or seconds is not None:
+                    self._run_guest(seconds, guest)
+                stays = keep
         finally:
-            self._detach()
+            if not stays:
+                self._detach()
+        if stays:
+            return 0
         self._on_host(self.script.of("END"))
         self.write(self.output.before_maps() + self.runtime.at_end())
         return self.runtime.status or 0
+
+    def _run_guest(self, seconds: float | None, guest: str) -> None:
+        command = self.session.target.debugger.begin(guest) if guest else None
+        try:
+            self._let_run(seconds, command)
+        finally:
+            if command is not None:
+                command.close()
+
+    def _check_maps(self, keep: bool) -> None:
+        """Raise OptprobeError where a map, or a probe, cannot be what the script wants."""
+        there = self.session.kprobes.maps.by_name()
+        if not keep:
+            if taken := sorted(name for name in self.maps if name in there):
+                why = f"@{taken[0]} is a map of other probes, which would go with the script"
+                raise OptprobeError(why, "optprobe delete them, or use another name, or -keep this script's probes too")
+            return
+        for probe in self.script.probes:
+            if probe.point.provider not in (*PROBED, "BEGIN", "END"):
+                why = f"{probe.point.provider} probes fire while a script runs, so they cannot be kept"
+                raise wrong(why, probe.point.where, "without -keep")
 
     def _attachable(self) -> list[Attached]:
         """Return the probes that will be attached: a wildcard leaves out functions that cannot be probed.
@@ -152,12 +180,16 @@ class ScriptRun:
                 self.warn(f"could not attach probe {each.name}, skipping: {error.message}")
                 continue
             found.append(each)
-        # The guest runs while a handler is registered on a tracepoint: nothing else is attached before.
-        return sorted(found, key=lambda each: kind_of(each.location or each.name) is not Kind.TRACEPOINT)
+        # The guest runs while a handler is registered on a tracepoint, and while pages of a program are copied: the
+        # kernel's other probes are attached after that.
+        return sorted(found, key=_order)
 
     def _try(self, each: Attached) -> None:
         """Plan and lower a probe, without touching the guest. Raises OptprobeError."""
         kprobes, spec = self.session.kprobes, _spec(each)
+        if spec.in_program:
+            self.session.uprobes.check(spec)
+            return
         if spec.kind is Kind.TRACEPOINT:
             return  # `add` plans it where its handler would be, before the kernel is asked to call that
         plan = kprobes.plan_at(each.address, spec)
@@ -165,10 +197,20 @@ class ScriptRun:
         handler = kprobes.compile(spec, plan, self.session.settings())
         kprobes.lower(Probe(0, spec, plan.address, handler), plan)
 
-    def _attach(self, probes: Sequence[Attached]) -> None:
-        for together in _rounds(probes):
-            self._numbers += [view.number for view in self.session.add(*map(_spec, together))]
-        self.maps.place()
+    def _attach(self, probes: Sequence[Attached], keep: bool) -> None:
+        maps, known = self.session.kprobes.maps, self.session.optimizer.scripts.known
+        maps.first = self.maps.contents()
+        if keep:
+            known.maps.update(self.script.maps)
+            for name in maps.first.keys() & maps.by_name().keys():
+                for key, words in maps.first[name].items():
+                    maps.by_name()[name].put(key, words)
+        try:
+            for together in _rounds(probes):
+                self._numbers += [view.number for view in self.session.add(*map(_spec, together))]
+        finally:
+            maps.first = {}
+            self.maps.placed()
 
     def _detach(self) -> None:
         if not self._numbers:
@@ -242,29 +284,38 @@ class ScriptRun:
             return
         registry, optimizer = self.session.registry, self.session.optimizer
         probes = [probe for probe in registry.probes(self._numbers) if probe.is_in_kernel]
-        if not any(optimizer.may_be_busy(registry.site_of(probe)) for probe in probes):
+        busy = any(optimizer.may_be_busy(registry.site_of(probe)) for probe in probes)
+        if not busy and not self.session.uprobes.may_be_busy(registry.probes(self._numbers)):
             for one in filling:
                 one.reclaim()
 
 
 def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:
-    """Yield probes that are added together: `add` has one probe at an address."""
+    """Yield probes that are added together: `add` has one probe at an address of the kernel."""
     left = [*probes]
     while left:
-        first: dict[int, Attached] = {}
+        first: dict[int | str, Attached] = {}
         for each in left:
-            first.setdefault(each.address, each)
+            first.setdefault(each.name if each.point.provider in PROGRAMS else each.address, each)
         yield [*first.values()]
         taken = {id(each) for each in first.values()}
         left = [each for each in left if id(each) not in taken]
 
 
 def _spec(attached: Attached) -> Spec:
+    if attached.point.provider in PROGRAMS:
+        return Spec(attached.name.partition(":")[2], Kind(attached.point.provider), program=attached.program)
     location = attached.location or attached.name
     if (of_event := kind_of(location)) is not None:
         return Spec(location, of_event, program=attached.program)
     kind = Kind.KRETPROBE if attached.point.provider in RETURNS else Kind.KPROBE
     return Spec(f"*{attached.address:#x}", kind, program=attached.program)
+
+
+def _order(probe: Attached) -> int:
+    if kind_of(probe.location or probe.name) is Kind.TRACEPOINT:
+        return 0
+    return 1 if probe.point.provider in PROGRAMS else 2
 
 
 def _period(probe: Attached) -> float:

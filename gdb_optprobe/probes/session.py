@@ -56,6 +56,7 @@ from gdb_optprobe.probes.views import (
     ObjectView,
     ProbeView,
     SavedProbes,
+    SessionMapView,
     ShowView,
     rows,
 )
@@ -555,6 +556,10 @@ class Session:
             return self._views_of(numbers, whole=True)
         return rows(self._views_of_all(whole=True))
 
+    def maps(self, numbers: Sequence[int] | None = None) -> Sequence[SessionMapView]:
+        """Return the maps of scripts and blocks: all, or those that these probes use."""
+        return self.optimizer.scripts.views(numbers)
+
     def _views_of(self, numbers: Sequence[int], whole: bool = False) -> Sequence[ProbeView]:
         """Return the views of these; returns that share a hook stay in their block."""
         found = {number: self.registry.block_of(number) for number in dict.fromkeys(numbers)}
@@ -620,9 +625,9 @@ class Session:
 
     def _views(self, probes: Sequence[Probe], whole: bool = False) -> tuple[ProbeView, ...]:
         found = read_results(probes, self.target.guest, whole)
-        guest = self.target.guest
+        guest, scripts = self.target.guest, self.optimizer.scripts
         return tuple(
-            probe_views.probe_view(probe, self._kind(probe.spec).site_view(probe), found[probe.number], guest)
+            probe_views.probe_view(probe, self._kind(probe.spec).site_view(probe), found[probe.number], guest, scripts)
             for probe in probes
         )
 
@@ -676,6 +681,7 @@ class Session:
         blocks, probes = self.registry.split(numbers)
         self.returns.settle_unpacked()
         clear_results(probes, blocks, self.target.guest, is_inside)
+        self.optimizer.scripts.clear([probe.number for probe in probes])
         for block in blocks:
             self.returns.clear(block)
         self.optimizer.write_records(probes)
@@ -799,12 +805,12 @@ class Session:
 
         def drain() -> Drained:
             self.check_alive()
-            guest = self.target.guest
+            guest, scripts = self.target.guest, self.optimizer.scripts
             probes = [each for each in self.registry.single_probes() if numbers is None or each.number in chosen]
             found = [*read_new_records(probes, guest)]
             show(
                 [
-                    probe_views.probe_view(probe, self._kind(probe.spec).site_view(probe), results, guest)
+                    probe_views.probe_view(probe, self._kind(probe.spec).site_view(probe), results, guest, scripts)
                     for probe, results, _ in found
                 ]
             )

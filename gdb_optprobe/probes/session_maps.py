@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.arena import Arena
@@ -19,6 +19,8 @@ from gdb_optprobe.handlers.ir import Column, Map
 from gdb_optprobe.handlers.lower_session_maps import session_layout
 from gdb_optprobe.maps.session_map import MOST, SessionMap
 
+Contents = Mapping[bytes, tuple[int, ...]]
+"""The words of each key of a map."""
 LEAST = 256
 """Keys that a map has room for, at least, if more are asked for."""
 
@@ -56,9 +58,10 @@ class PlacedMap:
 
 @dataclass(eq=False)
 class SessionMaps:
-    """All maps of a session. memory: the guest's."""
+    """All maps of a session. memory: the guest's. first: by name, what a map begins with that is placed from now on."""
 
     memory: Memory
+    first: Mapping[str, Contents] = field(default_factory=dict)
     _maps: dict[str, PlacedMap] = field(default_factory=dict)
 
     def declare(self, maps: Iterable[Map]) -> None:
@@ -83,6 +86,9 @@ class SessionMaps:
                 layout = session_layout(placed.target)
                 with arena.new_data(layout.size, near, reach) as slot:
                     self.memory.write(slot.address, layout.initial())
+                    begun = SessionMap(layout, GuestBytes(self.memory, slot))
+                    for key, words in self.first.get(target.name, {}).items():
+                        begun.put(key, words)
                 placed.memory = slot
             self._maps[target.name] = placed
             placed.users.add(number)
@@ -132,6 +138,14 @@ class SessionMaps:
             for name, one in sorted(self._maps.items())
             if number in one.users and one.memory is not None
         }
+
+    def used_by(self, numbers: Collection[int]) -> Iterator[str]:
+        """Yield the names of the maps that some of these probes use."""
+        return (name for name, one in self._maps.items() if not one.users.isdisjoint(numbers))
+
+    def used_alone_by(self, numbers: Collection[int]) -> Iterator[str]:
+        """Yield the names of the maps that no other probes than these use."""
+        return (name for name, one in self._maps.items() if one.users <= {*numbers})
 
     @property
     def slots(self) -> tuple[Slot, ...]:

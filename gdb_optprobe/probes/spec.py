@@ -9,6 +9,7 @@ from typing import Any
 
 from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.guest.linux.event_name import EventName
+from gdb_optprobe.handlers.clauses import is_block
 from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.source import Fragment
 
@@ -115,6 +116,17 @@ class Spec:
         if not self.is_return or self.entry_condition is not None or self.entry_actions:
             return False
         return not self.condition.strip() and [action.strip() for action in self.actions] == ["latency"]
+
+    @property
+    def block(self) -> str:
+        """Return the block in braces that is all it does; "" where it does something else."""
+        parts = (self.condition.strip(), self.entry_condition, self.entry_actions)
+        return self.actions[0] if len(self.actions) == 1 and is_block(self.actions[0]) and not any(parts) else ""
+
+    @property
+    def has_script(self) -> bool:
+        """Whether a hit runs what a script, or a block of statements, was compiled to."""
+        return self.program is not None or bool(self.block)
 
     @property
     def counts_hits(self) -> bool:

@@ -142,6 +142,14 @@ class RecordView:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionMapView:
+    """A map of scripts and blocks. text: as bpftrace prints it. line: its JSON, of one line."""
+
+    text: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeftOutView:
     """A function among a glob's that has no probe. text: why the handler does not compile for it, as an error's."""
 

@@ -45,6 +45,27 @@ def test_a_session_with_the_installed_program(linux: Guest, environment: Path) -
     assert linux.check("echo alive", 20) == "alive\n"
 
 
+def test_a_script_that_begins_with_the_installed_program(linux: Guest, environment: Path, tmp_path: Path) -> None:
+    """It prints what a script prints, and nothing of GDB's."""
+    tool = tmp_path / "tool.bt"
+    tool.write_text(
+        "#!/usr/bin/env -S optprobe script\n"
+        'BEGIN { printf("%s\\n", str($1)); @a = 3; } interval:ms:50 { exit(7); } '
+        'kprobe:vfs_read /comm == "none"/ { @r = count(); }\n'
+    )
+    tool.chmod(0o755)
+    path = f"{environment / 'bin'}:{os.environ['PATH']}"
+    variables = {"PATH": path, "HOME": str(tmp_path), "OPTPROBE_TARGET": str(linux.gdb_socket)}
+    done = subprocess.run([tool, "a b"], env=variables, capture_output=True, text=True, timeout=200, input="")
+    assert (done.stdout, done.returncode) == ("Attaching 3 probes...\na b\n\n\n@a: 3\n@r: 0\n", 7), done.stderr
+    at_guest = ("optprobe", "script", "--target", str(linux.gdb_socket))
+    refused = run(environment, *at_guest, "-e", "kprobe:vfs_read { @ = b; }")
+    assert refused.returncode == 1 and refused.stdout == ""
+    assert "optprobe: Unknown identifier: 'b'\n    kprobe:vfs_read { @ = b; }\n" in refused.stderr
+    nowhere = run(environment, "optprobe", "script", "--target", "/nowhere", "-e", "BEGIN { }")
+    assert nowhere.returncode == 1 and nowhere.stderr.startswith("optprobe: /nowhere: No such file")
+
+
 @pytest.fixture
 def step(environment: Path, tmp_path: Path) -> Iterator[Step]:
     """Return a function that runs a step of the workflow, in a repository that has the example's folder as ci/."""

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from qemu.guest import Guest
+from tests.booted import answer, calls
 from tests.booted.batch import Finished, batch
 
 READS = 300
+CALLS = 50
 DD = f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null"
 
 
@@ -227,6 +229,46 @@ def test_tracepoints_have_their_fields(linux: Guest) -> None:
     assert "No probes." in batch(linux, ["optprobe list"]).output
 
 
+def test_a_program_and_the_kernel_share_maps(each_linux: Guest, tmp_path: Path) -> None:
+    """The program's memory is read, its returns are seen, and what BEGIN stores is there before the first hit."""
+    built = calls.build(tmp_path, CALLS, each_linux.options.arch)
+    answer.put(each_linux, built, "/tmp/calls")
+    program = (
+        "BEGIN { @n = 1000; } "
+        "uprobe:/tmp/calls:test { @n++; @sum = sum(arg0); @s[tid] = arg0; @f[func, comm] = count(); } "
+        "uretprobe:/tmp/calls:test /@s[tid]/ { @n++; @r[func, probe] = count(); @got = sum(retval); delete(@s[tid]); } "
+        'uprobe:/tmp/calls:_start { @argv[str(*(uint64 *)(reg("sp") + 8))] = count(); } '
+        'uprobe:/tmp/calls:i*n*r { @w[probe] = count(); } kprobe:vfs_read /comm == "dd"/ { @n++; }'
+    )
+    found = values(script(each_linux, program, "-json", work=f"/tmp/calls; /tmp/calls; {DD}"))
+    calls_ = 2 * CALLS
+    assert found["@sum"] == 2 * sum(range(CALLS + 1))
+    assert found["@f"] == {"test,calls": calls_} and found["@argv"] == {"/tmp/calls": 2}
+    assert found["@r"] == {"test,uretprobe:/tmp/calls:test": calls_} and found["@got"] != 0
+    assert found["@w"] == {"uprobe:/tmp/calls:inner": calls_}
+    reads = found["@n"] - 1000 - 2 * calls_
+    assert READS <= reads < READS + 20 and "@s" not in found
+    finished = batch(each_linux, ["optprobe check", "optprobe list"])
+    assert finished.status == 0 and "No probes." in finished.output
+    assert each_linux.run("rm /tmp/calls")[0] == 0 and each_linux.problems() == []
+
+
+def test_a_program_is_found_by_its_name(linux: Guest) -> None:
+    """Of busybox, which has no symbols, a place is an address."""
+    entry = linux.check("busybox od -An -tx8 -j24 -N8 /bin/busybox").split()[0]
+    program = f"uprobe:busybox:0x{entry} {{ @[probe] = count(); }}"
+    found = values(script(linux, program, "-json", work="busybox true; busybox true"))
+    (name,) = found["@"]
+    assert name.startswith("uprobe:/bin/busybox:0x") and found["@"][name] >= 2
+    for named, why in (
+        ("busybox:main", "/bin/busybox has no symbols: it is stripped"),
+        ("libnothere:f", "the guest has no program or library 'libnothere' in memory"),
+        ("/nowhere:f", "the guest has no file /nowhere in memory"),
+    ):
+        finished = batch(linux, [f"optprobe script -e 'uprobe:{named} {{ @ = count(); }}'"])
+        assert finished.status == 1 and f"optprobe: {why}" in finished.output, finished.output
+
+
 def test_keys_that_were_deleted_make_room_for_others(linux: Guest) -> None:
     """Of 256 keys, 300 reads use one each; those of an earlier look at the rings are freed."""
     program = (
@@ -239,7 +281,80 @@ def test_keys_that_were_deleted_make_room_for_others(linux: Guest) -> None:
 
 
 def test_a_kind_of_probes_that_is_not_there_is_named(linux: Guest) -> None:
-    for kind, body in (("uretprobe:/bin/sh:main", "str(retval)"),):
+    for kind, body in (("usdt:/bin/sh:main", "str(arg0)"),):
         finished = batch(linux, [f"optprobe script -e 'kprobe:vfs_read {{ @ = count(); }} {kind} {{ @x = {body}; }}'"])
         assert finished.status == 1 and "Attaching" not in finished.output
         assert f"optprobe: {kind.partition(':')[0]} probes are not supported yet" in finished.output
+
+
+def session_maps(finished: Finished) -> dict[str, Any]:
+    """What a report's JSON has of the session's maps, by their names."""
+    lines = [json.loads(line) for line in finished.output.splitlines() if line.startswith('{"type": "session_map"')]
+    return {name: value for line in lines for name, value in line["map"]["data"].items()}
+
+
+def test_blocks_of_several_probes_share_the_sessions_maps(each_linux: Guest) -> None:
+    """A later GDB takes them over with what they have counted."""
+    first = batch(
+        each_linux,
+        [
+            "set optprobe on-exit keep",
+            'optprobe add vfs_read do { if (comm == "dd") { @by[func, arg2] = count(); @s[tid] = 1; } }',
+            "optprobe add vfs_read -return do { if (@s[tid]) { @got = sum(retval); delete(@s[tid]); } }",
+            'optprobe add vfs_w* do { if (comm == "dd" && !@s[tid]) { @by[func, arg2] = count(); } }',
+            f"optprobe run -guest '{DD}'",
+            "optprobe report -json",
+            "optprobe report",
+        ],
+    )
+    found = session_maps(first)
+    assert found["@by"]["vfs_read,1"] == found["@by"]["vfs_write,1"] == READS and found["@s"] == {}
+    assert READS <= found["@got"] < READS + 100_000 and f"\n@by[vfs_read, 1]: {READS}" in first.output
+    assert ' do { if (comm == "dd")' in re.sub(r"\s+", " ", first.output)
+    second = batch(
+        each_linux,
+        [
+            "optprobe recover",
+            f"optprobe run -guest '{DD}'",
+            "optprobe report -json",
+            "optprobe report -clear",
+            "python print('cleared')",
+            *("optprobe report -json", "optprobe check", "optprobe delete", "optprobe list"),
+        ],
+    )
+    found = session_maps(Finished(second.output.partition("cleared")[0], 0, ()))
+    assert found["@by"]["vfs_read,1"] == found["@by"]["vfs_write,1"] == 2 * READS, second.output
+    assert session_maps(Finished(second.output.partition("cleared")[2], 0, ()))["@by"] == {}
+    assert second.status == 0 and "No probes." in second.output
+
+
+def refused(line: str) -> str:
+    """A command that fails, of which the message is printed and GDB goes on."""
+    return f"python\ntry:\n gdb.execute({line!r})\nexcept gdb.error as error:\n print(error)\nend"
+
+
+def test_a_script_that_is_kept_counts_on(linux: Guest) -> None:
+    program = (
+        'BEGIN { @n = 40; printf("begun\\n"); } kprobe:vfs_read /comm == "dd" && arg2 == 1/ '
+        '{ @n++; @r = count(); if (@n == 42) { printf("%s %d\\n", comm, arg2); } } '
+        'kretprobe:vfs_read /comm == "dd"/ { @ret[retval] = count(); } END { printf("never\\n"); }'
+    )
+    refusals = {
+        "script -e 'BEGIN { @n = 1; }'": "@n is a map of other probes, which would go with the script",
+        "add vfs_write do { @n[1] = count(); }": "Argument mismatch for @n: trying to access with arguments: 'int64'",
+        "add vfs_write do { @n = 1; clear(@n); }": "clear() is carried out while a script runs, and these probes stay",
+        "add vfs_write if count > 1 do { @x = 1; }": "a block in braces has no condition before it",
+        "add vfs_write do count, { @x = 1; }": "a block in braces is the only action",
+        "script -keep -e 'interval:s:1 { @i = 1; }'": "interval probes fire while a script runs",
+    }
+    lines = ["set optprobe exit-on-error off", f"optprobe script -keep -e '{program}'", f"optprobe run -guest '{DD}'"]
+    lines += ["optprobe report -json", "optprobe add vfs_write do { if (@n == 1) { @other = 1; } }"]
+    lines += [*(refused(f"optprobe {line}") for line in refusals), "optprobe delete", "optprobe report"]
+    finished = batch(linux, lines)
+    text, found = finished.output, session_maps(finished)
+    assert "Attaching 4 probes...\nbegun\n" in text and "never" not in text
+    assert found == {"@n": 40 + READS, "@r": READS, "@ret": {"1": READS} | found["@ret"]}
+    assert '"text": "dd 1"' in text
+    for why in refusals.values():
+        assert f"optprobe: {why}" in text, text
+    assert "\nNo probes.\n" in text and not session_maps(Finished(text.partition("No probes.")[2], 0, ()))

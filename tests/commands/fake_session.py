@@ -23,6 +23,7 @@ from gdb_optprobe.probes.views import (
     RefusedView,
     RowView,
     SavedProbes,
+    SessionMapView,
     ShowView,
 )
 
@@ -164,6 +165,10 @@ class FakeSession:
 
     def reports(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         return tuple(replace(each, **GATHERED.get(each.location, {})) for each in self.views(numbers))
+
+    def maps(self, numbers: Sequence[int] | None = None) -> tuple[SessionMapView, ...]:
+        self._check(numbers)
+        return ()
 
     def views(self, numbers: Sequence[int] | None = None) -> tuple[ProbeView, ...]:
         return tuple(self.probes[number] for number in self._check(numbers))

@@ -31,7 +31,7 @@ ANSWERS = [
     ('kprobe:f { printf("%d\\n", pid); }', "bpftrace", 'f do print("%d\\n", $tgid)'),
     ("kprobe:f { exit(); }", "bpftrace", "f"),
     ("f do @[comm] = count()", "bpftrace", "f do count by $comm"),
-    ("f if x do { @[comm] = count(); }", "bpftrace", "f if x do count by $comm"),
+    ("f if x do @[comm] = count()", "bpftrace", "f if x do count by $comm"),
     ("p:vfs_read", "tracefs", "vfs_read"),
     ("r:vfs_read", "tracefs", "vfs_read -return"),
     ("p:group/name vfs_read+4 count=%dx:u64", "tracefs", "vfs_read+4"),
@@ -89,8 +89,16 @@ def test_what_is_not_here_is_said(typed: str) -> None:
     assert "the syntax of bpftrace, and there is no such probe here" in error.message and error.hint
 
 
-def test_an_unknown_statement_is_answered_with_our_actions() -> None:
-    assert refused("f do @start[tid] = nsecs").hint.startswith("the actions are count, sum,")
+def test_an_unknown_statement_is_answered_with_braces() -> None:
+    assert refused("f do @start[tid] = nsecs").hint == "optprobe add f do { @start[tid] = nsecs }"
+
+
+def test_a_block_in_braces_is_an_action_without_a_condition() -> None:
+    (spec,) = parse_add("vfs_* do { @[func] = count(), @b = 1; if (x) { do; } } -json").specs()
+    assert spec.block == "{ @[func] = count(), @b = 1; if (x) { do; } }" and spec.glob
+    error = refused("f if x do { @[comm] = count(); }")
+    assert error.message.startswith("a block in braces has no condition before it\n") and error.hint == "count by $comm"
+    assert not parse_add("f do count").specs()[0].block
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers.clauses import parse_action
+from gdb_optprobe.handlers.clauses import is_block, parse_action
 from gdb_optprobe.handlers.ctype import TYPEDEFS
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.source import Fragment, legible
@@ -68,6 +68,8 @@ def fault(command: str) -> str:
 
 
 def _parse(action: Fragment) -> None:
+    if is_block(action.text):
+        return  # compiled for a place, where its names have types
     if saved := _SAVE.match(action.text):
         parse_expression(Fragment.whole(action.text[saved.end() :]), TYPEDEFS.__contains__)
     else:

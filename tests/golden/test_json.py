@@ -23,6 +23,7 @@ from gdb_optprobe.probes.views import (
     ReasonView,
     RecordView,
     RowView,
+    SessionMapView,
 )
 from tests.commands.fake_session import COLLECTOR, EXPLAINED, SHOWN, VFS_READ, boosted, probe
 from tests.golden import golden
@@ -106,7 +107,9 @@ def test_list() -> None:
 def test_report() -> None:
     costly: ProbeView = replace(UPROBE, detour=DetourView(0x1000, 64, 20, 17, 5, 0x401136, 9, 4))
     probes = (GATHERED, boosted(stops=7), KRETPROBE, costly, SHARING)
-    found = written(lambda json: json.report(probes)) + written(lambda json: json.collector(COLLECTOR))
+    maps = [SessionMapView("@a[x]: 1", '{"type": "map", "data": {"@a": {"x": 1}}}')]
+    found = written(lambda json: json.report(probes)) + written(lambda json: json.maps(maps))
+    found += written(lambda json: json.collector(COLLECTOR))
     assert found == golden("report.json")
 
 

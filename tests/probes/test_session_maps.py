@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.handlers import compile
 from gdb_optprobe.handlers.ir import (
     Binary,
     Column,
@@ -24,12 +23,10 @@ from gdb_optprobe.handlers.ir import (
     Update,
     Variable,
 )
-from gdb_optprobe.handlers.scope import Scope
-from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.maps.aggregate import Count, Powers, encode
 from gdb_optprobe.maps.session_map import SessionMap
-from gdb_optprobe.probes import kprobes
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.session_scripts import SessionScripts
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.fake_guest import THREADS, FakeGuest
@@ -62,15 +59,7 @@ BY_SP, LAST_UP, SEEN_SP, LARGE_SP, OTHER = PROGRAMS
 @pytest.fixture(autouse=True)
 def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are compiled: to what PROGRAMS says."""
-    def compile_handler(
-        condition: Fragment | None, actions: Sequence[Fragment], names: Scope, limits: object = None
-    ) -> Program:
-        if actions and actions[0].text in PROGRAMS:
-            return PROGRAMS[actions[0].text]
-        return compile.compile_handler(condition, actions, names)
-
-    monkeypatch.setattr(kprobes, "compile_handler", compile_handler)
-    monkeypatch.setattr("gdb_optprobe.probes.session.check_action", lambda action: None)
+    monkeypatch.setattr(SessionScripts, "compile", lambda scripts, spec, names, address: PROGRAMS[spec.block])
 
 
 def at(number: int, block: str) -> Spec:
@@ -191,3 +180,14 @@ def test_a_later_session_has_the_maps_again() -> None:
     assert {*by_key(later, "by").values()} == {(4,)}
     later.delete()
     assert later.check() == ()
+
+
+def test_a_map_begins_with_what_it_is_given() -> None:
+    """A probe fires as soon as it is there, perhaps before another one of its script is."""
+    guest = functions()
+    session = guest.session()
+    session.kprobes.maps.first = {"last": {b"": (40,)}, "absent": {b"": (1,)}}
+    session.add(at(1, LAST_UP))
+    session.add(at(2, LAST_UP))
+    run(guest)
+    assert by_key(session, "last") == {b"": (40 + 2 * THREADS,)}

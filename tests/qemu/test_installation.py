@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gdb_optprobe
-from qemu import program
+from qemu import fitting_gdb
 from qemu.debugger import DebuggerError, gdb_program, line_to_start
 from tests.installed import install, run, site, tracked
 
@@ -127,14 +127,14 @@ def test_what_a_gdb_lacks(tmp_path: Path, answer: str, why: str) -> None:
     fake = tmp_path / "gdb"
     fake.write_text(f"#!/bin/sh\necho '{answer}'\n")
     fake.chmod(0o755)
-    assert program.unfit(str(fake)) == why
+    assert fitting_gdb.unfit(str(fake)) == why
 
 
 def test_where_no_gdb_fits_each_ones_fault_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPTPROBE_GDB", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DebuggerError, match="gdb-multiarch is not installed, gdb is not installed; install GDB 13"):
-        program.fitting_gdb()
+        fitting_gdb.fitting_gdb()
 
 
 def test_the_setup_script_names_the_same_packages_for_gdb() -> None:

@@ -71,6 +71,9 @@ from gdb_optprobe.handlers.script.values import (
     split,
 )
 
+MOST_STATEMENTS = 1 << 14
+"""Of one probe: a journal of the guest may have a block, too."""
+
 
 @dataclass(slots=True)
 class Local:
@@ -106,13 +109,17 @@ class Body:
         self.declared = declared
         self.site = site
         self.statements: list[Statement] = []
-        self._made = 0
+        self._made = self._emitted = 0
         self._scopes: list[dict[str, Local]] = [{}]
         self._closed: set[str] = set()
 
     # statements
 
     def emit(self, *statements: Statement) -> None:
+        """Add statements. Raises OptprobeError where there are too many: what is unrolled, within what is unrolled."""
+        self._emitted += len(statements)
+        if self._emitted > MOST_STATEMENTS:
+            raise OptprobeError("the program is too large", f"at most {MOST_STATEMENTS:,} statements, unrolled")
         self.statements += statements
 
     @contextmanager

@@ -103,6 +103,8 @@ _REFUSED = {
     "unwatch": "watchpoints are not supported",
 }
 _UNSAFE = ("system",)
+_CARRIED_OUT = ("clear", "zero", "exit", "cat", "system")
+"""What the host does while a script runs."""
 
 
 class Calls(Expressions):
@@ -114,6 +116,9 @@ class Calls(Expressions):
             raise wrong(f"{name}() is not supported: {_REFUSED[name]}", node.where)
         if name in _UNSAFE and not self.declared.unsafe:
             raise wrong(f"{name}() is an unsafe function being used in safe mode", node.where, "-unsafe allows it")
+        if self.declared.stays and self.site.provider not in ("BEGIN", "END") and _is_carried_out(node):
+            message = f"{name}() is carried out while a script runs, and these probes stay without one"
+            raise wrong(message, node.where, "optprobe report shows maps and records, report -clear empties them")
         if name in AGGREGATES:
             raise wrong(f"{name}() should be directly assigned to a map", node.where, f"@ = {name}(…)")
         if name not in FUNCTIONS:
@@ -477,9 +482,7 @@ class Calls(Expressions):
         if node.name == "ksym":
             return Word(Symbol(False), found.expr)
         pid = self.integer(self.builtin("pid", node.where), node.where)
-        buffer = self.buffer(2 * WORD)
-        self.emit(Copy(Slice(buffer.buffer, 0, WORD), found.expr), Copy(Slice(buffer.buffer, WORD, WORD), pid.expr))
-        return Data(Symbol(True), buffer)
+        return self.user_symbol(found.expr, pid.expr)
 
     def _kaddr(self, node: tree.Call) -> Value:
         name = as_typed(self._literal_text(node, 0))
@@ -621,6 +624,13 @@ class Calls(Expressions):
     def _cgroup_path(self, node: tree.Call) -> Value:
         word = self.integer(self.value(node.arguments[0]), node.arguments[0].where)
         return Word(ControlGroup(), word.expr)
+
+
+def _is_carried_out(node: tree.Call) -> bool:
+    """Return whether the host does it while a script runs; `print` of a value is a record as `printf` is."""
+    if node.name != "print" or not node.arguments:
+        return node.name in _CARRIED_OUT
+    return isinstance(node.arguments[0], tree.Map) and node.arguments[0].key is None
 
 
 def _nothing() -> Word:

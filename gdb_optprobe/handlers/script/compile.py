@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.ir import Constant, If, Map, Program
@@ -15,7 +15,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script import lexer, parser, tree
 from gdb_optprobe.handlers.script.attach import AttachPoint, attach_point
 from gdb_optprobe.handlers.script.body import Site
-from gdb_optprobe.handlers.script.declared import Declared, MapType
+from gdb_optprobe.handlers.script.declared import Declared, Known, MapType
 from gdb_optprobe.handlers.script.expressions import BUILTINS
 from gdb_optprobe.handlers.script.place import wrong
 from gdb_optprobe.handlers.script.preprocessor import preprocess
@@ -27,6 +27,8 @@ from gdb_optprobe.handlers.script.types import Nothing
 
 MOST_WALKS = 12
 """Walks that find types: each settles at least one map or variable that depends on the one before."""
+LONGEST_NAME = 63
+"""Characters of a probe's name in blocks, at least, so that those of several functions have keys of one type."""
 HAS_TYPES = "BPFTRACE_HAVE_BTF"
 
 
@@ -66,12 +68,16 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A probe of the tree, and where it is attached. sample: a match to find types by, also where there is none."""
+    """A probe of the tree, and where it is attached. sample: a match to find types by, also where there is none.
+
+    longest: characters of a match's name, at least; the length is one of `probe`'s type.
+    """
 
     number: int
     node: tree.Probe
     matches: tuple[tuple[AttachPoint, Matched], ...]
     sample: tuple[AttachPoint, Matched]
+    longest: int = 0
 
 
 def compile_script(
@@ -80,15 +86,17 @@ def compile_script(
     parameters: Sequence[str] = (),
     settings: Settings | None = None,
     unsafe: bool = False,
+    known: Known | None = None,
 ) -> Script:
     """Compile a script. Raises OptprobeError, pointing at the first fault.
 
     parameters: of `$1`, …. settings: the defaults, which the script's own replace. unsafe: `system` is allowed.
+    known: of a session, where the probes stay in it.
     """
     defined = frozenset((HAS_TYPES,) if kernel.has_types() else ())
     found = preprocess(text, defined, kernel.has_header)
     script = parser.parse(lexer.tokens(found.lines, found.macros), parameters, BUILTINS.__contains__)
-    declared = Declared(kernel, configured(settings or Settings(), script.settings), parameters, unsafe)
+    declared = _declared(kernel, configured(settings or Settings(), script.settings), parameters, unsafe, known)
     for definition in script.definitions:
         declared.define(definition)
     probes = _matched(script, declared)
@@ -103,7 +111,45 @@ def compile_script(
         for point, match in probe.matches
     )
     maps = {name: found for name, found in sorted(declared.maps.items()) if not isinstance(found.value, Nothing)}
+    if known is not None:
+        maps = {name: found for name, found in maps.items() if name in _named(script)}
     return Script(programs, maps, tuple(declared.requests), declared.settings, tuple(declared.warnings))
+
+
+def compile_block(
+    text: str, provider: str, match: Matched, kernel: Kernel, settings: Settings, known: Known
+) -> tuple[Program, dict[str, MapType]]:
+    """Compile one block in braces for a probe that stays. Return its program, and the types of its maps.
+
+    Raises OptprobeError, pointing at the first fault.
+    """
+    found = preprocess(f"do {text}", frozenset(), kernel.has_header)
+    script = parser.parse(lexer.tokens(found.lines, found.macros), (), BUILTINS.__contains__)
+    if len(script.probes) > 1 or script.definitions or script.settings:
+        raise wrong("one block in braces is all that a probe does", script.probes[-1].where)
+    declared = _declared(kernel, settings, (), False, known)
+    node = script.probes[0]
+    sample = AttachPoint(node.where, provider), match
+    probe = _Probe(0, node, (sample,), sample, LONGEST_NAME)
+    _find_types([probe], declared)
+    declared.final = True
+    program = _program(probe, *sample, declared)
+    return program, {name: declared.maps[name] for name in _named(script)}
+
+
+def _declared(
+    kernel: Kernel, settings: Settings, parameters: Sequence[str], unsafe: bool, known: Known | None
+) -> Declared:
+    if known is None:
+        return Declared(kernel, settings, parameters, unsafe)
+    maps = {name: replace(found) for name, found in known.maps.items()}
+    return Declared(kernel, settings, parameters, unsafe, stays=True, maps=maps, requests=known.requests)
+
+
+def _named(script: tree.Script) -> set[str]:
+    """Return the names of the maps in a script."""
+    statements = (each for probe in script.probes for each in (probe.predicate, *probe.body) if each is not None)
+    return {node.name for each in statements for node in tree.nodes(each) if isinstance(node, tree.Map)}
 
 
 def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
@@ -178,7 +224,7 @@ def _program(probe: _Probe, point: AttachPoint, match: Matched, declared: Declar
 
 def _ungated(probe: _Probe, point: AttachPoint, match: Matched, declared: Declared) -> Program:
     """Return what a hit does that the probe's gate has let through."""
-    longest = max((len(each.name) for _, each in probe.matches), default=0)
+    longest = max(probe.longest, *(len(each.name) for _, each in probe.matches), 0)
     body = Statements(declared, Site(probe.number, match.name, longest, point.provider, match.hit))
     node = probe.node
     if node.predicate is None:

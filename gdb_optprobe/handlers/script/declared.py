@@ -42,13 +42,25 @@ class MapType:
 
 
 @dataclass(slots=True)
+class Known:
+    """What the probes of a session know of each other's maps and records. maps, requests: as those of Declared."""
+
+    maps: dict[str, MapType] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Declared:
-    """final: this walk makes the programs. changed: a type has changed in this walk."""
+    """final: this walk makes the programs. changed: a type has changed in this walk.
+
+    stays: whether the probes stay without a script that runs: what only that carries out is refused.
+    """
 
     kernel: Kernel
     settings: Settings
     parameters: Sequence[str]
     unsafe: bool = False
+    stays: bool = False
     maps: dict[str, MapType] = field(default_factory=dict)
     variables: dict[tuple[int, Place], Type] = field(default_factory=dict)
     wide: set[tuple[int, str]] = field(default_factory=set)

@@ -204,7 +204,7 @@ class Expressions(Body):
                 found = self.site.hit.function()
                 if isinstance(found, Missing):
                     raise wrong(found.message, where, found.hint)
-                return Word(Symbol(False), found)
+                return self.user_symbol(*found) if isinstance(found, tuple) else Word(Symbol(False), found)
             case "probe":
                 longest = bytes_of(Text(self.site.longest + 1))
                 return Data(Text(self.site.longest + 1), Literal.text(self.site.name.encode(), longest))
@@ -223,6 +223,12 @@ class Expressions(Body):
         if isinstance(type_, Enum):
             return Word(Enum(type_.name, WORD, value < 0, type_.enumerators), fold.constant(value), literal=True)
         return Word(number(value).type, fold.constant(value), literal=True)
+
+    def user_symbol(self, address: Expr, of: Expr) -> Data:
+        """Return a program's address that is shown as a name. of: see types.Symbol."""
+        buffer = self.buffer(bytes_of(Symbol(True)))
+        self.emit(Copy(Slice(buffer.buffer, 0, WORD), address), Copy(Slice(buffer.buffer, WORD, WORD), of))
+        return Data(Symbol(True), buffer)
 
     def builtin(self, name: str, where: Place) -> Value:
         """Return a built-in variable that the probe's scope has."""

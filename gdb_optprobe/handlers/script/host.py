@@ -85,7 +85,7 @@ class HostScope:
         wanted = "tracepoint/fentry/uprobe probes"
         return Missing(f"The args builtin can only be used with {wanted} ({self.provider} used here)")
 
-    def function(self) -> Expr | Missing:
+    def function(self) -> Missing:
         return Missing(f"The func builtin can not be used with '{self.provider}' probes")
 
     def stack(self, user: bool, depth: int) -> Walk | Missing:

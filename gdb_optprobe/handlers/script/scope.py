@@ -75,8 +75,8 @@ class HitScope(Protocol):
     def field(self, name: str) -> Meaning | Missing:
         """Return `args.name`: a tracepoint's field, or a function's parameter."""
 
-    def function(self) -> Expr | Missing:
-        """Return the address of the probed function, for `func`."""
+    def function(self) -> Expr | tuple[Expr, Expr] | Missing:
+        """Return the address of the probed function, for `func`; two words of a program's, see types.Symbol."""
 
     def stack(self, user: bool, depth: int) -> Walk | Missing:
         """Return how a program has a stack, and the words of which the host makes its frames."""

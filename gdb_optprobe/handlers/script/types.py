@@ -80,7 +80,10 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An address that is shown as a name. user: of a program: the second word is its process."""
+    """An address that is shown as a name.
+
+    user: of a program. The second word is its process; or the inode of its file, where the address is the file's own.
+    """
 
     user: bool
 

@@ -30,7 +30,7 @@ def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, settings: Se
     if spec.is_plain_count and not spec.pid:
         return Handler()
     limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
-    compiled = compile_handler(spec.condition_part, spec.action_parts, names.names, limits)
+    compiled = spec.program or compile_handler(spec.condition_part, spec.action_parts, names.names, limits)
     check_stop(compiled, user.kernel.isa)
     if spec.pid:
         test = is_process(names, spec.pid)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from gdb_optprobe.guest.linux.user import writer
 from gdb_optprobe.guest.linux.user.mm import AddressSpace, Busy
 from gdb_optprobe.guest.linux.user.program import Program
 from gdb_optprobe.guest.linux.user.writer import flags
+from gdb_optprobe.handlers import ir
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Insn, joined
@@ -210,6 +211,20 @@ class Uprobes:
         for probe in probes:
             probe.handler.forget_code()
         return []
+
+    def check(self, spec: Spec) -> None:
+        """Plan and lower a probe, without touching the guest. Raises OptprobeError."""
+        user, site, handler = self._plan(spec)
+        if not spec.is_return:  # one of returns is lowered to be planned
+            lower_uprobe(Probe(0, spec, site.insn.address, handler), user.kernel.calls.handler, user)
+
+    def may_be_busy(self, probes: Sequence[Probe]) -> bool:
+        """Return whether a thread may be in a program of the uprobes among these, or in one that they had before."""
+        if not (sites := self.registry.uprobe_sites(probes)) or (arena := self.optimizer.arena) is None:
+            return False
+        inside = [site.installed.range for site in sites if site.installed is not None]
+        inside += [*self.rethooks.ranges, *((one.address, one.end) for one in arena.retired)]
+        return not hooks.is_quiescent(inside, self.target.guest)
 
     def needs_memory(self, spec: Spec, addresses: Sequence[int] = ()) -> bool:
         """Return whether a probe needs memory of the guest. Raises OptprobeError where there can be none."""
@@ -487,11 +502,19 @@ class Uprobes:
 
     def _handler(self, spec: Spec, point: UprobeSite, user: UserTarget, settings: Settings) -> Handler:
         """Return what a hit does. Raises OptprobeError, pointing at what cannot be done."""
+        maps = self.optimizer.maps
+        if spec.block:
+            spec = replace(spec, program=self._block(spec, point))
         if spec.is_return:
-            found = compile_uretprobe(spec, point.program, point.insn.address, user, settings)
-        else:
-            found = compile_uprobe(spec, point, user, settings)
-        return found.using(self.optimizer.maps)
+            return compile_uretprobe(spec, point.program, point.insn.address, user, settings, maps)
+        return compile_uprobe(spec, point, user, settings).using(maps)
+
+    def _block(self, spec: Spec, point: UprobeSite) -> ir.Program:
+        """Compile the block of a probe. Raises OptprobeError, pointing."""
+        guest, program, address = self.target.guest, point.program, point.insn.address
+        at_entry = guest.program_names_at(address, program.is_entry(address), program.bits)
+        names = guest.program_names_at_return(program.bits) if spec.is_return else at_entry
+        return self.optimizer.scripts.compile(spec, names, address, program)
 
     def _install_shared(self, user: UserTarget, arena: Arena) -> None:
         """Install the code that all traps use, and the writers of traps. Raises Refused."""

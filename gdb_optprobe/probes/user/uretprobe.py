@@ -30,6 +30,7 @@ from gdb_optprobe.maps.user_call_table import MOST_SAVED, SAVED, UserCallTableLa
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.return_program import compile_return, entry_parts, return_handler
+from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.user.target import UserTarget
@@ -47,9 +48,12 @@ SOME, JUMPS = 128, 4
 
 
 def compile_uretprobe(
-    spec: Spec, program: Program, address: int, user: UserTarget, settings: Settings
+    spec: Spec, program: Program, address: int, user: UserTarget, settings: Settings, maps: SessionMaps
 ) -> Handler:
-    """Return what a return of the function at `address` does. Raises OptprobeError, pointing at what cannot be done."""
+    """Return what a return of the function at `address` does. maps: the session's.
+
+    Raises OptprobeError, pointing at what cannot be done.
+    """
     guest, isa = user.guest, user.kernel.returning().isa
     _check_function(program, address, user.kernel.isa, isa)
     at_entry = guest.program_names_at(address, True, program.bits)
@@ -61,7 +65,7 @@ def compile_uretprobe(
     check_stop(compiled, user.kernel.isa)
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits, overwrites=spec.overwrite)
-    handler = replace(handler, entry=entry)
+    handler = replace(handler, entry=entry).using(maps)
     with handler.errors_at_source(spec):
         trial_codes(Probe(0, spec, address, handler), program, user, user.kernel.calls.handler)
     return handler
@@ -92,7 +96,10 @@ def _compile(
 
     Raises OptprobeError, pointing.
     """
-    program, entry, _ = compile_return(spec, at_entry, at_return, SLOT_ADDRESS, at_entry.hertz, limits)
+    if spec.program is not None:
+        program, entry = spec.program, EntryProgram()
+    else:
+        program, entry, _ = compile_return(spec, at_entry, at_return, SLOT_ADDRESS, at_entry.hertz, limits)
     if spec.pid:
         only = is_process(at_entry, spec.pid)
         entry = replace(entry, condition=And(only, entry.condition) if entry.condition is not None else only)

@@ -17,6 +17,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, TableKind
 from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.guest import Guest
@@ -157,6 +158,13 @@ class UserRethooks:
         """Enter no calls of a function for now: all of its uretprobes are switched off."""
         if (function := self.functions.get((program.inode, address))) is not None:
             function.retire()
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """Return where a thread may be that returns to the code of a function."""
+        functions = (*self.functions.values(), *self.retired)
+        placed = (code for each in functions for code in (each.installed, *each.retired) if code is not None)
+        return tuple(code.range for code in placed)
 
     @property
     def has_retired(self) -> bool:

@@ -9,6 +9,7 @@ be mapped. All that is read is checked: it may be anything.
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +39,16 @@ OVERLAY = 0x794C7630
 """OVERLAYFS_SUPER_MAGIC (fs/overlayfs/super.c): the kernel maps a layer's file in place of one (ovl_mmap)."""
 
 
+PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+LIBRARIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
+"""Where a program or a library is looked for by its name alone; of libraries, a machine's own directories in these."""
+OF_MACHINE = b"-linux-"
+
+
+class NotThere(OptprobeError):
+    """The kernel has no such file in memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class File:
     """A regular file. inode, mapping: addresses of the kernel's struct inode and struct address_space.
@@ -63,6 +74,24 @@ class _Place:
 def find(kernel: Kernel, path: str) -> File:
     """Return the file at `path`, typed or printed, as process 1 sees it. Raises OptprobeError."""
     return _Names(kernel).file(raw(path))
+
+
+def search(kernel: Kernel, name: str) -> list[str]:
+    """Return paths of the program or the library of a name without directory: `bash`, `libc`, `libc.so.6`.
+
+    Those that the kernel has in memory, in the order of the directories. Raises OptprobeError.
+    """
+    names = _Names(kernel)
+    if not name.startswith("lib"):
+        return [f"{folder}/{name}" for folder in PROGRAMS if raw(name) in names.within(folder)]
+    wanted = re.compile(rb"%b([-.][\d.]+)?(\.so(\.\d+)*)?" % re.escape(raw(name)))
+    found: list[str] = []
+    for folder in LIBRARIES:
+        inside = names.within(folder)
+        for directory in (folder, *(f"{folder}/{printable(each)}" for each in inside if OF_MACHINE in each)):
+            entries = inside if directory == folder else names.within(directory)
+            found += (f"{directory}/{printable(each)}" for each in entries if wanted.fullmatch(each) and b".so" in each)
+    return found
 
 
 def named(kernel: Kernel, dentry: int) -> File:
@@ -110,9 +139,19 @@ class _Names:
 
     def named(self, dentry: int) -> File:
         """Return the file of a dentry. Raises OptprobeError."""
+        return self._at(self._name_of(dentry), self._inode(dentry))
+
+    def within(self, directory: str) -> list[bytes]:
+        """Return the names in a directory; none where it is not in memory. Raises OptprobeError."""
+        try:
+            place = self._walk(raw(directory))
+        except NotThere:
+            return []
+        return sorted(self._name_of(each) for each in self._entries(place.dentry) if self._inode(each))
+
+    def _name_of(self, dentry: int) -> bytes:
         length = min(self._number(dentry + self._length, 4), NAME_MAX)
-        name = self._kernel.memory.read(self._kernel.word(dentry + self._name), length)
-        return self._at(name, self._inode(dentry))
+        return self._kernel.memory.read(self._kernel.word(dentry + self._name), length)
 
     def _at(self, path: bytes, inode: int) -> File:
         shown = printable(path)
@@ -150,7 +189,7 @@ class _Names:
                 continue
             found = self._child(trail[-1], name)
             if found is None:
-                raise OptprobeError(f"the guest has no file {printable(path)} in memory", IN_MEMORY)
+                raise NotThere(f"the guest has no file {printable(path)} in memory", IN_MEMORY)
             target = self._target(found, path)
             if target is None:
                 trail.append(found)

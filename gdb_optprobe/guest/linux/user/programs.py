@@ -9,7 +9,7 @@ from pathlib import Path
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.list_head import members
-from gdb_optprobe.guest.linux.user import mm, program
+from gdb_optprobe.guest.linux.user import files, mm, program
 from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.mm import AddressSpace
 from gdb_optprobe.guest.linux.user.mmu import Mmu
@@ -50,6 +50,25 @@ class Programs:
     def find(self, path: str, host: Path | None = None) -> Program:
         """See program.find."""
         return program.find(self.kernel, self.frames, path, host)
+
+    def search(self, name: str) -> list[str]:
+        """See files.search."""
+        return files.search(self.kernel, name)
+
+    def of_process(self, pid: int) -> Program | None:
+        """Return the program that a process runs; None where there is no such process. Raises OptprobeError."""
+        kernel = self.kernel
+        for mm_, process in self._processes():
+            if process.pid == pid and mm_ and (file := kernel.word(mm_ + kernel.offset("mm_struct", "exe_file"))):
+                return self.known(files.named(kernel, kernel.word(file + kernel.offset("file", "f_path.dentry"))))
+        return None
+
+    def _processes(self) -> Iterator[tuple[int, mm.Process]]:
+        """Yield each process with its address space; 0 for a kernel thread's."""
+        kernel = self.kernel
+        tasks, of_task = kernel.offset("task_struct", "tasks"), kernel.offset("task_struct", "mm")
+        for task in members(kernel, kernel.address("init_task") + tasks, tasks):
+            yield kernel.word(task + of_task), mm.process(kernel, task)
 
     def check(self) -> None:
         """Read the mappings of the program of process 1: every probe on a program needs what this reads.

@@ -397,3 +397,19 @@ def test_paths_with_line_ends_and_terminal_escapes_are_shown_and_found_as_they_a
     with pytest.raises(OptprobeError) as wrong:
         files.find(guest.known, "/l\n/\x1b")
     assert str(wrong.value).isprintable()
+
+
+def test_programs_and_libraries_are_found_by_their_names() -> None:
+    kernel = Kernel()
+    directory, file = (lambda: kernel.inode(stat.S_IFDIR)), kernel.inode(stat.S_IFREG, 10)
+    top = kernel.within(kernel.root, lib=directory(), usr=directory(), lib64=kernel.inode(stat.S_IFLNK, link="/lib"))
+    inside = {"x86_64-linux-gnu": directory(), "libc-2.31.so": file, "modules": directory()}
+    machine = kernel.within(top["lib"], **inside)
+    names = ("libc.so.6", "libcrypto.so.3", "libc.a", "libc", "xlibc.so")
+    kernel.within(machine["x86_64-linux-gnu"], **dict.fromkeys(names, file))
+    kernel.within(kernel.within(top["usr"], bin=directory())["bin"], bash=file)
+    libraries = ["/libc-2.31.so", "/x86_64-linux-gnu/libc.so.6"]
+    assert files.search(kernel.known, "libc") == [f"{at}{path}" for at in ("/lib64", "/lib") for path in libraries]
+    assert files.search(kernel.known, "libcrypto.so.3")[-1] == "/lib/x86_64-linux-gnu/libcrypto.so.3"
+    assert files.search(kernel.known, "bash") == ["/usr/bin/bash"]
+    assert files.search(kernel.known, "libnone") == files.search(kernel.known, "none") == []
