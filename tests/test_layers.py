@@ -307,7 +307,11 @@ GIVEN = {
     ("debugger/kernel_symbols.py", "f\"set confirm {('on' if confirm else 'off')}\""),
 }
 """All that GDB is given but constants and numbers, by file. None of it is text of the guest's."""
-FORMATS = ("self.wording.format(**dict(self.facts))", "self.advice.format(**dict(self.facts))")
+FORMATS = (
+    "self.wording.format(**dict(self.facts))",
+    "self.advice.format(**dict(self.facts))",
+    "words.format(**dict.fromkeys(facts, ''))",
+)
 """Of detours/refusal.py's own list."""
 RUNS = ("eval", "exec", "system", "popen", "getoutput", "getstatusoutput")
 

@@ -106,7 +106,7 @@ class CallStacks:
         return [at for _, some in by_stack.values() if came.isdisjoint(some) for at in some]
 
     def _returned(self, saved: SavedWords, trampoline: int) -> Iterator[int]:
-        """Yield where calls may be whose interrupted thread is at the first instruction of its trampoline.
+        """Yield where calls may be: their interrupted thread is at the first instruction of its trampoline.
 
         There its PC is saved, and above it the stack pointer, which is behind the call's stack address.
         """

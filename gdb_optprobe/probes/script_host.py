@@ -16,7 +16,7 @@ from gdb_optprobe.probes.script_kernel import ScriptKernel
 
 LOADS = "/proc/loadavg"
 CUT = "(callers unknown)"
-"""The last line of a stack that goes on where the hit could not follow it."""
+"""The last line of a stack that the hit could not follow to its end."""
 _FRACTION = 11  # bits, include/linux/sched/loadavg.h: FSHIFT
 
 

@@ -1,8 +1,8 @@
 """Walk the kernel's stack at a hit by its ORC tables: orc_unwind.py as statements of a program (handlers/ir.py).
 
     AT ─► orc_lookup ─► entries LOW … HIGH ─► the last that begins at AT or before ─► CFA ─► PC, SP, BP of the caller
-No address that is read here is beyond a stack: what is between SP and the end of the stack that it is in, or in the
-thread's. A frame that is found otherwise ends the walk, and is told as callers that are left out.
+No address that is read here is beyond a stack: it lies between SP and the end of its stack, or in the
+thread's. A frame that is found otherwise ends the walk, and shows that callers are left out.
 """
 
 from __future__ import annotations
