@@ -104,6 +104,15 @@ class Batches:
         arena = self.optimizer.arena
         return arena is not None and arena.counts_that_fit(SLOT, WORD) < LEAST
 
+    def fit_singly(self, blocks: Sequence[CountBlock], functions: int) -> bool:
+        """Return whether so many functions more may have the actions of `blocks` each by itself.
+
+        They must leave room for other probes, in the journal too.
+        """
+        arena = self.optimizer.arena
+        routine = next((block.routine for block in blocks if block.handler.shared is not None), None)
+        return arena is None or routine is None or 2 * functions * routine.installed.slot.size <= arena.code.largest
+
     def _sample(self, spec: Spec, sites: IdleSites) -> Plan | None:
         """Return the plan that all tracer's sites have; None where there are none, or none that all can have."""
         return self.planner.sample(sites.site(sites.addresses[0]), spec) if sites.addresses else None

@@ -78,6 +78,9 @@ SLICE = 0.1
 LONGEST_SLICE = 1.0
 NO_ROOM = OptprobeError("there is no room for more detours and counters")
 WOULD_STOP = OptprobeError("a hit would stop the guest: optprobe explain FUNCTION says why, optprobe add takes each")
+NO_CALL = OptprobeError(
+    "its detour cannot call what the others share, and for all such functions there is no room: name those that matter"
+)
 STILL_RUNS = "the command still runs in the guest; another waits until it ends"
 
 
@@ -252,7 +255,7 @@ class Session:
             return
         blocks = self._put_in_together(spec, addresses, new) if spec.glob else []
         taken = {address for block in blocks for address in block.sites}
-        left_out = self._unwanted(spec, set(addresses) - taken, bool(blocks))
+        left_out = self._unwanted(spec, set(addresses) - taken, blocks)
         taken.update(one.address for one in left_out)
         others = [address for address in addresses if address not in taken]
         if others or not blocks:
@@ -351,19 +354,19 @@ class Session:
             raise Refused(Reason(reason.code, text, hint)) from None
         return True
 
-    def _unwanted(self, spec: Spec, addresses: Collection[int], together: bool) -> list[LeftOut]:
-        """Return which of the addresses that are in no block the probes of a glob leave out.
-
-        together: whether others are in blocks.
-        """
-        if spec.is_return and (together or spec.is_whole_kernel):
+    def _unwanted(self, spec: Spec, addresses: Collection[int], blocks: Sequence[CountBlock]) -> list[LeftOut]:
+        """Return which of the addresses that are in no block the probes of a glob leave out. blocks: of others."""
+        if spec.is_return and (blocks or spec.is_whole_kernel):
             fit = 2 * len(addresses) * A_RETURN <= self.optimizer.take_arena().data.largest
             return [] if fit else [LeftOut(address, OWN_TABLE) for address in sorted(addresses)]
         if not spec.is_whole_kernel:
             return []
         if self.batches.is_full:
             return [LeftOut(address, NO_ROOM) for address in sorted(addresses)]
-        return [LeftOut(address, WOULD_STOP) for address in sorted(self.block_planner.stopping(spec, addresses))]
+        stopping = self.block_planner.stopping(spec, addresses)
+        rest = [] if self.batches.fit_singly(blocks, len(addresses) - len(stopping)) else {*addresses} - stopping
+        why = {**dict.fromkeys(stopping, WOULD_STOP), **dict.fromkeys(rest, NO_CALL)}
+        return [LeftOut(address, why[address]) for address in sorted(why)]
 
     def _note(self, probe: Probe, is_first: bool) -> str:
         """Return what is worth knowing of a new probe. is_first: of its spec; the others have the same handler."""

@@ -22,6 +22,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.guest.linux.tracepoints import Tracepoint
 from gdb_optprobe.handlers.ir import Map, Program, Update
+from gdb_optprobe.handlers.lower_routine import caller_key
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.aggregate import Count
@@ -247,6 +248,33 @@ def test_a_block_of_which_the_detours_call_a_routine() -> None:
     for wrong in ({"bare": False}, {"program": 0}, {"do": ["hist(fd)"]}):
         with pytest.raises(journal_format.Damaged):
             read(value | wrong)
+
+
+def test_a_block_of_which_the_routine_fills_maps() -> None:
+    """Its probes have their hits alone; the first one's key in the maps is where its call returns to, inverted."""
+    maps = SharedMaps(0, 0, bits=4, cells=True, memory=Slot(DATA[0] + 0x8000, 0x1000))
+    spec = Spec("vfs_*", glob=True, actions=("count by fd", "sum(count)"))
+    made = handler(spec).sharing(maps, caller_key(CODE[0] + 5)).made_bare()
+    assert made is not None and made.size == 8
+    value = probe_value(Probe(12, spec, READ, made, SIZES)) | {"routine": CODE[0]}
+    del value["at"]
+    assert f"{json.dumps(value, separators=(',', ':'))}\n" == golden("journal_keyed.txt")
+    items = [json.loads(line) for line in golden("journal_blocks.txt").splitlines()]
+    state = {key: one for item in items for key, one in item.items()} | {f"{Item.DATA} {DATA[0] + 0x8000:x}": 0x1000}
+    key, block = next((key, one) for key, one in state.items() if key.startswith("block") and one[5] is not None)
+
+    def read(probe: Mapping[str, Any]) -> ProbeRecord:
+        changed = state | {key: [*block[:5], probe, *block[6:]]}
+        left = decode(changed, Bounds(TEXT, (CODE,), DATA, FILL), as_it_was(), X86_64)
+        return read_block(left.live_blocks[0], left)
+
+    one = read(json.loads(golden("journal_keyed.txt")))
+    assert (one.spec, one.routine, one.bare, one.program) == (spec, CODE[0], True, fingerprint(made))
+    assert one.maps == MapsRecord(DATA[0] + 0x8000, 4, True, caller_key(CODE[0] + 5))
+    without = {name: given for name, given in value.items() if name != "maps"}
+    for wrong in (value | {"bare": False}, value | {"maps": [DATA[0] + 8, 4, 1, 0]}, without):
+        with pytest.raises(journal_format.Damaged):
+            read(wrong)
 
 
 def test_what_was_counted() -> None:

@@ -10,12 +10,14 @@ import pytest
 
 from gdb_optprobe.detours.journal import Item, Journal
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.examples import examples
 from tests.fake_guest import CODE, DATA, START, FakeGuest
 from tests.probes.test_batch import AT, GLOB, functions
 from tests.probes.test_batch_life import Guests, untraced
 
+KEYED = Spec("f*", glob=True, actions=("count by $rbx", "max($rdx)"))
 VALUES = (None, True, False, 0, 1, -1, 5, 24, 1 << 16, 1 << 32, 1 << 64, 1 << 70, 0.5, "", "zz", "0f", "0f1f440000")
 VALUES = (*VALUES, "cc" * 16, [], [1], {}, {"location": "f1"}, START, CODE, DATA, AT[0], AT[5], CODE + 24, DATA + 8)
 
@@ -62,12 +64,13 @@ def left_by_a_liar(guest: FakeGuest, journal: Journal, random: Random) -> FakeGu
     return found
 
 
-@pytest.mark.parametrize("made", [functions, untraced])
+@pytest.mark.parametrize(("made", "spec"), [(functions, GLOB), (untraced, GLOB), (functions, KEYED)])
 @pytest.mark.parametrize("takes_out", [False, True])
-def test_a_journal_that_lies_about_blocks(made: Guests, takes_out: bool) -> None:
+def test_a_journal_that_lies_about_blocks(made: Guests, spec: Spec, takes_out: bool) -> None:
     guest = made()
     session = guest.session()
-    session.add(GLOB)
+    session.add(spec)
+    assert session.registry.blocks
     session.disable([7, 8])
     assert session.optimizer.arena is not None
     taken = 0
@@ -80,7 +83,7 @@ def test_a_journal_that_lies_about_blocks(made: Guests, takes_out: bool) -> None
             else:
                 adopt.recover(next_one)
                 next_one.check()
-                next_one.views()
+                next_one.reports()
                 next_one.delete()
             taken += 1
         except OptprobeError as error:

@@ -269,6 +269,23 @@ def test_a_batch_that_fails_leaves_nothing() -> None:
         assert len({view.hits for view in session.reports()}) == 1
 
 
+def test_of_every_function_those_without_a_call_leave_room_for_others() -> None:
+    """They would each have the whole program: of so many functions they are left out, of few they are not."""
+    body = code("48 8d 44 40 07  lea 7(%rax,%rax,2),%rax\nc3  ret")
+    for number in (2, 60):
+        bodies = [Body(f"f{index}", at, BODY, tracer=0) for index, at in enumerate(AT)]
+        bodies += [Body(f"g{index}", START + 0x3000 + 32 * index, body) for index in range(number)]
+        guest = FakeGuest(tuple(bodies))
+        session = guest.session()
+        views = session.add(Spec("*", glob=True, actions=ACTIONS))
+        left_out = [one.text for view in views for one in view.left_out]
+        assert [len(block) for block in session.registry.blocks] == [COUNT]
+        if number == 2:
+            assert len(views) == COUNT + 2 and not left_out
+        else:
+            assert len(views) == COUNT and len(left_out) == 60 and all("cannot call" in text for text in left_out)
+
+
 def test_a_small_glob_has_its_actions_in_each_detour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_routines, "INLINE", 1)
     session = one_of_two().session()
