@@ -80,6 +80,21 @@ class Detour:
         return next((at for at, origin in self.origins if origin == original), None)
 
 
+def _laid_out(
+    plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code]
+) -> tuple[bytes, tuple[tuple[int, int], ...]]:
+    """Return the code of a detour, and which original addresses the addresses in it are shown as."""
+    landing = isa.landing if plan.tier is Tier.TRAPPED else b""
+    start = at + len(landing)
+    if plan.ftrace is not None:
+        first = programs[plan.head](start) if plan.head in programs else b""
+        data = first + isa.branch(start + len(first), plan.ftrace.end)
+        return landing + data, ((start, plan.head), (start + len(first), plan.ftrace.end))
+    alone = plan.dead if plan.displaced == (plan.insn,) else None
+    moved = isa.relocate(plan.displaced, start, programs, alone)
+    return landing + moved.data, tuple((start + offset, original) for offset, original in moved.origins)
+
+
 def build_detour(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | None = None) -> Detour:
     """Lay out the detour of `plan` at the address `at`; programs are by the address of the instruction they run before.
 
@@ -87,17 +102,7 @@ def build_detour(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | N
     """
     programs = programs or {}
     sizes = {original: len(program(at)) for original, program in programs.items()}
-    landing = isa.landing if plan.tier is Tier.TRAPPED else b""
-    start = at + len(landing)
-    if plan.ftrace is not None:
-        first = programs[plan.head](start) if plan.head in programs else b""
-        data = first + isa.branch(start + len(first), plan.ftrace.end)
-        origins: tuple[tuple[int, int], ...] = ((start, plan.head), (start + len(first), plan.ftrace.end))
-    else:
-        alone = plan.dead if plan.displaced == (plan.insn,) else None
-        moved = isa.relocate(plan.displaced, start, programs, alone)
-        data, origins = moved.data, tuple((start + offset, original) for offset, original in moved.origins)
-    data = landing + data
+    data, origins = _laid_out(plan, isa, at, programs)
     branches = (insn for insn in isa.decode(data, at) if insn.flow in (Flow.JUMP, Flow.BRANCH))
     return Detour(
         address=at,
@@ -111,4 +116,18 @@ def build_detour(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | N
 
 def build_count(plan: Plan, isa: Isa, at: int, counter: int) -> Detour:
     """Lay out a detour that counts the hits of the probed instruction."""
-    return build_detour(plan, isa, at, {plan.address: lambda to: isa.count(counter, to, plan.dead, plan.base)})
+    return build_detour(plan, isa, at, _counting(plan, isa, counter))
+
+
+def count_code(plan: Plan, isa: Isa, at: int, counter: int) -> bytes:
+    """Return the code of `build_count`, of thousands."""
+    return _laid_out(plan, isa, at, _counting(plan, isa, counter))[0]
+
+
+def detour_code(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code]) -> bytes:
+    """Return the code of `build_detour`, of thousands. Raises Unrelocatable or OutOfReach."""
+    return _laid_out(plan, isa, at, programs)[0]
+
+
+def _counting(plan: Plan, isa: Isa, counter: int) -> dict[int, Code]:
+    return {plan.address: lambda to: isa.count(counter, to, plan.dead, plan.base)}

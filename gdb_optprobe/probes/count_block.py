@@ -12,15 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.block import WORD, Block
-from gdb_optprobe.detours.detour import Detour, build_count, build_detour
+from gdb_optprobe.detours.detour import Detour, build_count, build_detour, count_code, detour_code
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.isa.base import Dead, OutOfReach, padded
+from gdb_optprobe.isa.base import Code, Dead, OutOfReach, padded
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.routine import Routine
 from gdb_optprobe.probes.spec import Spec
+
+LaidOut = dict[tuple[int, int, int, bool], bytes]
+"""Code by the site, its own address and that of its counter or routine, and which of both it is."""
 
 
 @dataclass(kw_only=True)
@@ -31,7 +34,7 @@ class CountBlock(Block):
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
     handler: of each member. routine: that their detours call; None where each counts by itself.
-    _laid_out: the detours of members that are not uniform, once they were laid out.
+    laid_out: detours that were laid out, by site, by where they are and by what they count in or call.
     """
 
     isa: Isa
@@ -44,7 +47,7 @@ class CountBlock(Block):
     symbols: Sequence[str] = ()
     handler: Handler = field(default_factory=Handler)
     routine: Routine | None = None
-    _laid_out: dict[int, bytes] = field(default_factory=dict)
+    laid_out: LaidOut = field(default_factory=dict)
 
     @property
     def numbers(self) -> range:
@@ -99,12 +102,15 @@ class CountBlock(Block):
         return self.isa.counts(self.slot(indexes.start).address, self.step, counters, ends, model.dead, moved)
 
     def _padded(self, index: int) -> bytes:
-        if index not in self._laid_out:
-            data, padding = self.detour(index).data, self.isa.breakpoint
-            if len(data) > self.step:
-                raise OutOfReach(self.slot(index).address, self.sites[index])
-            self._laid_out[index] = data + padding * ((self.step - len(data)) // len(padding))
-        return self._laid_out[index]
+        at, padding = self.slot(index).address, self.isa.breakpoint
+        to = self.counter(index).address if self.routine is None else self.routine.address
+        key = self.sites[index], at, to, self.routine is None
+        if (data := self.laid_out.get(key)) is None:
+            lay_out = count_code if self.routine is None else call_code
+            data = self.laid_out[key] = lay_out(self.plan(index), self.isa, at, to)
+        if len(data) > self.step:
+            raise OutOfReach(at, self.sites[index])
+        return data + padding * ((self.step - len(data)) // len(padding))
 
 
 def calls_of(isa: Isa) -> RoutineCalls:
@@ -114,4 +120,13 @@ def calls_of(isa: Isa) -> RoutineCalls:
 
 def build_call(plan: Plan, isa: Isa, at: int, routine: int) -> Detour:
     """Lay out a detour that calls a routine for the probed instruction. Raises Unrelocatable, OutOfReach."""
-    return build_detour(plan, isa, at, {plan.address: lambda to: calls_of(isa).call(routine, to)})
+    return build_detour(plan, isa, at, _calling(plan, isa, routine))
+
+
+def call_code(plan: Plan, isa: Isa, at: int, routine: int) -> bytes:
+    """Return the code of `build_call`, of thousands."""
+    return detour_code(plan, isa, at, _calling(plan, isa, routine))
+
+
+def _calling(plan: Plan, isa: Isa, routine: int) -> dict[int, Code]:
+    return {plan.address: lambda to: calls_of(isa).call(routine, to)}
