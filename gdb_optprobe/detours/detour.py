@@ -119,6 +119,11 @@ def build_count(plan: Plan, isa: Isa, at: int, counter: int) -> Detour:
     return build_detour(plan, isa, at, count_program(plan, isa, counter))
 
 
+def count_code(plan: Plan, isa: Isa, at: int, counter: int) -> bytes:
+    """Return the code of `build_count`, of thousands."""
+    return lay_out(plan, isa, at, count_program(plan, isa, counter))[0]
+
+
 def count_program(plan: Plan, isa: Isa, counter: int) -> Mapping[int, Code]:
     """Return the program that counts, by the address of the probed instruction."""
     return {plan.address: lambda to: isa.count(counter, to, plan.dead, plan.base)}

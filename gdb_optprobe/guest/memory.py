@@ -26,7 +26,7 @@ Walk = Callable[[int], tuple[int, int] | None]
 
 # From pieces of physical memory, (address, size), to what they hold; None where that cannot be had at once.
 Dump = Callable[[Sequence[tuple[int, int]]], list[bytes] | None]
-NEAR, MOST_AT_ONCE = 1 << 16, 1 << 26
+NEAR, MOST_AT_ONCE = 1 << 18, 1 << 26
 """Bytes between two pieces that are read along; bytes of a piece."""
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.block import WORD
-from gdb_optprobe.detours.detour import build_count
+from gdb_optprobe.detours.detour import count_code
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.planner import Plan, may_share_detour
 from gdb_optprobe.detours.refusal import Refused
@@ -31,7 +31,7 @@ from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import LEAST, BlockPlanner
 from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.collector import Trigger
-from gdb_optprobe.probes.count_block import CountBlock, build_call, calls_of
+from gdb_optprobe.probes.count_block import CountBlock, call_code, calls_of
 from gdb_optprobe.probes.entry_plans import Shape
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -129,8 +129,8 @@ class Batches:
             if spec.is_return:
                 raise
             return
-        lay_out = build_count if handler.is_plain else build_call
-        size = self.returns.stub_size if spec.is_return else lay_out(sample, isa, at, second).size
+        lay_out = count_code if handler.is_plain else call_code
+        size = self.returns.stub_size if spec.is_return else len(lay_out(sample, isa, at, second))
         addresses = array("Q", sites.addresses[: arena.counts_that_fit(arena.rounded(size), WORD)])
         if len(addresses) >= LEAST:
             originals = [sample.original] * len(addresses)
@@ -143,7 +143,7 @@ class Batches:
         guest, arena = self.target.guest, self.optimizer.take_arena()
         busy = self.planner.busy(plans)
         shapes: dict[Shape, list[Plan]] = {}
-        lay_out, known = build_count if handler.is_plain else build_call, self.planner.entry_plans
+        lay_out, known = count_code if handler.is_plain else call_code, self.planner.entry_plans
         if not handler.is_plain:
             plans = [plan for plan in plans if calls_of(guest.isa).clobbers <= plan.dead.registers]
         for plan in plans:
@@ -188,6 +188,7 @@ class Batches:
             plans=plans,
             installed_at=self.target.guest.moment(),
             handler=handler,
+            laid_out=self.planner.entry_plans.laid_out,
         )
         try:
             fits = arena.claim_block(code, self.target.guest.machine) and self.routines.install(block, arena)
@@ -228,10 +229,18 @@ class Batches:
             self.target.tracer.release_all(traced)
             raise
 
-    def _disarm(self, blocks: Sequence[CountBlock]) -> None:
-        """Take the branches out of the text. Raises OptprobeError, the text as it was."""
-        self._exchange((place, new, old) for place, old, new in _changes(blocks))
+    def _disarm(self, blocks: Sequence[CountBlock]) -> list[Probe]:
+        """Take the branches out of the text. Return the members that leave their blocks instead: others have changed
+        the text there. Raises OptprobeError, the text as it was.
+        """
+        alone = list[Probe]()
+        try:
+            self._exchange((place, new, old) for place, old, new in _changes(blocks))
+        except TextChanged:  # nothing was written
+            alone = [probe for block in blocks for probe in self._unpack_changed(block)]
+            self._exchange((place, new, old) for place, old, new in _changes(blocks))
         self.target.tracer.release_all(_traced_sites(blocks))
+        return alone
 
     def _exchange(self, changes: Iterable[Change]) -> None:
         """Write the second bytes in place of the first at each place: what lies near each other is written at once."""
@@ -275,10 +284,8 @@ class Batches:
         arena = self.optimizer.arena
         assert arena is not None, "the blocks have memory"
         with held():
-            alone = [probe for block in blocks for probe in self._unpack_changed(block)]
-            blocks = [block for block in blocks if len(block)]
-            self._disarm([block for block in blocks if block.enabled])
-            for block in blocks:
+            alone = self._disarm([block for block in blocks if block.enabled])
+            for block in (block for block in blocks if len(block)):
                 # Its code stays, in pieces, until no thread is in them.
                 self.members.drop(block, arena)
                 for start, end in block.runs():
@@ -289,8 +296,6 @@ class Batches:
     def _unpack_changed(self, block: CountBlock) -> list[Probe]:
         """Have members leave an enabled block where the text is not theirs any more: by themselves they are reported.
         """
-        if not block.enabled:
-            return []
         places = block.places()
         texts = runs.at(places, runs.read(places, self.target.guest.machine))
         wanted = block.branches(block.isa)
@@ -322,12 +327,12 @@ class Batches:
         arena = self.optimizer.arena
         assert arena is not None, "the blocks have memory"
         with held():
-            alone = self._unpack_in_the_way(blocks) if on else [
-                probe for block in blocks for probe in self._unpack_changed(block)
-            ]
-            blocks = [block for block in blocks if len(block)]
-            (self._arm if on else self._disarm)(blocks)
-            for block in blocks:
+            if on:
+                alone = self._unpack_in_the_way(blocks)
+                self._arm([block for block in blocks if len(block)])
+            else:
+                alone = self._disarm(blocks)
+            for block in (block for block in blocks if len(block)):
                 block.enabled = on
                 self.members.note(block, arena)
         for probe in alone:

@@ -23,6 +23,9 @@ from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.routine import Routine
 from gdb_optprobe.probes.spec import Spec
 
+LaidOut = dict[tuple[int, int, int, bool], bytes]
+"""Code by the site, its own address and that of its counter or routine, and which of both it is."""
+
 
 @dataclass(kw_only=True)
 class CountBlock(Block):
@@ -33,7 +36,7 @@ class CountBlock(Block):
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
     handler: of each member, but for its key in maps that it shares. routine: that their detours call; None where each
     counts by itself.
-    _laid_out: the detours of members that are not uniform, once they were laid out.
+    laid_out: detours that were laid out, by site, by where they are and by what they count in or call.
     """
 
     isa: Isa
@@ -46,7 +49,7 @@ class CountBlock(Block):
     symbols: Sequence[str] = ()
     handler: Handler = field(default_factory=Handler)
     routine: Routine | None = None
-    _laid_out: dict[int, bytes] = field(default_factory=dict)
+    laid_out: LaidOut = field(default_factory=dict)
 
     @property
     def numbers(self) -> range:
@@ -116,13 +119,15 @@ class CountBlock(Block):
         return self.isa.counts(self.slot(indexes.start).address, self.step, counters, ends, model.dead, moved)
 
     def _padded(self, index: int) -> bytes:
-        if index not in self._laid_out:
-            plan, padding = self.plan(index), self.isa.breakpoint
-            data, _ = lay_out(plan, self.isa, self.slot(index).address, self._program(plan, index))
-            if len(data) > self.step:
-                raise OutOfReach(self.slot(index).address, self.sites[index])
-            self._laid_out[index] = data + padding * ((self.step - len(data)) // len(padding))
-        return self._laid_out[index]
+        at, padding = self.slot(index).address, self.isa.breakpoint
+        to = self.counter(index).address if self.routine is None else self.routine.address
+        key = self.sites[index], at, to, self.routine is None
+        if (data := self.laid_out.get(key)) is None:
+            plan = self.plan(index)
+            data = self.laid_out[key] = lay_out(plan, self.isa, at, self._program(plan, index))[0]
+        if len(data) > self.step:
+            raise OutOfReach(at, self.sites[index])
+        return data + padding * ((self.step - len(data)) // len(padding))
 
 
 def calls_of(isa: Isa) -> RoutineCalls:
@@ -130,9 +135,9 @@ def calls_of(isa: Isa) -> RoutineCalls:
     return isa.routines
 
 
-def build_call(plan: Plan, isa: Isa, at: int, routine: int) -> Detour:
-    """Lay out a detour that calls a routine for the probed instruction. Raises Unrelocatable, OutOfReach."""
-    return build_detour(plan, isa, at, call_program(plan, isa, routine))
+def call_code(plan: Plan, isa: Isa, at: int, routine: int) -> bytes:
+    """Return the code of a detour that calls a routine for the probed instruction. Raises Unrelocatable, OutOfReach."""
+    return lay_out(plan, isa, at, call_program(plan, isa, routine))[0]
 
 
 def call_program(plan: Plan, isa: Isa, routine: int) -> Mapping[int, Code]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.detour import Detour, build_count
+from gdb_optprobe.detours.detour import count_code
 from gdb_optprobe.detours.plan_request import TierLimits
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refused
@@ -21,12 +21,15 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.interrupts import checkpoint
 from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
 from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.probes.count_block import LaidOut
 from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 
-LayOut = Callable[[Plan, Isa, int, int], Detour]
-"""The detour of a plan at an address, with what it counts in, or calls, at another one."""
+LayOut = Callable[[Plan, Isa, int, int], bytes]
+"""The code of a plan's detour at an address, with what it counts in, or calls, at another one."""
 MANY = 64
 """Functions for which the whole text is read at once."""
+MOST_LAID_OUT = 1 << 16
+"""Detours that are remembered: a kernel has 10,000 functions without a tracer's site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,12 @@ class Shape:
 
 @dataclass
 class EntryPlans:
-    """The plans of counts, by address; None where an address cannot be probed."""
+    """The plans of counts, by address; None where an address cannot be probed.
 
+    laid_out: their detours, as they were in blocks before: those that come back find the same memory.
+    """
+
+    laid_out: LaidOut = field(default_factory=dict)
     _plans: dict[int, Plan | None] = field(default_factory=dict)
     _shapes: dict[tuple[LayOut, int], Shape | None] = field(default_factory=dict)
     _made_for: object = None
@@ -52,7 +59,10 @@ class EntryPlans:
         if self._made_for != made_for:
             self._plans.clear()
             self._shapes.clear()
+            self.laid_out.clear()
             self._made_for = made_for
+        if len(self.laid_out) > MOST_LAID_OUT:
+            self.laid_out.clear()
         return [address for address in addresses if address not in self._plans]
 
     def of(
@@ -99,18 +109,17 @@ class EntryPlans:
         found = self._plans[address]
         return found is None or bool(found.tier.stops)
 
-    def shape(self, plan: Plan, isa: Isa, arena: Arena, lay_out: LayOut = build_count) -> Shape | None:
+    def shape(self, plan: Plan, isa: Isa, arena: Arena, lay_out: LayOut = count_code) -> Shape | None:
         """Return what the detour of `plan` is like; None where it cannot be laid out. Raises Refused."""
         key = lay_out, plan.head
         if key not in self._shapes:
             at = arena.free_code(plan.head, isa.branch_reach)
             try:
-                detour = lay_out(plan, isa, at, at + COUNTER_DISTANCE)
+                code = lay_out(plan, isa, at, at + COUNTER_DISTANCE)
             except (OutOfReach, Unrelocatable):
                 self._shapes[key] = None
             else:
-                count = len(isa.decode(detour.data, at))
-                self._shapes[key] = Shape(detour.size, count, len(plan.displaced))
+                self._shapes[key] = Shape(len(code), len(isa.decode(code, at)), len(plan.displaced))
         return self._shapes[key]
 
 

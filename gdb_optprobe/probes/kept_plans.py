@@ -158,8 +158,8 @@ class KeptPlans:
         if not isinstance(facts, dict):
             raise _Unfit
         found = Refusal[code].because(**{name: self._known(value) for name, value in facts.items()})
-        for words in (found.wording, found.advice):
-            words.format(**dict.fromkeys(facts, ""))
+        if "{" in str(found):  # raises KeyError where some facts are missing; without any, it is the template
+            raise _Unfit
         return found
 
     def _known(self, value: object) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.refusal import Refusal, Refused
@@ -76,13 +76,16 @@ class SiteTracer:
     def kept_off(self) -> frozenset[int]:
         return frozenset(self._still_disabled)
 
-    def _states(self, addresses: Iterable[int]) -> dict[int, State]:
+    def _states(self, addresses: Collection[int]) -> dict[int, State]:
         """Return the records of the sites at `addresses`; other addresses are left out."""
+        found = self._text.ftrace.states(addresses)  # of the kernel's own text, as nearly all are
         by_text: dict[int, tuple[FtraceSites, list[int]]] = {}
-        for address in addresses:
+        for address in (address for address in addresses if address not in found):
             sites = self._text.ftrace_of(address)
             by_text.setdefault(id(sites), (sites, []))[1].append(address)
-        return {ip: state for sites, some in by_text.values() for ip, state in sites.states(some).items()}
+        for sites, some in by_text.values():
+            found |= sites.states(some)
+        return found
 
     def _set_disabled(self, states: Mapping[int, State], disabled: bool) -> None:
         """Set or clear the flag in these records, where it is not so."""
