@@ -49,6 +49,8 @@ SAVE = "save"
 PROBED = "probed"
 """The name of the function's entry in a record of a stack."""
 _AT_ENTRY = "entry"
+RETURN_ADDRESS = "return address"
+"""In a program at a return, like a register: the address that the call returns to, which its slot has."""
 
 
 @dataclass(frozen=True, slots=True)

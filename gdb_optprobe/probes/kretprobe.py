@@ -26,7 +26,7 @@ from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.maps.call_table import SAVED, CallTableLayout
 from gdb_optprobe.probes.event_probes import names_at, names_at_return
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.return_program import compile_return, slot_word
+from gdb_optprobe.probes.return_program import compile_return, slot_word, with_return_address
 from gdb_optprobe.probes.spec import Spec
 
 UNBALANCED = frozenset(
@@ -168,4 +168,4 @@ def check_code(handler: Handler, plan: Plan, guest: Guest) -> None:
     lower_entry(table, ProbedFunction(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])
     flag = [Put(slot_word(isa.slot, SAVED), Constant(1))] if handler.stops else []
     dead = dead_at_return(plan.address, guest)
-    handler.storing(flag).code(guest.isa, plan, dead, plan.address, readers)
+    with_return_address(handler, isa.slot).storing(flag).code(guest.isa, plan, dead, plan.address, readers)

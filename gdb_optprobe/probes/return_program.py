@@ -16,10 +16,10 @@ from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
 from gdb_optprobe.handlers.ir import MASK, Expr, Load, Op, Program, Register
 from gdb_optprobe.handlers.lower_returns import EntryPart
-from gdb_optprobe.handlers.return_scope import EntryProgram, ReturnScope, compile_entry
+from gdb_optprobe.handlers.return_scope import RETURN_ADDRESS, EntryProgram, ReturnScope, compile_entry
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.trap_frame import replace_register
-from gdb_optprobe.maps.call_table import SAVED, WORD
+from gdb_optprobe.maps.call_table import RETURN, SAVED, WORD
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.spec import Spec
@@ -84,9 +84,18 @@ def return_handler(handler: Handler, part: EntryPart, slot: str, register: str) 
         program = replace_register(handler.program, slot, slot_word(register, part.area - SAVED))
         if program is not handler.program:
             handler = replace(handler, program=program)
+    handler = with_return_address(handler, register)
     if not part.armed:
         return handler
     return handler.only_if(Load(slot_word(register, part.armed), WORD, signed=False, mapped=True))
+
+
+def with_return_address(handler: Handler, register: str) -> Handler:
+    """Return `handler` with the call's return address from its slot. register: as of return_handler."""
+    if RETURN_ADDRESS not in handler.program.registers:
+        return handler
+    back = Load(slot_word(register, RETURN), WORD, signed=False, mapped=True)
+    return replace(handler, program=replace_register(handler.program, RETURN_ADDRESS, back))
 
 
 def slot_word(register: str, offset: int) -> Expr:

@@ -15,6 +15,8 @@ from gdb_optprobe.handlers.stack_walk import FRAMES
 from gdb_optprobe.probes.script_kernel import ScriptKernel
 
 LOADS = "/proc/loadavg"
+RETURN_PROBE = "(a return probe)"
+"""A frame whose function returns to a trampoline: where that leads is not on the stack."""
 CUT = "(callers unknown)"
 """The last line of a stack that the hit could not follow to its end."""
 _FRACTION = 11  # bits, include/linux/sched/loadavg.h: FSHIFT
@@ -28,7 +30,7 @@ class GuestNames(HostNames):
     ) -> None:
         """maps: the script's, with the frames of its stacks."""
         super().__init__(booted)
-        self._guest, self._programs = kernel.target.guest, kernel.programs
+        self._target, self._guest, self._programs = kernel.target, kernel.target.guest, kernel.programs
         self._maps = maps
 
     def kernel_symbol(self, address: int) -> str:
@@ -58,7 +60,7 @@ class GuestNames(HostNames):
     def _frame(self, at: int, address: int, process: int | None, mode: str, blanks: str) -> str:
         """Return a line for a frame. at: its number, the innermost is 0. process: None for the kernel's."""
         if mode == "raw":
-            return f"{blanks}{address:x}"
+            return f"{address:x}"
         where = self._kernel_place(at, address) if process is None else self.user_symbol(address, process)
         if mode != "perf":
             return f"{blanks}{where}"
@@ -66,9 +68,12 @@ class GuestNames(HostNames):
 
     def _kernel_place(self, at: int, address: int) -> str:
         """Return "vfs_read+19", or the address where no symbol is known."""
+        if any(start <= address < end for start, end in self._target.arena_source.code):
+            return RETURN_PROBE
         # A call may be the last instruction of its function: the address behind it is another function's.
         symbol, offset = self._guest.symbol(address - 1 if at else address), 1 if at else 0
-        name, _, distance = symbol.partition("+")
+        # As bpftrace, without the module of a function.
+        name, _, distance = symbol.rpartition(":")[2].partition("+")
         return f"{name}+{int(distance or '0', 16) + offset}" if name else f"{address:#x}"
 
 

@@ -89,6 +89,24 @@ def test_stacks_are_keys_and_texts(each_linux: Guest) -> None:
     assert re.fullmatch(r"<\n\t[0-9a-f]{16} vfs_read\+\d+\n\t[0-9a-f]{16} ksys_read\+\d+\n>", text)
 
 
+def test_stacks_where_functions_return(each_linux: Guest) -> None:
+    """They begin at the caller. A frame with a return probe is named as such, and no caller is made up for it."""
+    program = (
+        'kretprobe:vfs_read /comm == "dd" && retval == 1/ { @[kstack(2)] = count(); } '
+        'kretprobe:vfs_read /comm == "dd" && retval == 1/ { @again[kstack(2)] = count(); } '
+        'kprobe:rw_verify_area /comm == "dd"/ { @in[kstack(3)] = count(); } '
+        'kretprobe:ksys_read /comm == "dd"/ { @outer[kstack] = count(); }'
+    )
+    found = values(script(each_linux, program, "-json"))
+    for name in ("@", "@again"):
+        ((stack, count),) = found[name].items()
+        assert count == READS and re.match(r"\n    ksys_read\+\d+\n    \(a return probe\)\n$", stack)
+    ((outer, _),) = found["@outer"].items()
+    assert len(outer.splitlines()) == 3 and "(" not in outer
+    inside = [stack.splitlines() for stack in found["@in"] if "    vfs_read+" in stack]
+    assert inside and {lines[3] for lines in inside} == {"    (a return probe)"}
+
+
 def test_stacks_of_programs(each_linux: Guest) -> None:
     program = (
         'kprobe:vfs_read /comm == "dd" && arg2 == 1/ { @[ustack(raw)] = count(); @last[ustack(raw, 1)] = count(); } '

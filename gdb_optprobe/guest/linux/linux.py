@@ -46,7 +46,8 @@ from gdb_optprobe.guest.scope import Site as Probed
 from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import user_scope
-from gdb_optprobe.handlers.ir import Expr
+from gdb_optprobe.handlers.ir import Expr, Register
+from gdb_optprobe.handlers.return_scope import RETURN_ADDRESS
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.stack_walk import Walker
 from gdb_optprobe.isa.record import Isa
@@ -314,12 +315,11 @@ class LinuxGuest(Guest):
 
     def _walker(self, site: Probed, frame: int | None, interrupted: Interrupted | None) -> Walker | Missing:
         """Return how a hit at a site finds its callers, or those of what is interrupted there."""
-        if site.returns:
-            return Missing("the stack is not walked where a function has returned", "probe the function's entry")
         if self.own_unwinder is None:
             error = self.unwind_missing
             return Missing(error.message, error.hint) if error is not None else UNWALKED
-        start = WalkedFrom(site.address, frame, interrupted)
+        returned = Register(RETURN_ADDRESS) if site.returns else None
+        start = WalkedFrom(site.address, frame, interrupted, returned)
         return or_missing(partial(self.arch.walker, self.kernel, self.own_unwinder, start))
 
     def names_at_return(self, address: int) -> NamesAt | None:

@@ -256,11 +256,13 @@ class WalkedFrom:
 
     frame: where that is a function that the kernel calls for a tracepoint: the bytes that it has on the stack there.
     interrupted: the stack is that of this code instead.
+    returned: the function there has returned to this address.
     """
 
     address: int
     frame: int | None = None
     interrupted: Interrupted | None = None
+    returned: Expr | None = None
 
 
 class LinuxArch(Finder, Protocol):

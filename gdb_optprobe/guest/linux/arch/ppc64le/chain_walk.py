@@ -73,10 +73,11 @@ class ChainWalk:
 
     @property
     def begin(self) -> Sequence[Statement]:
+        returned = self.place.returned
         own = (
-            Assign(PC, fold.constant(self.place.address)),
+            Assign(PC, fold.constant(self.place.address) if returned is None else returned),
             Assign(_SP, Register(SP)),
-            Assign(_FIRST, Constant(1)),
+            Assign(_FIRST, Constant(int(returned is None))),
             Assign(_EXACT, Constant(0)),
         )
         if (interrupted := self.place.interrupted) is None:

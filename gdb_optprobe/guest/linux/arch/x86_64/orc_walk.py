@@ -223,6 +223,10 @@ def walker(kernel: Kernel, tables: Tables, place: WalkedFrom) -> OrcWalk:
     if place.frame is not None:
         called = Load(_sum(sp, place.frame), WORD, signed=False, mapped=True)
         return OrcWalk(tables, start(called, _less(called, 1), _sum(sp, place.frame + WORD), bp, room), top)
+    if place.returned is not None:
+        # Where the return address was, the trampoline has made room for it again.
+        after = _sum(sp, WORD)
+        return OrcWalk(tables, start(place.returned, _less(place.returned, 1), after, bp, room), top)
     # As a kprobe has it: the address behind a breakpoint.
     pc = fold.constant(place.address + 1)
     return OrcWalk(tables, start(pc, fold.constant(place.address), sp, bp, room), top)
