@@ -57,6 +57,8 @@ def main(words: Sequence[str]) -> int:
 def gdb_lines(words: Sequence[str]) -> list[str]:
     """Return the commands for GDB. words: of the command line. Raises GuestError, ValueError."""
     socket, rest = _guest(words)
+    if "-keep" in rest:
+        raise ValueError("-keep is for a GDB that stays: optprobe gdb")
     return [
         "set pagination off",
         "set width 0",

@@ -21,7 +21,6 @@ from gdb_optprobe.handlers.script.place import wrong
 from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
 from gdb_optprobe.handlers.stack_walk import FRAMES
 from gdb_optprobe.maps.host_map import HostMap
-from gdb_optprobe.maps.session_map import SessionMap
 from gdb_optprobe.probes.event_probes import kind_of
 from gdb_optprobe.probes.follower import FIRST, next_pause
 from gdb_optprobe.probes.probe import Probe
@@ -34,6 +33,8 @@ from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.probes.target import Command
 
 SECOND = 10**9
+_SHOWN = ("{ … }",)
+"""The action that listings show of a script's probe."""
 _LEAST = 0.001
 """Seconds that the guest runs at least between two stops."""
 
@@ -66,12 +67,6 @@ class ScriptMaps(Mapping[str, MapContents]):
     def placed(self) -> None:
         """Use the maps in the guest that the script's probes have there now."""
         self._placed = frozenset(self._session.kprobes.maps.by_name().keys() & self._ours.keys())
-
-    def filling(self) -> list[SessionMap]:
-        """Return the maps in the guest that are half full, for the most part of keys without a value."""
-        there = self._session.kprobes.maps.by_name()
-        half_full = (one for one in map(there.get, self._placed) if one is not None and one.is_half_full)
-        return [one for one in half_full if 2 * len((found := one.contents()).by_key) < found.entries]
 
     def take_back(self) -> None:
         """Move the contents here, before the probes are removed."""
@@ -273,21 +268,9 @@ class ScriptRun:
         if lost and not self.is_over:
             self.lost += lost
             self.write(self.output.lost(lost))
-        self._reclaim()
+        self.session.reclaim_maps(self.maps)
         fullest = max((ring.fullness for ring in rings), default=0)
         self._pause = next_pause(self._pause, fullest)
-
-
-    def _reclaim(self) -> None:
-        """Free the entries of keys without a value, where no thread is in a program that may use them."""
-        if not (filling := self.maps.filling()):
-            return
-        registry, optimizer = self.session.registry, self.session.optimizer
-        probes = [probe for probe in registry.probes(self._numbers) if probe.is_in_kernel]
-        busy = any(optimizer.may_be_busy(registry.site_of(probe)) for probe in probes)
-        if not busy and not self.session.uprobes.may_be_busy(registry.probes(self._numbers)):
-            for one in filling:
-                one.reclaim()
 
 
 def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:
@@ -303,13 +286,14 @@ def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:
 
 
 def _spec(attached: Attached) -> Spec:
-    if attached.point.provider in PROGRAMS:
-        return Spec(attached.name.partition(":")[2], Kind(attached.point.provider), program=attached.program)
+    provider, program = attached.point.provider, attached.program
+    if provider in PROGRAMS:
+        return Spec(attached.name.partition(":")[2], Kind(provider), actions=_SHOWN, program=program)
     location = attached.location or attached.name
     if (of_event := kind_of(location)) is not None:
-        return Spec(location, of_event, program=attached.program)
-    kind = Kind.KRETPROBE if attached.point.provider in RETURNS else Kind.KPROBE
-    return Spec(f"*{attached.address:#x}", kind, program=attached.program)
+        return Spec(location, of_event, actions=_SHOWN, program=program)
+    kind = Kind.KRETPROBE if provider in RETURNS else Kind.KPROBE
+    return Spec(f"*{attached.address:#x}", kind, actions=_SHOWN, program=program)
 
 
 def _order(probe: Attached) -> int:

@@ -555,6 +555,7 @@ class Session:
     def reports(self, numbers: Sequence[int] | None = None) -> Sequence[ProbeView]:
         """Return the views with all results by key."""
         self.check_alive()
+        self.reclaim_maps()
         if numbers is not None:
             return self._views_of(numbers, whole=True)
         return rows(self._views_of_all(whole=True))
@@ -562,6 +563,25 @@ class Session:
     def maps(self, numbers: Sequence[int] | None = None) -> Sequence[SessionMapView]:
         """Return the maps of scripts and blocks: all, or those that these probes use."""
         return self.optimizer.scripts.views(numbers)
+
+    def reclaim_maps(self, names: Collection[str] | None = None) -> None:
+        """Free the entries of keys without a value in maps that are half full of them, these or all.
+
+        Not while a thread is in a program that may use them.
+        """
+        maps = self.optimizer.maps
+        half_full = {name: one for name, one in maps.by_name().items() if one.is_half_full}
+        filling = {
+            name: one
+            for name, one in half_full.items()
+            if (names is None or name in names) and 2 * len((found := one.contents()).by_key) < found.entries
+        }
+        probes = self.registry.probes([*maps.users(filling)]) if filling else []
+        kernel = [probe for probe in probes if probe.is_in_kernel]
+        busy = any(self.optimizer.may_be_busy(self.registry.site_of(probe)) for probe in kernel)
+        if filling and not busy and not self.uprobes.may_be_busy(probes):
+            for one in filling.values():
+                one.reclaim()
 
     def _views_of(self, numbers: Sequence[int], whole: bool = False) -> Sequence[ProbeView]:
         """Return the views of these; returns that share a hook stay in their block."""

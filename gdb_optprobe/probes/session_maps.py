@@ -139,6 +139,10 @@ class SessionMaps:
             if number in one.users and one.memory is not None
         }
 
+    def users(self, names: Iterable[str]) -> set[int]:
+        """Return the numbers of the probes that use some of these maps."""
+        return {number for name in names for number in self._maps[name].users}
+
     def used_by(self, numbers: Collection[int]) -> Iterator[str]:
         """Yield the names of the maps that some of these probes use."""
         return (name for name, one in self._maps.items() if not one.users.isdisjoint(numbers))

@@ -120,7 +120,7 @@ class Spec:
     @property
     def block(self) -> str:
         """Return the block in braces that is all it does; "" where it does something else."""
-        parts = (self.condition.strip(), self.entry_condition, self.entry_actions)
+        parts = (self.condition.strip(), self.entry_condition, self.entry_actions, self.program)
         return self.actions[0] if len(self.actions) == 1 and is_block(self.actions[0]) and not any(parts) else ""
 
     @property

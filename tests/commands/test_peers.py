@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gdb_optprobe.commands.parse import parse_add, parse_break, parse_dprintf
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.ir import Program
 
 ANSWERS = [
     ("kprobe:vfs_read", "bpftrace", "vfs_read"),
@@ -98,7 +101,7 @@ def test_a_block_in_braces_is_an_action_without_a_condition() -> None:
     assert spec.block == "{ @[func] = count(), @b = 1; if (x) { do; } }" and spec.glob
     error = refused("f if x do { @[comm] = count(); }")
     assert error.message.startswith("a block in braces has no condition before it\n") and error.hint == "count by $comm"
-    assert not parse_add("f do count").specs()[0].block
+    assert not parse_add("f do count").specs()[0].block and not replace(spec, program=Program(None, ())).block
 
 
 @pytest.mark.parametrize(

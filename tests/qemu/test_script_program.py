@@ -32,5 +32,7 @@ def test_the_guest_is_named_or_the_environments(monkeypatch: pytest.MonkeyPatch,
             gdb_lines(words)
     with pytest.raises(ValueError, match="not a name for a guest"):
         gdb_lines(["--name", "../x", "x.bt"])
+    with pytest.raises(ValueError, match="-keep is for a GDB that stays"):
+        gdb_lines(["--target", ":1", "-keep", "x.bt"])
     with pytest.raises(ValueError, match="--target takes a value"):
         gdb_lines(["--target"])

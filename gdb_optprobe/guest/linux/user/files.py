@@ -82,14 +82,15 @@ def search(kernel: Kernel, name: str) -> list[str]:
     Those that the kernel has in memory, in the order of the directories. Raises OptprobeError.
     """
     names = _Names(kernel)
+    seen: set[int] = set()  # /lib and /usr/lib are one
     if not name.startswith("lib"):
-        return [f"{folder}/{name}" for folder in PROGRAMS if raw(name) in names.within(folder)]
+        return [f"{folder}/{name}" for folder in PROGRAMS if raw(name) in names.within(folder, seen)]
     wanted = re.compile(rb"%b([-.][\d.]+)?(\.so(\.\d+)*)?" % re.escape(raw(name)))
     found: list[str] = []
     for folder in LIBRARIES:
-        inside = names.within(folder)
+        inside = names.within(folder, seen)
         for directory in (folder, *(f"{folder}/{printable(each)}" for each in inside if OF_MACHINE in each)):
-            entries = inside if directory == folder else names.within(directory)
+            entries = inside if directory == folder else names.within(directory, seen)
             found += (f"{directory}/{printable(each)}" for each in entries if wanted.fullmatch(each) and b".so" in each)
     return found
 
@@ -141,12 +142,15 @@ class _Names:
         """Return the file of a dentry. Raises OptprobeError."""
         return self._at(self._name_of(dentry), self._inode(dentry))
 
-    def within(self, directory: str) -> list[bytes]:
-        """Return the names in a directory; none where it is not in memory. Raises OptprobeError."""
+    def within(self, directory: str, seen: set[int]) -> list[bytes]:
+        """Return the names in a directory; none where it is not in memory, or was seen. Raises OptprobeError."""
         try:
             place = self._walk(raw(directory))
         except NotThere:
             return []
+        if place.dentry in seen:
+            return []
+        seen.add(place.dentry)
         return sorted(self._name_of(each) for each in self._entries(place.dentry) if self._inode(each))
 
     def _name_of(self, dentry: int) -> bytes:
