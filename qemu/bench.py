@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from . import calls, scale, scale_load, timediff
+from . import bpftrace_costs, bpftrace_guest, calls, scale, scale_load, timediff
 from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
 from .cache import say
 from .calls import Calls
@@ -53,6 +53,8 @@ def main() -> int:
         top.error(f"--chart: no folder {arguments.chart.parent}; make it first")
     ending_on_signals()
     try:
+        if arguments.bpftrace:
+            return scripts(arguments)
         return many(arguments) if arguments.scale else bench(arguments)
     except (GuestError, ChannelError, FetchError, DebuggerError, ValueError, OSError) as error:
         say(str(error))
@@ -78,6 +80,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="instead: the commands on many probes, and a load under them, beside the guest's function tracer; "
         "--quick: on up to 1,000",
+    )
+    top.add_argument(
+        "--bpftrace",
+        action="store_true",
+        help="instead: scripts in bpftrace's language, beside bpftrace itself in the same guest",
     )
     top.add_argument(
         "--append",
@@ -127,6 +134,22 @@ def many(arguments: argparse.Namespace) -> int:
         print("\n".join(map(json.dumps, [*scale.as_json(lines), *scale_load.as_json(loads)])))
     else:
         print("\n".join([*scale.report(lines), "", *scale_load.report(loads)]))
+    return 0
+
+
+def scripts(arguments: argparse.Namespace) -> int:
+    """Print what scripts cost, here and by bpftrace."""
+    say("booting a guest that has bpftrace, half a minute")
+    options = replace(
+        bpftrace_guest.options("bookworm", "6.1 cloud"), icount="shift=0,sleep=off", append=arguments.append
+    )
+    with Guest.start(options, timeout=bpftrace_guest.TIMEOUT) as guest:
+        lines = [*bpftrace_costs.Costs(guest, say).run(2_000 if arguments.quick else 20_000)]
+        _check(guest)
+    if arguments.json:
+        print("\n".join(map(json.dumps, bpftrace_costs.as_json(lines))))
+    else:
+        print("\n".join(bpftrace_costs.report(lines)))
     return 0
 
 

@@ -1,0 +1,125 @@
+"""What scripts cost a hit, in instructions of the guest, beside what bpftrace costs: scripts/bench --bpftrace.
+
+    a run of few events, one of many ── their difference, an event ──┐ no probe
+                                                                     ├ the script's probes
+                                                                     └ bpftrace's, of the same script
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+
+from .bpftrace_guest import running_bpftrace
+from .debugger import Debugger
+from .guest import Guest
+from .reads import PROGRAM, READ, WIDTH
+
+__all__ = ["Costs", "Line", "as_json", "report"]
+
+TIMEOUT = 300.0
+RENAME = "dd if=/dev/zero of=/proc/self/comm bs=1 count=$1 2>/dev/null"
+"""One event of task_rename for each count."""
+SCRIPT, SPENT = "/tmp/run", "/tmp/spent"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A program, and how many instructions a hit may take; None where there is no goal. work: has $1 hits."""
+
+    name: str
+    program: str
+    most: int | None = None
+    work: str = READ
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a hit of a program takes: here, and by bpftrace. most: the goal."""
+
+    name: str
+    ours: float
+    theirs: float
+    most: int | None
+
+    @property
+    def is_met(self) -> bool:
+        return self.ours < self.theirs and (self.most is None or round(self.ours) <= self.most)
+
+
+CALL = "@s[tid] = nsecs; } kretprobe:vfs_read /@s[tid]/ { @ = hist(nsecs - @s[tid]); delete(@s[tid]);"
+PROGRAMS = (
+    Measured("predicate, false", "kprobe:vfs_read /pid == 1/ { @ = count(); }", 6),
+    Measured("@ = count()", "kprobe:vfs_read { @ = count(); }", 4),
+    Measured("@[pid] = count()", "kprobe:vfs_read { @[pid] = count(); }", 30),
+    Measured("@[comm] = count()", "kprobe:vfs_read { @[comm] = count(); }", 60),
+    Measured("@ = hist(arg2)", "kprobe:vfs_read { @ = hist(arg2); }", 12),
+    Measured("@++", "kprobe:vfs_read { @++; }"),
+    Measured("@ = stats(arg2)", "kprobe:vfs_read { @ = stats(arg2); }"),
+    Measured("@[f_mode] = count()", "kprobe:vfs_read { @[((struct file *)arg0)->f_mode] = count(); }"),
+    Measured("kretprobe, count", "kretprobe:vfs_read { @ = count(); }", 35),
+    Measured("latency by @s[tid]", f"kprobe:vfs_read {{ {CALL} }}", 110),
+    Measured("@[kstack] = count()", "kprobe:vfs_read { @[kstack] = count(); }", 900),
+    Measured("kfunc, count", "kfunc:vfs_read { @ = count(); }"),
+    Measured("syscalls:, count", "tracepoint:syscalls:sys_enter_read { @ = count(); }", 4),
+    Measured("syscalls:, hist of ret", "tracepoint:syscalls:sys_exit_read { @ = hist(args->ret); }"),
+    Measured("raw tracepoint, count", "rawtracepoint:task_rename { @ = count(); }", 25, RENAME),
+    Measured("tracepoint, a field", "tracepoint:task:task_rename { @ = sum(args->pid); }", 120, RENAME),
+)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measures in a guest that has bpftrace, and a clock that counts instructions. tell: gets a line a program."""
+
+    guest: Guest
+    tell: Callable[[str], object]
+
+    def run(self, hits: int) -> Iterator[Line]:
+        @cache
+        def bare(work: str) -> float:
+            return self._each(work, hits, self._run)
+
+        for one in PROGRAMS:
+            self.tell(f"{one.name}: {hits:,} hits")
+            with Debugger(self.guest.gdb_socket) as gdb:
+                ours = self._each(one.work, hits, partial(self._probed, gdb, one.program))
+            with running_bpftrace(self.guest, f"-e '{one.program}'"):
+                theirs = self._each(one.work, hits, self._run)
+            yield Line(one.name, ours - bare(one.work), theirs - bare(one.work), one.most)
+
+    def _each(self, work: str, hits: int, run: Callable[[int], int]) -> float:
+        """Return what one hit takes of a run: the least of two, for interrupts make one longer."""
+        lines = " ".join(f"'{line.replace('{workload}', work)}'" for line in PROGRAM)
+        self.guest.check(f"printf '%s\\n' {lines} > {SCRIPT}", TIMEOUT)
+        run(1)
+        few, many = (min(run(count) for _ in range(2)) for count in (1, 1 + hits))
+        return (many - few) / hits
+
+    def _run(self, hits: int) -> int:
+        return int(self.guest.check(f"{_command(hits)}; cat {SPENT}", TIMEOUT))
+
+    def _probed(self, gdb: Debugger, program: str, hits: int) -> int:
+        gdb(f"optprobe script -guest '{_command(hits)}' -e '{program}'", TIMEOUT)
+        return int(gdb.running(lambda: self.guest.check(f"cat {SPENT}", TIMEOUT)))
+
+
+def _command(hits: int) -> str:
+    # The guest's init reads its commands byte by byte, and each byte is a hit: all are of one length.
+    return f"sh {SCRIPT} {hits:<{WIDTH}} > {SPENT}"
+
+
+def report(lines: list[Line]) -> list[str]:
+    """Return a table."""
+    table = [f"{'instructions a hit':26}{'optprobe':>10}{'bpftrace':>10}{'ratio':>8}{'goal':>8}"]
+    for line in lines:
+        goal = "" if line.most is None else f"≤ {line.most}"
+        missed = "" if line.is_met else "  MISSED"
+        ratio = f"{line.theirs / line.ours:.0f} ×" if line.ours >= 0.5 else ""
+        table.append(f"{line.name:26}{line.ours:10.0f}{line.theirs:10.0f}{ratio:>8}{goal:>8}{missed}")
+    return table
+
+
+def as_json(lines: list[Line]) -> list[Mapping[str, object]]:
+    return [{**asdict(line), "met": line.is_met} for line in lines]

@@ -1,0 +1,220 @@
+"""Which of bpftrace's own tools run here: scripts/tools.
+
+    a guest with bpftrace ── bpftrace TOOL, first and last ─┐
+             │                                              ├─ a workload ── the same events?
+             └────────────── optprobe script TOOL ──────────┘
+A tool runs if it prints at least one event that its workload makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import bpftrace_guest
+from .bpftrace_guest import running_bpftrace
+from .cache import say
+from .debian import FetchError
+from .debugger import Debugger, DebuggerError
+from .guest import Guest, GuestError
+
+__all__ = ["Outcome", "main", "measure"]
+
+RUNS, NOTHING, REFUSED, BROKEN = "runs", "nothing to see", "refused", "broken"
+TIMEOUT = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """What makes events for a tool.
+
+    work: a command of the guest's, behind `before`, which makes none.
+    event: of a line that an event prints; its groups are what bpftrace prints too.
+    beside: whether the two can see the same.
+    """
+
+    work: str
+    event: str
+    before: str = ":"
+    beside: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a tool did. why: of a refusal, or what is not there to see. events: printed. same: by bpftrace too."""
+
+    tool: str
+    state: str
+    why: str = ""
+    events: int = 0
+    same: bool | None = None
+
+
+NET = "ip addr add 10.9.9.1/24 dev lo 2>/dev/null"
+SERVE = f"{NET}; (nc -l -p 99 </dev/null >/dev/null & sleep 0.3; echo hello | nc 10.9.9.1 99; wait)"
+LOST = "insmod /lib/modules/dummy.ko; ip link set dummy0 up; ip addr add 10.8.8.1/24 dev dummy0"
+"""A device that loses what is sent."""
+SWAP = "insmod /lib/modules/brd.ko rd_nr=1 rd_size=65536; mkswap /dev/ram0; swapon /dev/ram0; mkdir -p /tmp/cg; "
+SWAP += "mount -t cgroup2 none /tmp/cg; echo +memory > /tmp/cg/cgroup.subtree_control; mkdir -p /tmp/cg/t"
+KEY = "-psk 1a2b3c4d -tls1_2"
+TLS = f"(openssl s_server {KEY} -nocert -accept 443 -quiet >/dev/null 2>&1 & S=$!; sleep 2; "
+TLS += f"(sleep 2; echo hello; sleep 1) | openssl s_client {KEY} -connect 127.0.0.1:443 -quiet >/dev/null 2>&1; "
+TLS += "kill $S)"
+READ = "dd if=/dev/zero of=/dev/null bs=1 count=3000 2>/dev/null"
+PATHS = "export PATH=$PATH:/usr/bin"
+TIME = r"\d\d:\d\d:\d\d"
+
+TOOLS = {
+    "bashreadline": Tool("echo 'echo some-line' | bash --norc -i", rf"{TIME} +(\d+) +(echo some-line)"),
+    "biolatency": Tool("sleep 1", r"\[.*\) +\d+ \|", beside=False),
+    "biolatency-kp": Tool("sleep 1", r"\[.*\) +\d+ \|", beside=False),
+    "biosnoop": Tool("sleep 1", r"^\d+ +\S+ ", beside=False),
+    "biostacks": Tool("sleep 1", r"\[.*\) +\d+ \|", beside=False),
+    "bitesize": Tool("sleep 1", r"\[.*\) +\d+ \|", beside=False),
+    "capable": Tool("touch /tmp/f; chown 7 /tmp/f", r"(\d+) +(\d+) +(chown) +(\d+) +(CAP_CHOWN) +(\d+)"),
+    "cpuwalk": Tool("dd if=/dev/zero of=/dev/null bs=1M count=3000", r"\[.*\) +\d+ \|", beside=False),
+    "dcsnoop": Tool("cat /tmp/nosuch 2>/dev/null", r"(\d+) +(cat) +([RM]) (\S+)"),
+    "execsnoop": Tool("/bin/busybox true; /bin/busybox echo word", r"\d+ +(\d+) +(\S*busybox .*)"),
+    "gethostlatency": Tool("getent ahosts localhost", rf"{TIME} +(\d+) +(getent) +[\d.]+ (localhost)",
+                           "mkdir -p /etc; echo 127.0.0.1 localhost > /etc/hosts"),
+    "killsnoop": Tool("sleep 100 & kill -7 $!; sleep 0.1", r"(\d+) +(sh) +(7) +(\d+) +(\d+)"),
+    "loads": Tool("sleep 3", r"load averages: [\d.]+ [\d.]+ [\d.]+", beside=False),
+    "mdflush": Tool("sleep 1", r"md\d"),
+    "naptime": Tool("calls", rf"{TIME} (\d+) +(\S+) +(\d+) +(calls) +([\d.]+)$"),
+    "oomkill": Tool("sleep 300 & sleep 0.5; echo f > /proc/sysrq-trigger; sleep 1",
+                    r"OOM kill of PID (\d+) \(\"(.*?)\"\)", beside=False),  # of bpftrace, then
+    "opensnoop": Tool("cat /proc/version > /dev/null", r"(\d+) +(cat) +(\d+) +(\d+) (\S+)"),
+    "pidpersec": Tool("for i in 1 2 3 4 5; do for j in 1 2 3 4; do /bin/busybox true; done; sleep 0.5; done",
+                      r"PIDs/sec: @: \d+", beside=False),
+    "runqlat": Tool("for i in 1 2 3; do dd if=/dev/zero of=/dev/null bs=1M count=300 & done; wait",
+                    r"\[.*\) +\d+ \|", beside=False),
+    "runqlen": Tool("for i in 1 2 3 4; do dd if=/dev/zero of=/dev/null bs=1M count=1500 & done; wait",
+                    r"\[.*\) +\d+ \|", beside=False),
+    "setuids": Tool("calls", rf"{TIME} (\d+) +(calls) +(\d+) +(setuid) +uid=(1000) \((0)\)"),
+    "ssllatency": Tool(TLS, r"\[.*\) +\d+ \|", PATHS, beside=False),
+    "sslsnoop": Tool(TLS, r"(\d+) +(openssl) +\d+ +(\d+) (\S+)", PATHS),
+    "statsnoop": Tool("stat /tmp/some-file; stat -f /tmp", r"(\d+) +(stat) +(\d+) (\S+)"),
+    "swapin": Tool("(echo 0 > /tmp/cg/t/cgroup.procs; x=$(head -c 4000000 /dev/zero | tr '\\0' a); "
+                   "echo 16M > /tmp/cg/t/memory.reclaim 2>/dev/null; echo ${#x} >/dev/null; sleep 2)",
+                   r"@\[(\S+), (\d+)\]: (\d+)", SWAP, beside=False),
+    "syncsnoop": Tool("sync", r"(\d+) +(sync) +(tracepoint:syscalls:\S+)"),
+    "syscount": Tool(READ, r"@\w*\[(.*)\]: \d+", beside=False),
+    "tcpaccept": Tool(SERVE, rf"{TIME} (\d+) +(nc) +(\S+) +(\d+) +(\S+) +(\d+) +(\S+)"),
+    "tcpconnect": Tool(SERVE, rf"{TIME} (\d+) +(nc) +(\S+) +(\d+) +(\S+) +(\d+)"),
+    "tcpdrop": Tool(f"{NET}; nc 10.9.9.1 98", rf"{TIME} (\d+) +(nc) +(\S+) +(\S+) +(\S+)"),
+    "tcplife": Tool(SERVE, r"(\d+) +(\S+) +(10\.\S+) +(\d+) +(10\.\S+) +(\d+) +(\d+) +(\d+) \d+"),
+    "tcpretrans": Tool("timeout 3 nc 10.8.8.2 97", rf"{TIME} (\d+) +(\S+):(\d+) +(\S+):(\d+) +(\S+)", LOST),
+    "tcpsynbl": Tool(SERVE, r"\[.*\]? +\d+ \|", beside=False),
+    "threadsnoop": Tool("sleep 1", rf"{TIME} +(\d+) +(\S+) +(\S+)", beside=False),
+    "undump": Tool("sleep 1", r"^\d+ ", beside=False),
+    "vfscount": Tool(READ, r"@\[(vfs_\w+)\]: \d+", beside=False),
+    "vfsstat": Tool(f"{READ}; sleep 2", r"@\[\w+\]: \d+", beside=False),
+    "writeback": Tool("dd if=/dev/zero of=/dev/ram0 bs=4k count=50 2>/dev/null; sync; sleep 1",
+                      rf"{TIME} +(\S+) +(-?\d+) +(\S+) +[\d.]+", "insmod /lib/modules/brd.ko rd_nr=1"),
+    "xfsdist": Tool("sleep 1", r"\[.*\) +\d+ \|"),
+}  # fmt: skip
+
+
+def measure(
+    suite: str, kernel: str, names: Sequence[str] = (), beside: bool = False
+) -> Iterator[Outcome]:
+    """Yield what each tool of a suite does, or those named. beside: bpftrace runs it at the same time.
+
+    Raises FetchError, GuestError.
+    """
+    there = bpftrace_guest.tools(suite)
+    wanted = [name for name in there if not names or name in names]
+    options = bpftrace_guest.options(suite, kernel)
+    with Guest.start(options, timeout=TIMEOUT) as guest:
+        for name in wanted:
+            yield _tried(guest, name, there[name], TOOLS[name], beside and TOOLS[name].beside)
+
+
+def _tried(guest: Guest, name: str, path: Path, tool: Tool, is_compared: bool) -> Outcome:
+    guest.check(tool.before, timeout=TIMEOUT)
+    with ExitStack() as stack:
+        # bpftrace's first line tells how many probes it attaches; the tool's own comes when it has attached them.
+        theirs = stack.enter_context(running_bpftrace(guest, f"/usr/sbin/{name}.bt", 2)) if is_compared else None
+        try:
+            with Debugger(guest.gdb_socket) as gdb:
+                said = gdb(f"optprobe script -guest {_quoted(tool.work)} {path}", TIMEOUT)
+        except DebuggerError as error:
+            text = str(error).removeprefix(f"script -guest {_quoted(tool.work)} {path}: ")
+            return Outcome(name, REFUSED if "GDB" not in text else BROKEN, _first(text))
+        ours = _events(tool, said)
+        same = ours == _events(tool, theirs()) if theirs is not None else None
+        if same is False and theirs is not None:
+            say(f"{name} here:\n{said}\nand by bpftrace:\n{theirs()}")
+    if not ours:
+        return Outcome(name, NOTHING, _why(said))
+    return Outcome(name, RUNS, "", sum(ours.values()), same)
+
+
+def _events(tool: Tool, said: str) -> Counter[tuple[str, ...]]:
+    return Counter(found.groups() for line in said.splitlines() if (found := re.search(tool.event, line)))
+
+
+def _first(text: str) -> str:
+    """Return the message of an error, without the line that it shows."""
+    return text.strip().partition("\n")[0].partition(": line ")[2].partition(": ")[2] or text.strip().partition("\n")[0]
+
+
+def _why(said: str) -> str:
+    """Return what was warned of."""
+    return "; ".join(line.removeprefix("WARNING: ") for line in said.splitlines() if line.startswith("WARNING: "))
+
+
+def _quoted(command: str) -> str:
+    return '"' + command.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = [f"{'tool':16} {'':14} {'events':>6}  beside bpftrace"]
+    for one in outcomes:
+        same = {None: "", True: "the same", False: "differs"}[one.same]
+        lines.append(f"{one.tool:16} {one.state:14} {one.events or '':>6}  {same}{one.why}".rstrip())
+    runs = [one for one in outcomes if one.state == RUNS]
+    compared = [one for one in runs if one.same is not None]
+    lines.append(f"{len(runs)} of {len(outcomes)} tools run")
+    if compared:
+        lines.append(f"{sum(one.same is True for one in compared)} of {len(compared)} print what bpftrace prints")
+    return lines
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="scripts/tools", description=(__doc__ or "").partition("\n")[0])
+    made.add_argument("tools", nargs="*", metavar="TOOL", help="without .bt; all of them without any")
+    made.add_argument("--suite", default="bookworm", help="of Debian's: bookworm (0.17) or trixie (0.23)")
+    made.add_argument("--kernel", default="6.1 cloud", help="a kernel of scripts/matrix")
+    made.add_argument("--beside", action="store_true", help="have bpftrace run each at the same time; compare")
+    made.add_argument("--json", action="store_true", help="print a list of objects")
+    return made
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(words)
+    unknown = [name for name in arguments.tools if name not in TOOLS]
+    if unknown:
+        say(f"{unknown[0]} is no tool of bpftrace's; there are: {' '.join(TOOLS)}")
+        return 2
+    outcomes = []
+    try:
+        for outcome in measure(arguments.suite, arguments.kernel, arguments.tools, arguments.beside):
+            say(f"{outcome.tool}: {outcome.state}")
+            outcomes.append(outcome)
+    except (FetchError, GuestError) as error:
+        say(str(error))
+        return 1
+    print(json.dumps([asdict(one) for one in outcomes]) if arguments.json else "\n".join(table(outcomes)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
