@@ -37,7 +37,8 @@ class Tool:
 
     work: a command of the guest's, behind `before`, which makes none.
     event: of a line that an event prints; its groups are what bpftrace prints too.
-    beside: whether the two can see the same.
+    beside: whether the two can see the same: not counts of all that runs, nor what programs do, where a uprobe of the
+        guest's that comes to the same instruction finds ours there, and is not put in.
     """
 
     work: str
@@ -64,15 +65,14 @@ LOST = "insmod /lib/modules/dummy.ko; ip link set dummy0 up; ip addr add 10.8.8.
 SWAP = "insmod /lib/modules/brd.ko rd_nr=1 rd_size=65536; mkswap /dev/ram0; swapon /dev/ram0; mkdir -p /tmp/cg; "
 SWAP += "mount -t cgroup2 none /tmp/cg; echo +memory > /tmp/cg/cgroup.subtree_control; mkdir -p /tmp/cg/t"
 KEY = "-psk 1a2b3c4d -tls1_2"
-TLS = f"(openssl s_server {KEY} -nocert -accept 443 -quiet >/dev/null 2>&1 & S=$!; sleep 2; "
+TLS = f"(PATH=$PATH:/usr/bin; openssl s_server {KEY} -nocert -accept 443 -quiet >/dev/null 2>&1 & S=$!; sleep 2; "
 TLS += f"(sleep 2; echo hello; sleep 1) | openssl s_client {KEY} -connect 127.0.0.1:443 -quiet >/dev/null 2>&1; "
 TLS += "kill $S)"
 READ = "dd if=/dev/zero of=/dev/null bs=1 count=3000 2>/dev/null"
-PATHS = "export PATH=$PATH:/usr/bin"
 TIME = r"\d\d:\d\d:\d\d"
 
 TOOLS = {
-    "bashreadline": Tool("echo 'echo some-line' | bash --norc -i", rf"{TIME} +(\d+) +(echo some-line)"),
+    "bashreadline": Tool("echo 'echo some-line' | bash --norc -i", rf"{TIME} +(\d+) +(echo some-line)", beside=False),
     "biolatency": Tool("sleep 1", r"\[.*\) +\d+ \|", beside=False),
     "biolatency-kp": Tool("sleep 1", r"\[.*\) +\d+ \|", beside=False),
     "biosnoop": Tool("sleep 1", r"^\d+ +\S+ ", beside=False),
@@ -82,8 +82,8 @@ TOOLS = {
     "cpuwalk": Tool("dd if=/dev/zero of=/dev/null bs=1M count=3000", r"\[.*\) +\d+ \|", beside=False),
     "dcsnoop": Tool("cat /tmp/nosuch 2>/dev/null", r"(\d+) +(cat) +([RM]) (\S+)"),
     "execsnoop": Tool("/bin/busybox true; /bin/busybox echo word", r"\d+ +(\d+) +(\S*busybox .*)"),
-    "gethostlatency": Tool("getent ahosts localhost", rf"{TIME} +(\d+) +(getent) +[\d.]+ (localhost)",
-                           "mkdir -p /etc; echo 127.0.0.1 localhost > /etc/hosts"),
+    "gethostlatency": Tool("/usr/bin/getent ahosts localhost", rf"{TIME} +(\d+) +(getent) +[\d.]+ (localhost)",
+                           "mkdir -p /etc; echo 127.0.0.1 localhost > /etc/hosts", beside=False),
     "killsnoop": Tool("sleep 100 & kill -7 $!; sleep 0.1", r"(\d+) +(sh) +(7) +(\d+) +(\d+)"),
     "loads": Tool("sleep 3", r"load averages: [\d.]+ [\d.]+ [\d.]+", beside=False),
     "mdflush": Tool("sleep 1", r"md\d"),
@@ -98,8 +98,8 @@ TOOLS = {
     "runqlen": Tool("for i in 1 2 3 4; do dd if=/dev/zero of=/dev/null bs=1M count=1500 & done; wait",
                     r"\[.*\) +\d+ \|", beside=False),
     "setuids": Tool("calls", rf"{TIME} (\d+) +(calls) +(\d+) +(setuid) +uid=(1000) \((0)\)"),
-    "ssllatency": Tool(TLS, r"\[.*\) +\d+ \|", PATHS, beside=False),
-    "sslsnoop": Tool(TLS, r"(\d+) +(openssl) +\d+ +(\d+) (\S+)", PATHS),
+    "ssllatency": Tool(TLS, r"\[.*\) +\d+ \|", beside=False),
+    "sslsnoop": Tool(TLS, r"(\d+) +(openssl) +\d+ +(\d+) (\S+)", beside=False),
     "statsnoop": Tool("stat /tmp/some-file; stat -f /tmp", r"(\d+) +(stat) +(\d+) (\S+)"),
     "swapin": Tool("(echo 0 > /tmp/cg/t/cgroup.procs; x=$(head -c 4000000 /dev/zero | tr '\\0' a); "
                    "echo 16M > /tmp/cg/t/memory.reclaim 2>/dev/null; echo ${#x} >/dev/null; sleep 2)",
