@@ -346,6 +346,25 @@ def text(battery: Battery) -> str:
     return f"by {name_of_file}"
 
 
+def script(battery: Battery) -> str:
+    """Run a script in bpftrace's language, of functions and of a system call, and as one of its tools prints."""
+    size = f"arg2 == {SIZE}"
+    probes = {
+        f"kprobe:{CALLER} /comm == \"dd\" && {size}/": "@entries[comm, arg2] = count(); @began[tid] = 1;",
+        f"kretprobe:{CALLER} /@began[tid]/": "@returned = hist(retval); delete(@began[tid]);",
+        "tracepoint:syscalls:sys_enter_openat /comm == \"cat\"/": 'printf("%s %s\\n", comm, str(args.filename));',
+    }
+    program = " ".join(f"{probe} {{ {body} }}" for probe, body in probes.items())
+    work = f"dd if=/dev/zero of=/dev/null bs={SIZE} count={READS} 2>/dev/null; cat /tmp/none 2>/dev/null"
+    lines = battery.ask(f"optprobe script -json -guest '{work}' -e '{program}'").splitlines()
+    said = [json.loads(line) for line in lines if line.startswith("{")]
+    maps = {name: value for line in said if line["type"] in ("map", "hist") for name, value in line["data"].items()}
+    same("@entries", maps["@entries"], {f"dd,{SIZE}": READS})
+    same("@returned", [(row["min"], row["count"]) for row in maps["@returned"]], [(4, READS)])
+    same("printf", [line["data"] for line in said if line["type"] == "printf"], ["cat /tmp/none\n"])
+    return "kprobe, kretprobe, syscalls:"
+
+
 def returns(battery: Battery) -> str:
     number = battery.probe(f"{ENTRY} -return do latency, sum($retval)")
     battery.reads()
@@ -499,6 +518,7 @@ FACILITIES: dict[str, Callable[[Battery], str]] = {
     "all": whole,
     "if/do": handler,
     "str()": text,
+    "script": script,
     "return": returns,
     "break": stops,
     "user": user,
