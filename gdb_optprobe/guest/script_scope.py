@@ -27,6 +27,7 @@ _OF_TASK = {"uid": "$task->cred->uid.val", "gid": "$task->cred->gid.val"}
 _RETURNS = ("kretprobe", "uretprobe", "fexit")
 _ENTRIES = ("kprobe", "uprobe", "fentry", "rawtracepoint")
 _OF_FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit", "uprobe", "uretprobe")
+_EVENTS = ("tracepoint", "rawtracepoint")
 _PROGRAM_COUNTERS = ("ip", "nip", "pc")
 
 
@@ -127,6 +128,8 @@ class KernelHit:
             return Missing(f"no field '{name}'", event.hint) if found is None else found
         if self.provider in ("fentry", "fexit"):
             return self.names.names.name(name)
+        if self.provider in _EVENTS and isinstance(event, Missing):
+            return event
         if self.program:
             return Missing("the parameters of a program's functions have no names here", "arg0, … are its arguments")
         wanted = "tracepoint/fentry/uprobe probes"

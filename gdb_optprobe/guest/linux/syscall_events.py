@@ -31,6 +31,8 @@ from gdb_optprobe.handlers.scope import Fields, Meaning, Missing, Rvalue
 
 METADATA = Struct("<QiiQQ")
 """struct syscall_metadata, include/trace/syscall.h: name, syscall_nr, nb_args, types, args."""
+COUNT = 0x7F
+"""The bits of nb_args: above them, newer kernels have which arguments point to memory of the user's."""
 TABLE = "syscalls_metadata"
 MOST_CALLS = 1 << 10
 """Of any ISA: Linux 6.12 has 463."""
@@ -103,7 +105,7 @@ class SyscallEvents:
         for address in self._listed():
             with suppress(Unreadable):
                 name, number, count, *_ = METADATA.unpack(self.kernel.memory.read(address, METADATA.size))
-                if 0 <= count <= MOST_ARGUMENTS and 0 <= number < MOST_CALLS:
+                if count & COUNT <= MOST_ARGUMENTS and 0 <= number < MOST_CALLS:
                     names.add(self._text(name).removeprefix("sys_"))
         places = ((self.kernel.symbols.address(self.abi.prefix + name), name) for name in names)
         return {at: name for at, name in places if at is not None}
@@ -170,7 +172,7 @@ class SyscallEvents:
         for address in self._places(name):
             try:
                 called, number, count, types, names = METADATA.unpack(self.kernel.memory.read(address, METADATA.size))
-                if self._text(called) not in wanted or not 0 <= count <= MOST_ARGUMENTS:
+                if self._text(called) not in wanted or (count := count & COUNT) > MOST_ARGUMENTS:
                     continue
                 pairs = ((self._text(self.kernel.word(names + 8 * n)), self._text(self.kernel.word(types + 8 * n)))
                          for n in range(count))  # fmt: skip

@@ -25,8 +25,10 @@ ARGUMENTS = (("int", "dfd"), ("const char *", "path"), ("unsigned int", "mode"))
 WORDS = (0xFFFF_FFFF_FFFF_FF9C - (1 << 63), 0x7000, 0xFFFF_FFFF_0000_01A4)
 
 
-def events(abi: SyscallAbi, symbol: str = "d___syscall_meta__read", **names: int) -> SyscallEvents:
-    """A kernel that has the call `read`, with ARGUMENTS."""
+def events(
+    abi: SyscallAbi, symbol: str = "d___syscall_meta__read", pointers: int = 0, **names: int
+) -> SyscallEvents:
+    """A kernel that has the call `read`, with ARGUMENTS. pointers: what a newer kernel keeps above their number."""
     memory = fake_kernel.Pages()
     at = TEXTS
 
@@ -41,7 +43,7 @@ def events(abi: SyscallAbi, symbol: str = "d___syscall_meta__read", **names: int
     for index, (type_, argument) in enumerate(ARGUMENTS):
         memory.put_words(types[index], text(type_))
         memory.put_words(called[index], text(argument))
-    memory.put(META, METADATA.pack(text("sys_read"), 63, len(ARGUMENTS), types[0], called[0]))
+    memory.put(META, METADATA.pack(text("sys_read"), 63, pointers | len(ARGUMENTS), types[0], called[0]))
     memory.put_words(TABLE, TABLE + 8, 0, META)
     found = {abi.prefix + "read": FUNCTION, abi.prefix + "off_notify": FUNCTION + 64}
     found |= {symbol: META if symbol.endswith("read") else TABLE}
@@ -70,6 +72,7 @@ def test_arguments_have_names_types_and_the_values_of_saved_registers(
     """By the call's own variable, or by the table of all where there are no symbols of data."""
     found = fields(events(abi, symbol))
     assert found.names == ("__syscall_nr", "dfd", "path", "mode")
+    assert fields(events(abi, symbol, pointers=0x2_0080)).names == found.names
     values = [run(found.lookup(name), **{register: REGS}) for name in found.names]
     assert values == [63, 0xFFFF_FFFF_FFFF_FF9C, WORDS[1], 0x1A4], "an int has a sign, an unsigned int has 32 bits"
     types = [found.lookup(name).type for name in ("dfd", "path", "mode")]  # type: ignore[union-attr]
