@@ -69,7 +69,7 @@ class Batches:
         may_lend: whether they are put in anew, with more memory, where data find no room.
         Raises OptprobeError, the guest as it was; where returns find no room, too: each by itself takes far more.
         """
-        if not self.planner.may_be_together(spec, addresses):
+        if not (self.planner.may_be_together(spec, addresses) and self.routines.may_share(spec)):
             return []
         sites, others = self.planner.places(spec, addresses)
         handler = self.routines.common_handler(spec, lambda: self._sample(spec, sites), len(addresses), may_lend)

@@ -67,10 +67,19 @@ class BlockRoutines:
     compile: Compile
     placed: list[Routine] = field(default_factory=list)
 
+    def may_share(self, spec: Spec) -> bool:
+        """Return whether a hit may do the same at each function, by what was typed."""
+        if spec.is_return or spec.is_plain_count:
+            return True
+        try:
+            return is_same_everywhere(spec)
+        except OptprobeError:  # one by one it is said where in the line
+            return False
+
     def common_handler(
         self, spec: Spec, sample: Callable[[], Plan | None], functions: int, may_lend: bool
     ) -> Handler | None:
-        """Return what a hit does at each function; None where that is not the same at all of them, or is inlined.
+        """Return what a hit does at each function, where it may be shared; None where it is another, or is inlined.
 
         sample: returns the plan of one of them. functions: how many they are. may_lend: see _BlockSpace.
         """
@@ -78,7 +87,7 @@ class BlockRoutines:
             return Handler()
         settings = self.settings()
         try:
-            if not is_same_everywhere(spec) or (plan := sample()) is None:
+            if (plan := sample()) is None:
                 return None
             maps = self._maps(functions, may_lend) if not spec.counts_hits else None
             found = self.compile(spec, plan, settings, maps, 0).made_bare()

@@ -57,7 +57,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     lost: list[str] = []
     lost += [f"probe {one.number}, {one.spec.location}, is not recovered: {LOST}" for one in found if one.lost]
     programs = [one for one in found if one.spec.in_program and not one.lost]
-    in_blocks = {block.first: read_block(block, left) for block in left.live_blocks}
+    in_blocks = {block.code.address: read_block(block, left) for block in left.live_blocks}
     maps = _shared_maps([*found, *in_blocks.values()], left)
     for one in found:
         if one.spec.in_program or one.lost:
@@ -134,13 +134,13 @@ def _adopt_blocks(
 ) -> tuple[list[CountBlock], list[Probe]]:
     """Adopt the blocks of counts. Return them, and the probes that must be settled by themselves.
 
-    records: by the number of the first probe. lost: gets reasons.
+    records: by the address of a block's code. lost: gets reasons.
     """
     blocks: list[CountBlock] = []
     enabled: list[CountBlock] = []
     alone: list[Probe] = []
     for one in left.live_blocks:
-        record = records[one.first]
+        record = records[one.code.address]
         try:
             shared = maps[record.maps.address] if record.maps is not None else None
             block, others = session.block_adoption.adopt(one, record, shared)

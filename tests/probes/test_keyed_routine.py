@@ -236,19 +236,31 @@ def test_a_block_that_is_not_adopted_leaves_no_maps() -> None:
     assert other.optimizer.arena is not None and not other.optimizer.arena.data.dirty
 
 
-def test_a_killed_gdb_leaves_what_is_removed() -> None:
+@pytest.mark.parametrize("takes_out", [True, False])
+def test_a_killed_gdb_leaves_what_is_removed_or_taken_over(takes_out: bool) -> None:
     guest = one_of_two()
     session = added(guest)
     run(guest)
+    session.registry.probes([5])
+    session.optimizer.write_records(session.registry.single_probes())
+    session.disable([7])
+    session.clear()
     session.delete()
-    for number in range(0, len(guest.machine.writes) + 1, 2):
+    for number in range(0, len(guest.machine.writes) + 1, 2 if takes_out else 3):
         later = one_of_two().after(guest.machine.writes[:number])
         run(later)
         other = later.session()
         if other.target.arena_source.left() is not None:
-            adopt.remove(other, 0)
+            if takes_out:
+                adopt.remove(other, 0)
+            else:
+                adopt.recover(other)
+                assert other.check() == () and len(other.reports()) in (0, COUNT)
+                run(later)
+                other.delete()
         run(later)
         assert text(later) == text(functions())
+        assert other.optimizer.arena is None or empty(other)
 
 
 def test_a_batch_that_fails_leaves_nothing() -> None:
