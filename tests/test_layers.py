@@ -28,6 +28,7 @@ HEIGHT = {
     "maps": 0,
     "isa": 0,
     "errors": -1,
+    "garbage": -1,
     "guest_text": -1,
     "host_files": -1,
     "budget": -1,

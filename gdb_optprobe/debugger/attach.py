@@ -458,6 +458,8 @@ def _linux(
     else:
         for failure in session.kernel_started(target):
             warn(failure)
+    traps = session.optimizer.traps
+    found.unpatched.hooks = lambda: traps.dispatcher.patches
     if linux.is_booting():
         move_up_when_booted(linux, stops, session)
     # Looked for now: it takes packets, and GDB 13 crashes where the unwinder is the first to need the answer.

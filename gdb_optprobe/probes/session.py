@@ -15,6 +15,7 @@ from gdb_optprobe.detours.arena import Lack
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.refusal import Reason, Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.garbage import uncollected
 from gdb_optprobe.guest.scope import ARGS
 from gdb_optprobe.handlers.clauses import check_action
 from gdb_optprobe.handlers.source import Fragment
@@ -188,7 +189,8 @@ class Session:
         clear_leftovers(self.target, self.optimizer, self.uprobes)
         try:
             self._register(specs)
-            return self._add_all(specs)
+            with uncollected():
+                return self._add_all(specs)
         except BaseException:
             if self.optimizer.arena is not None:
                 with suppress(OptprobeError):  # one that stays does nothing; why `add` is refused is what to read
@@ -440,6 +442,10 @@ class Session:
         return deleted
 
     def _remove(self, probes: Sequence[Probe], blocks: Sequence[CountBlock] = ()) -> None:
+        with uncollected():
+            self._take_out(probes, blocks)
+
+    def _take_out(self, probes: Sequence[Probe], blocks: Sequence[CountBlock]) -> None:
         failure: OptprobeError | None = None
         try:
             probes = [*probes, *self.batches.remove(blocks)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,14 +26,16 @@ class UnpatchedText:
 
     registry: of the session's branches.
     earlier:  set once the guest is known, which is built with this overlay.
+    hooks:    returns the patches that lead traps to us; set once there is a session.
     """
 
     registry: Registry = field(default_factory=Registry)
     earlier: EarlierText | None = None
+    hooks: Callable[[], Sequence[Patch]] = tuple
 
     def __call__(self, address: int, data: bytes) -> bytes:
         data = self.earlier.uncovered(address, data) if self.earlier is not None else data
-        return unpatched(data, address, list(self.registry.patches(address, address + len(data))))
+        return unpatched(data, address, [*self.registry.patches(address, address + len(data)), *self.hooks()])
 
     def originals(self) -> Mapping[int, bytes]:
         return self.earlier.originals() if self.earlier is not None else {}

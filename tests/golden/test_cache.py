@@ -18,7 +18,11 @@ BUILD, KEY = bytes(range(20)).hex(), "5" * 64
 SYMBOLS = Symbols(array("Q", [0x1000, TEXT, TEXT + 0x100]), ["fixed_percpu_data", "_text", "vfs_read"], "ATt")
 ENTRIES = MidFunctionEntries(array("Q", [TEXT + 9, TEXT + 0x120]), array("Q", [TEXT + 4, TEXT + 0x3000]), bytes([1, 3]))
 EARLIER = EarlierText(
-    TEXT, bytes(range(32)), Fields(array("I", [3]), array("I", [0x8100_0040])), Fields(array("I", [9]), array("I", [7]))
+    TEXT,
+    bytes(range(32)),
+    Fields(array("I", [3]), array("I", [0x8100_0040])),
+    Fields(array("I", [9]), array("I", [7])),
+    proven=True,
 )
 TABLES = KallsymsTables((0x100, 0x200), (0x300, 0x400))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.unpatched_text import UnpatchedText
 from tests.probes.threads import START, World
@@ -36,3 +37,10 @@ def test_nor_what_an_earlier_gdb_wrote_once_it_is_known() -> None:
     assert unpatched(START, b"\xcc\x90") == b"\xcc\x90"
     unpatched.earlier = Earlier()
     assert unpatched(START, b"\xcc\x90") == b"\x55\x90" and unpatched.originals() == {START: b"\x55"}
+
+
+def test_nor_what_leads_traps_to_us() -> None:
+    hook = Patch(START + 1, b"\xe8\x01", b"\xe8\x02")
+    unpatched = UnpatchedText(hooks=lambda: (hook,))
+    assert unpatched(START, b"\x90\xe8\x02\x90") == b"\x90\xe8\x01\x90"
+    assert unpatched(START + 2, b"\x02\x90") == b"\x01\x90"

@@ -279,7 +279,7 @@ def of_kernel(
     alone, words = _functions_alone(kernel, start, text, _inside(kernel, start, end))
     key = ""
     if shelf is not None:
-        earlier, base = in_earlier_boot(alone, start, kernel, shelf)
+        earlier, base = in_earlier_boot(alone, start, kernel, shelf, decode, say)
         key = _key(shelf.key, base, earlier)
     name = f"landings-{key}"
     kept = shelf.load(name) if shelf is not None else None

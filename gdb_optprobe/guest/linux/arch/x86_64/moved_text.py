@@ -4,29 +4,37 @@
     falling   a per-CPU offset from where the instruction ends       as much less
 A running kernel does not say which of its bytes are such a field. So of one boot the hash of the text is kept, with all
 fields of four bytes that may be one, at whatever offset. In another boot those that differ by just that much are
-changed back. If the hash is the same then, it is that text, moved; nothing else of it is taken for granted. From then
-on it is known which fields move.
+changed back; if the hash is the same then, only these fields differ. That alone proves nothing: a hostile guest may
+have had a branch there that is another one here. So each of them must be an operand of an instruction, and no branch's:
+then both texts have the same instructions, and lead to the same places. That is proven once, by decoding the functions
+that have fields; from then on only these fields are changed back.
 
-No field is changed that leads into the text if it is a branch's displacement: what enters functions is never hidden.
+Where a function does not decode, no field may overlap what may be a branch into the text.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from struct import Struct, pack_into, unpack_from
 
 from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.x86_64.decoder import shape
 
+Decode = Callable[[bytes, int], list[Insn]]
 KIND = "text"
 """What the files are called on the shelf, with the hash of the text."""
-HEADER = Struct("<IQII32s")
-"""A number of the format, the text's address, how many fields rise and how many fall, the hash of the text."""
+HEADER = Struct("<IIQII32s")
+"""A number of the format, whether all fields are proven to be operands, the text's address, how many fields rise and
+how many fall, the hash of the text.
+"""
 FORMAT = 1
 WORD = 4
 LOW = 0xFFFF_FFFF
@@ -37,6 +45,7 @@ BEFORE = 1 << 24
 BYTES_EACH, LEAST = 8, 1 << 12
 """So many bytes of text may have one field, and some beside. A kernel that lies low has one in 16, others one in 90."""
 PER_CPU = "__per_cpu_start", "__per_cpu_end"
+LONGEST_BRANCH = 6
 TRIED = 4
 """Earlier texts that this one is compared with: the kernel patches itself by the processor's features."""
 
@@ -58,12 +67,16 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class EarlierText:
-    """The text of a boot, by its hash, and its fields that address randomization may have made."""
+    """The text of a boot, by its hash, and its fields that address randomization may have made.
+
+    proven: each field is an operand, and no branch's.
+    """
 
     base: int
     digest: bytes
     rising: Fields
     falling: Fields
+    proven: bool = False
 
     @classmethod
     def of(cls, text: bytes, base: int, image: tuple[int, int], per_cpu: int) -> EarlierText:
@@ -90,11 +103,11 @@ class EarlierText:
                     known[-1].append(at, value)
         if sha256(found).digest() != self.digest:
             return None
-        return bytes(found), EarlierText(self.base, self.digest, *known) if known else self
+        return bytes(found), replace(self, rising=known[0], falling=known[1]) if known else self
 
     def pack(self) -> bytes:
         columns = (self.rising.offsets, self.rising.values, self.falling.offsets, self.falling.values)
-        header = HEADER.pack(FORMAT, self.base, len(self.rising), len(self.falling), self.digest)
+        header = HEADER.pack(FORMAT, self.proven, self.base, len(self.rising), len(self.falling), self.digest)
         return header + b"".join(column.tobytes() for column in columns)
 
     @classmethod
@@ -102,7 +115,7 @@ class EarlierText:
         """Decode what `pack` made, of a text of `size` bytes; None where it is damaged or of another format."""
         if len(data) < HEADER.size:
             return None
-        number, base, rising, falling, digest = HEADER.unpack_from(data)
+        number, proven, base, rising, falling, digest = HEADER.unpack_from(data)
         if number != FORMAT or rising + falling > _most(size):
             return None
         words = data[HEADER.size :]
@@ -110,26 +123,75 @@ class EarlierText:
             return None
         first = _columns(words, 0, rising)
         second = _columns(words, 2 * WORD * rising, falling)
-        return cls(base, digest, Fields(*first), Fields(*second))
+        return cls(base, digest, Fields(*first), Fields(*second), bool(proven))
 
 
-def in_earlier_boot(text: bytes, base: int, kernel: Kernel, shelf: Shelf) -> tuple[bytes, int]:
+def in_earlier_boot(
+    text: bytes, base: int, kernel: Kernel, shelf: Shelf, decode: Decode, say: Callable[[str], None]
+) -> tuple[bytes, int]:
     """Return the `text` at `base` as an earlier boot had it, and where; as it is in the first one, which is kept."""
     for name, data in shelf.latest(KIND, TRIED):
         known = EarlierText.unpack(data, len(text))
         found = known.moved_back(text, base) if known is not None else None
-        if known is not None and found is not None:
-            earlier, surely = found
-            if surely != known:  # the next boot looks at fewer
-                shelf.store(name, surely.pack())
-            shelf.use(name)
-            return earlier, known.base
+        if known is None or found is None:
+            continue
+        earlier, moved = found
+        if base != known.base and not known.proven:
+            say("finding out what address randomization moves in the kernel's text, once for each kernel")
+            if not _are_operands(text, base, moved, kernel, decode):
+                continue
+            shelf.store(name, replace(moved, proven=True).pack())
+        shelf.use(name)
+        return earlier, known.base
     try:
         known = EarlierText.of(text, base, kernel.range("_text", "_end"), kernel.range(*PER_CPU)[1])
     except OverBudget:
         return text, base  # it is found again in this boot alone
     shelf.store(_name(known), known.pack())
     return text, base
+
+
+# --- the proof -------------------------------------------------------------------------------------------------------
+
+_BRANCHES = re.compile(rb"[\xe8\xe9]|\x0f[\x80-\x8f]|\xc7\xf8|\x8d[\x05\x0d\x15\x1d\x25\x2d\x35\x3d]")
+"""What is before a displacement of four bytes: of a branch, or of `lea` (mid_function_entries.py)."""
+
+
+def _are_operands(text: bytes, base: int, moved: EarlierText, kernel: Kernel, decode: Decode) -> bool:
+    """Return whether each field that has moved is an operand of an instruction of the `text`, and no branch's."""
+    insns, places = dict[int, Insn](), list[int]()
+    decoded = end = 0
+    for at in sorted([*moved.rising.offsets, *moved.falling.offsets]):
+        if base + at >= end:
+            bounds = kernel.symbols.function_bounds(base + at)
+            start, end = bounds or (base + at, base + at + WORD)
+            insns = {insn.address: insn for insn in decode(text[start - base : end - base], start)} if bounds else {}
+            places = list(insns)
+            decoded = insns[places[-1]].end if places else start
+        if base + at < decoded:
+            if not _is_operand(insns[places[bisect_right(places, base + at) - 1]], base + at):
+                return False
+        elif _may_branch(text, at):
+            return False
+    return True
+
+
+def _may_branch(text: bytes, at: int) -> bool:
+    """Return whether the four bytes at this offset overlap what may be a branch into the text."""
+    for match in _BRANCHES.finditer(text, max(0, at - LONGEST_BRANCH + 1), at + WORD):
+        where = match.end()
+        if where + WORD <= len(text) and not _leads_off(where, unpack_from("<I", text, where)[0], len(text)):
+            return True
+    return False
+
+
+def _is_operand(insn: Insn, at: int) -> bool:
+    """Return whether the four bytes `at` are a displacement of memory or an immediate of `insn`, which is no branch."""
+    offset = at - insn.address
+    if insn.target is not None or at + WORD > insn.end:
+        return False
+    parts = shape(insn.data)
+    return (offset == parts.disp and parts.disp_size == WORD) or (offset == parts.imm and parts.imm_size >= WORD)
 
 
 def _name(known: EarlierText) -> str:

@@ -13,8 +13,11 @@ from gdb_optprobe.guest.cache import Cache, Shelf
 from gdb_optprobe.guest.linux.arch.x86_64 import moved_text
 from gdb_optprobe.guest.linux.arch.x86_64.moved_text import EarlierText, in_earlier_boot
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.isa.x86_64 import X86_64
+from tests.detours.fakes import code
 from tests.guest.linux.fake_kernel import Pages, kernel
 
+F = 0x600
 BASE, MOVED, AGAIN = 0xFFFF_FFFF_9340_0000, 0xFFFF_FFFF_B4C0_0000, 0xFFFF_FFFF_A120_0000
 SIZE, IMAGE, PER_CPU = 0x8000, 0x0280_0000, 0x3_5000
 ADDRESSES, PHYSICAL, OFFSETS = (0x11, 0x1002, 0x7FF0), (0x2003,), (0x300, 0x4001)
@@ -108,7 +111,12 @@ def shelf(tmp_path: Path) -> Shelf:
 
 
 def booted(base: int) -> Kernel:
-    return kernel(Pages(), {"_text": base, "_end": base + IMAGE, "__per_cpu_start": 0, "__per_cpu_end": PER_CPU}, {})
+    names = {"_text": base, "f": base + F, "g": base + F + 16, "_end": base + IMAGE}
+    return kernel(Pages(), {**names, "__per_cpu_start": 0, "__per_cpu_end": PER_CPU}, {})
+
+
+def known(text: bytes, base: int, shelf: Shelf) -> tuple[bytes, int]:
+    return in_earlier_boot(text, base, booted(base), shelf, X86_64.decode, lambda _: None)
 
 
 def files(shelf: Shelf) -> list[bytes]:
@@ -116,23 +124,52 @@ def files(shelf: Shelf) -> list[bytes]:
 
 
 def test_one_file_serves_all_boots_of_a_text(shelf: Shelf) -> None:
-    assert in_earlier_boot(text_at(BASE), BASE, booted(BASE), shelf) == (text_at(BASE), BASE)
+    assert known(text_at(BASE), BASE, shelf) == (text_at(BASE), BASE)
     (first,) = files(shelf)
     for base in (MOVED, AGAIN, BASE):
-        assert in_earlier_boot(text_at(base), base, booted(base), shelf) == (text_at(BASE), BASE)
+        assert known(text_at(base), base, shelf) == (text_at(BASE), BASE)
     (last,) = files(shelf)
     assert len(last) < len(first)
 
 
 def test_another_text_gets_a_file_of_its_own(shelf: Shelf) -> None:
-    in_earlier_boot(text_at(BASE), BASE, booted(BASE), shelf)
+    known(text_at(BASE), BASE, shelf)
     other = text_at(MOVED, {0x700: 1})
-    assert in_earlier_boot(other, MOVED, booted(MOVED), shelf) == (other, MOVED)
+    assert known(other, MOVED, shelf) == (other, MOVED)
     assert len(files(shelf)) == 2
-    assert in_earlier_boot(text_at(AGAIN), AGAIN, booted(AGAIN), shelf) == (text_at(BASE), BASE)
+    assert known(text_at(AGAIN), AGAIN, shelf) == (text_at(BASE), BASE)
+
+
+@pytest.mark.parametrize(
+    ("listing", "is_operand"),
+    [
+        ("48 c7 c0 10 00 00 b5  mov $address, %rax\nc3  ret", True),
+        ("48 8b 04 c5 10 00 00 b5  mov address(,%rax,8), %rax\nc3  ret", True),
+        ("48 b8 10 00 00 b5 ff ff ff ff  movabs $address, %rax\nc3  ret", True),
+        ("e8 00 10 00 00  call inside\nb5 01  mov $1, %ch\nc3  ret", False),
+        ("b0 01  mov $1, %al\n a8 10  test $16, %al\n00 00  add %al, (%rax)\nb5 01  mov $1, %ch\nc3  ret", False),
+        ("48 8b 05 10 00 00 b5  mov beyond(%rip), %rax\nc3  ret", True),
+    ],
+)
+def test_a_hostile_guest_hides_no_branch_where_another_has_an_address(
+    listing: str, is_operand: bool, shelf: Shelf
+) -> None:
+    """It has the bytes there that address randomization would make of them: the hash is that of its text."""
+    body = code(listing).ljust(16, b"\x90")
+    at = body.index(bytes.fromhex("100000"))
+    honest = bytearray(text_at(MOVED))
+    honest[F : F + 16] = body
+    hostile = bytearray(text_at(BASE))
+    hostile[F : F + 16] = body
+    pack_into("<I", hostile, F + at, int.from_bytes(body[at : at + 4], "little") - (MOVED - BASE))
+    known(bytes(hostile), BASE, shelf)
+    assert earlier(BASE, bytes(hostile)).moved_back(bytes(honest), MOVED) is not None
+    expected = (bytes(hostile), BASE) if is_operand else (bytes(honest), MOVED)
+    assert known(bytes(honest), MOVED, shelf) == expected
+    assert len(files(shelf)) == (1 if is_operand else 2)
 
 
 def test_a_file_with_something_else_in_it_is_passed_by(shelf: Shelf) -> None:
-    in_earlier_boot(text_at(BASE), BASE, booted(BASE), shelf)
+    known(text_at(BASE), BASE, shelf)
     shelf.store(f"{moved_text.KIND}-{'0' * 64}", b"nothing of the kind")
-    assert in_earlier_boot(text_at(MOVED), MOVED, booted(MOVED), shelf) == (text_at(BASE), BASE)
+    assert known(text_at(MOVED), MOVED, shelf) == (text_at(BASE), BASE)
