@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.guest.guest import WalkedCode
 from gdb_optprobe.handlers.interpreter import Hit, MapContents, run
 from gdb_optprobe.handlers.ir import Emit, Program
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
 from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
-from gdb_optprobe.handlers.stack_walk import FRAMES
+from gdb_optprobe.handlers.stack_walk import CODE, FRAMES, WANTED
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.maps.session_map import SessionMap
 from gdb_optprobe.probes.event_probes import kind_of
@@ -42,8 +43,8 @@ class ScriptMaps(Mapping[str, MapContents]):
         self._ours: dict[str, HostMap] = {
             name[1:]: HostMap(script.settings.max_map_keys) for name in script.maps
         }
-        if FRAMES in script.program_maps:
-            self._ours[FRAMES.name] = HostMap(FRAMES.most)
+        kept = (FRAMES, CODE)
+        self._ours |= {each.name: HostMap(each.most) for each in script.program_maps if each in kept}
         self._session = session
         self._placed: frozenset[str] = frozenset()
 
@@ -101,6 +102,7 @@ class ScriptRun:
     _numbers: list[int] = field(default_factory=list)
     _pause: float = FIRST
     _left_out: int = 0
+    _learned: dict[int, WalkedCode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.maps = ScriptMaps(self.script, self.session)
@@ -232,9 +234,24 @@ class ScriptRun:
             self.lost += lost
             self.write(self.output.lost(lost))
         self._reclaim()
+        self._learn()
         fullest = max((ring.fullness for ring in rings), default=0)
         self._pause = next_pause(self._pause, fullest)
 
+
+    def _learn(self) -> None:
+        """Tell hits what leads from modules' code that they came to, to its callers; forget it of modules that went."""
+        if (code := self.maps.get(CODE.name)) is None:
+            return
+        for key, words in contents_of(code).items():
+            address = int.from_bytes(key, "little")
+            found = self.session.target.guest.walked_code(address)
+            if found is None:
+                if self._learned.pop(address, None) is not None:
+                    code.delete(key)
+            elif words[0] == WANTED or found != self._learned.get(address):
+                self._learned[address] = found
+                code.put(key, (found.entry,))
 
     def _reclaim(self) -> None:
         """Free the entries of keys without a value, where no thread is in a program that may use them."""
