@@ -23,7 +23,7 @@ from gdb_optprobe.handlers.stack_walk import CODE, FRAMES, WANTED
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.maps.session_map import SessionMap
 from gdb_optprobe.probes.event_probes import kind_of
-from gdb_optprobe.probes.follower import FIRST, next_pause
+from gdb_optprobe.probes.follower import FIRST, SHORTEST, next_pause
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_results import empty_ring, read_new_records
 from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
@@ -234,15 +234,20 @@ class ScriptRun:
             self.lost += lost
             self.write(self.output.lost(lost))
         self._reclaim()
-        self._learn()
+        learned = self._learn()
         fullest = max((ring.fullness for ring in rings), default=0)
-        self._pause = next_pause(self._pause, fullest)
+        # What a hit wants next is one frame further up.
+        self._pause = SHORTEST if learned else next_pause(self._pause, fullest)
 
 
-    def _learn(self) -> None:
-        """Tell hits what leads from modules' code that they came to, to its callers; forget it of modules that went."""
+    def _learn(self) -> bool:
+        """Tell hits what leads from modules' code that they came to, to its callers; forget it of modules that went.
+
+        Return whether there was any.
+        """
+        learned = False
         if (code := self.maps.get(CODE.name)) is None:
-            return
+            return learned
         for key, words in contents_of(code).items():
             address = int.from_bytes(key, "little")
             found = self.session.target.guest.walked_code(address)
@@ -252,6 +257,8 @@ class ScriptRun:
             elif words[0] == WANTED or found != self._learned.get(address):
                 self._learned[address] = found
                 code.put(key, (found.entry,))
+                learned = True
+        return learned
 
     def _reclaim(self) -> None:
         """Free the entries of keys without a value, where no thread is in a program that may use them."""
