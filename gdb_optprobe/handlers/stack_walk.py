@@ -1,7 +1,7 @@
 """A stack as one word: a hit walks it frame by frame, and the host finds the frames again by that word.
 
     frames of a hit      vfs_read ─► ksys_read ─► do_syscall_64 ─► …
-    number of each       n1          n2 = mix(n1, pc)               a number stands for a frame and all before it
+    number of each       n1          n2 = mix(n1, pc)               a number means a frame and all before it
     the map              n2 ─► (n1, pc)                             so the last number leads back to all
     the word             last number · 2 + 1 if callers are left out that could not be found
 

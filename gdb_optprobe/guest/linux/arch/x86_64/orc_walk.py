@@ -1,8 +1,8 @@
 """Walk the kernel's stack at a hit by its ORC tables: orc_unwind.py as statements of a program (handlers/ir.py).
 
     AT ─► orc_lookup ─► entries LOW … HIGH ─► the last that begins at AT or before ─► CFA ─► PC, SP, BP of the caller
-No address that is read here is beyond a stack: what is between SP and the end of the stack that it is in, or in the
-thread's. A frame that is found otherwise ends the walk, and is told as callers that are left out.
+Only stacks are read, between SP and the end of the stack that it is in, and in the thread's. Any other frame ends the
+walk, and its callers are reported as unknown.
 """
 
 from __future__ import annotations
