@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.lasting_text import LastingText
@@ -18,6 +19,14 @@ from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites, Text
 from gdb_optprobe.isa.record import Isa
+
+
+@dataclass(frozen=True, slots=True)
+class WalkedCode:
+    """What leads from code to its caller, as the hits' walker takes it. of: the module that has the code."""
+
+    entry: int
+    of: Hashable
 
 
 class Guest(ABC):
@@ -70,6 +79,10 @@ class Guest(ABC):
     def clock(self) -> Callable[[int], int] | None:
         """Return what makes ticks of the guest's clock nanoseconds since boot, as its log has them; None if not known.
         """
+        return None
+
+    def walked_code(self, address: int) -> WalkedCode | None:
+        """Return how a hit finds the caller of code at an address that it does not know; None where it cannot."""
         return None
 
     # names -----------------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ from gdb_optprobe.handlers.ir import (
     StringLoad,
     Update,
     Variable,
+    blocks,
     map_of,
     nodes,
     operands,
@@ -72,6 +73,8 @@ from gdb_optprobe.isa.codegen import (
 
 FRAME_MOST = 512
 """Bytes of a frame: a hit may be deep in a stack of 8 or 16 KiB."""
+IN_LOOP = 8
+"""Uses of a variable that one in a loop counts for."""
 IN_REGISTERS = 3
 """Variables that are kept in registers, those first that are used most."""
 
@@ -101,11 +104,18 @@ def is_flat(program: Program) -> bool:
 
 
 def variables_by_use(program: Program) -> list[str]:
-    """Return the names of all variables, those first that are used most."""
+    """Return the names of all variables, those first that are used most; a use in a loop counts for several."""
     counts = Counter[str]()
-    for each in program.statements():
-        counts.update(variable.name for variable in assigned(each))
-        counts.update(node.name for operand in operands(each) for node in nodes(operand) if isinstance(node, Variable))
+
+    def count(statements: Sequence[Statement], rounds: int) -> None:
+        for each in statements:
+            used = (node for operand in operands(each) for node in nodes(operand) if isinstance(node, Variable))
+            for variable in (*assigned(each), *used):
+                counts[variable.name] += rounds
+            for block in blocks(each):
+                count(block, rounds * IN_LOOP if isinstance(each, Loop | Each) else rounds)
+
+    count(program.actions, 1)
     return [name for name, _ in counts.most_common()]
 
 

@@ -44,6 +44,11 @@ FRAMES = Map(
     1 << 14,
 )
 """Its name has blanks: no script can name it."""
+CODE = Map(
+    "code of modules", (Column("address", Form.POINTER),), (Column("what leads to its caller", Form.UNSIGNED),), 1 << 10
+)
+"""By the address of code that a hit does not know: WANTED, or what the host has found for it, with the bit KNOWN."""
+WANTED, KNOWN = 1, 1 << 62
 DEEPEST = 127
 PC, LOST = Variable("%walk.pc"), Variable("%walk.lost")
 _LEFT, _NUMBER, _BEFORE = (Variable(f"%walk.{name}") for name in ("left", "number", "before"))

@@ -16,9 +16,9 @@ from gdb_optprobe.probes.script_kernel import ScriptKernel
 
 LOADS = "/proc/loadavg"
 RETURN_PROBE = "(a return probe)"
-"""A frame whose function returns to a trampoline: where that leads is not on the stack."""
+"""A frame of a function that returns to a trampoline: its real return address is not on the stack."""
 CUT = "(callers unknown)"
-"""The last line of a stack that the hit could not follow to its end."""
+"""The last line of a stack that continues where the hit could not follow it."""
 _FRACTION = 11  # bits, include/linux/sched/loadavg.h: FSHIFT
 
 
@@ -45,7 +45,7 @@ class GuestNames(HostNames):
         return "root" if number == 0 else str(number)
 
     def stack(self, words: Sequence[int], stack: Stack, indent: int) -> str:
-        """Return a stack as bpftrace prints it, and in a line of its own what is left out."""
+        """Return a stack as bpftrace prints it; a line of its own says that callers are missing."""
         blanks = " " * indent
         numbers = self._maps().get(FRAMES.name)
         if numbers is None or not words[0]:

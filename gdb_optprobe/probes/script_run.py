@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.guest.guest import WalkedCode
 from gdb_optprobe.handlers.interpreter import Hit, MapContents, run
 from gdb_optprobe.handlers.ir import Emit, Program
 from gdb_optprobe.handlers.scope import Missing
@@ -19,10 +20,10 @@ from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
 from gdb_optprobe.handlers.script.place import wrong
 from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
-from gdb_optprobe.handlers.stack_walk import FRAMES
+from gdb_optprobe.handlers.stack_walk import CODE, FRAMES, WANTED
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.probes.event_probes import kind_of
-from gdb_optprobe.probes.follower import FIRST, next_pause
+from gdb_optprobe.probes.follower import FIRST, SHORTEST, next_pause
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_results import empty_ring, read_new_records
 from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
@@ -46,8 +47,8 @@ class ScriptMaps(Mapping[str, MapContents]):
         self._ours: dict[str, HostMap] = {
             name[1:]: HostMap(script.settings.max_map_keys) for name in script.maps
         }
-        if FRAMES in script.program_maps:
-            self._ours[FRAMES.name] = HostMap(FRAMES.most)
+        kept = (FRAMES, CODE)
+        self._ours |= {each.name: HostMap(each.most) for each in script.program_maps if each in kept}
         self._session = session
         self._placed: frozenset[str] = frozenset()
 
@@ -100,6 +101,7 @@ class ScriptRun:
     _numbers: list[int] = field(default_factory=list)
     _pause: float = FIRST
     _left_out: int = 0
+    _learned: dict[int, WalkedCode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.maps = ScriptMaps(self.script, self.session)
@@ -269,8 +271,31 @@ class ScriptRun:
             self.lost += lost
             self.write(self.output.lost(lost))
         self.session.reclaim_maps(self.maps)
+        learned = self._learn()
         fullest = max((ring.fullness for ring in rings), default=0)
-        self._pause = next_pause(self._pause, fullest)
+        # What a hit wants next is one frame further up.
+        self._pause = SHORTEST if learned else next_pause(self._pause, fullest)
+
+
+    def _learn(self) -> bool:
+        """Tell hits what leads from modules' code that they came to, to its callers; forget it of modules that went.
+
+        Return whether there was any.
+        """
+        learned = False
+        if (code := self.maps.get(CODE.name)) is None:
+            return learned
+        for key, words in contents_of(code).items():
+            address = int.from_bytes(key, "little")
+            found = self.session.target.guest.walked_code(address)
+            if found is None:
+                if self._learned.pop(address, None) is not None:
+                    code.delete(key)
+            elif words[0] == WANTED or found != self._learned.get(address):
+                self._learned[address] = found
+                code.put(key, (found.entry,))
+                learned = True
+        return learned
 
 
 def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:

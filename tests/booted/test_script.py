@@ -89,6 +89,22 @@ def test_stacks_are_keys_and_texts(each_linux: Guest) -> None:
     assert re.fullmatch(r"<\n\t[0-9a-f]{16} vfs_read\+\d+\n\t[0-9a-f]{16} ksys_read\+\d+\n>", text)
 
 
+def test_stacks_go_through_modules(linux: Guest) -> None:
+    """The first hits know nothing of a module's code; the later ones have all of their callers."""
+    linux.check("insmod /lib/modules/brd.ko rd_nr=1")
+    try:
+        write = "dd if=/dev/zero of=/dev/ram0 bs=4k count=20 conv=fsync 2>/dev/null"
+        work = f"for i in 1 2 3 4 5; do {write}; sleep 0.2; done"
+        program = 'kprobe:radix_tree_lookup { @[kstack(6)] = count(); }'
+        found = values(script(linux, program, "-json", work=work))["@"]
+    finally:
+        linux.check("rmmod brd")
+    through = {stack: count for stack, count in found.items() if "    brd_submit_bio+" in stack}
+    whole = {stack: count for stack, count in through.items() if "(callers unknown)" not in stack}
+    assert all("    __submit_bio+" in stack for stack in whole) and sum(whole.values()) > 0
+    assert all(stack.splitlines()[-2].startswith("    brd_") for stack in through.keys() - whole.keys())
+
+
 def test_stacks_where_functions_return(each_linux: Guest) -> None:
     """They begin at the caller. A frame with a return probe is named as such, and no caller is made up for it."""
     program = (

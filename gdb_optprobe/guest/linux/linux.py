@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import abi, runs, scope
-from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.guest.guest import Guest, WalkedCode
 from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux import boot, bypasses, event_name, frame
 from gdb_optprobe.guest.linux.arch.base import (
@@ -306,6 +306,12 @@ class LinuxGuest(Guest):
         per_cpu, rate = self.arch.per_cpu(self.kernel), hertz(self.kernel, self.arch.clock)
         walkers = (partial(self._walker, site, frame), partial(self._user_walker, site.address))
         return NamesAt(names, per_cpu, number, self.reads, rate, *walkers)
+
+    def walked_code(self, address: int) -> WalkedCode | None:
+        if self.own_unwinder is None or (module := self.text.at(address)) is None:
+            return None
+        entry = self.arch.walked_code(self.own_unwinder, address)
+        return WalkedCode(entry, module.module.identity) if entry is not None else None
 
     def _user_walker(self, address: int) -> Walker | Missing:
         """Return how a hit at an address finds the frames of its thread's program."""

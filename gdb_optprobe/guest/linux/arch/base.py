@@ -343,6 +343,10 @@ class LinuxArch(Finder, Protocol):
     def walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
         """Return how a hit there finds its callers. Raises OptprobeError where it cannot."""
 
+    def walked_code(self, unwinder: Unwinder, address: int) -> int | None:
+        """Return what stack_walk.CODE has for an address that a hit's walker did not know; None where that is nothing.
+        """
+
     def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
         """Return how a hit there finds the frames of the program that its thread runs, and none where it runs none.
 

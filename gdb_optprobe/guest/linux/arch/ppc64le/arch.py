@@ -196,6 +196,9 @@ class _Linux:
         assert isinstance(unwinder, BackChain)
         return chain_walk.walker(kernel, unwinder.function, derive.derive(kernel), place)
 
+    def walked_code(self, unwinder: Unwinder, address: int) -> int | None:
+        return None
+
     def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
         assert isinstance(unwinder, BackChain)
         return user_walk.UserWalk(chain_walk.walker(kernel, unwinder.function, derive.derive(kernel), place))

@@ -2,7 +2,7 @@
 
 What the innermost function has done to its frame and to LR follows from its code, when the probe is added. Behind it
 every function has saved its return address, up to an interrupt: whether the interrupted one has is not known at a hit,
-so it is the last frame, and its callers are shown as left out.
+so it is the last frame, and its callers are reported as unknown.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import physical_patch, trap_calls
 from gdb_optprobe.guest.linux.arch.base import (
@@ -57,7 +58,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
-from gdb_optprobe.handlers.stack_walk import Walker
+from gdb_optprobe.handlers.stack_walk import KNOWN, Walker
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -194,6 +195,11 @@ class _Linux:
             raise NoSuchKernel("a hit walks its stack by ORC tables, which this kernel has not")
         return orc_walk.walker(kernel, unwinder.tables, place)
 
+    def walked_code(self, unwinder: Unwinder, address: int) -> int | None:
+        assert isinstance(unwinder, OrcUnwinder)
+        data = unwinder.entry(address)
+        return int.from_bytes(data, "little") | KNOWN if data is not None else None
+
     def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
         return user_walk.walker(kernel)
 
@@ -231,6 +237,13 @@ class OrcUnwinder:
 
     def over(self, read: ReadMemory) -> OrcUnwinder:
         return replace(self, stack=read)
+
+    def entry(self, pc: int) -> bytes | None:
+        """Return the bytes of the entry for code of a module; None where there is none."""
+        try:
+            return self._tables(pc).raw(pc, self.read)
+        except Unreadable:
+            return None
 
     def _tables(self, pc: int) -> orc_unwind.Tables:
         found = self.module(pc) if not self.text[0] <= pc < self.text[1] else None

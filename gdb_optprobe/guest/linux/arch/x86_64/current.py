@@ -21,7 +21,8 @@ def current(kernel: Kernel) -> Current:
     task = or_missing(lambda: _variable(kernel, 8, ("current_task", ""), ("pcpu_hot", "current_task")))
     cpu = or_missing(lambda: _variable(kernel, 4, ("cpu_number", ""), ("pcpu_hot", "cpu_number")))
     members = {name: or_missing(partial(kernel.offset, "task_struct", name)) for name in MEMBERS}
-    return Current(task, cpu, PerCpuBase(), members, Frame((*FRAME,), _room(stack_top(kernel))))
+    room = _room(stack_top(kernel), _interrupts_end(kernel))
+    return Current(task, cpu, PerCpuBase(), members, Frame((*FRAME,), room))
 
 
 def stack_top(kernel: Kernel) -> Expr | Missing:
@@ -46,13 +47,23 @@ def _variable(kernel: Kernel, size: int, *places: tuple[str, str]) -> Expr:
     raise missing or NoSuchKernel("no per-CPU variable asked for")
 
 
-def _room(top: Expr | Missing) -> Expr:
-    """Return how much of the stack may be read: up to the end of the thread's stack, which is aligned to its size.
-    Other stacks are not aligned to theirs: up to the end of the page.
+def _interrupts_end(kernel: Kernel) -> Expr | Missing:
+    """Return the end of this CPU's stack for interrupts. A pointer is to its top word, or just behind it (before 5.12).
+    """
+    pointer = or_missing(lambda: _variable(kernel, 8, ("hardirq_stack_ptr", ""), ("pcpu_hot", "hardirq_stack_ptr")))
+    if isinstance(pointer, Missing):
+        return pointer
+    return fold.binary(Op.AND, plus(pointer, PAGE - 1), fold.constant(-PAGE), 64, False)
+
+
+def _room(top: Expr | Missing, interrupts: Expr | Missing) -> Expr:
+    """Return how much of the stack may be read: up to the end of the thread's stack, or of that for interrupts.
+    Other stacks are not aligned to their size: up to the end of the page.
     """
     sp = Register(FRAME[0])
-    page = room_to(sp, PAGE)
-    if isinstance(top, Missing):
-        return page
-    above = fold.binary(Op.SUB, top, sp, 64, False)
-    return Choose(fold.binary(Op.LT, above, fold.constant(STACK_SIZE), 64, False), above, page)
+    room = room_to(sp, PAGE)
+    for end in (interrupts, top):
+        if not isinstance(end, Missing):
+            above = fold.binary(Op.SUB, end, sp, 64, False)
+            room = Choose(fold.binary(Op.LT, above, fold.constant(STACK_SIZE), 64, False), above, room)
+    return room

@@ -1,8 +1,8 @@
 """Walk the kernel's stack at a hit by its ORC tables: orc_unwind.py as statements of a program (handlers/ir.py).
 
     AT ─► orc_lookup ─► entries LOW … HIGH ─► the last that begins at AT or before ─► CFA ─► PC, SP, BP of the caller
-No address that is read here is beyond a stack: it lies between SP and the end of its stack, or in the
-thread's. A frame that is found otherwise ends the walk, and shows that callers are left out.
+Only stacks are read, between SP and the end of the stack that it is in, and in the thread's. Any other frame ends the
+walk, and its callers are reported as unknown.
 """
 
 from __future__ import annotations
@@ -37,17 +37,19 @@ from gdb_optprobe.handlers.ir import (
     Break,
     Constant,
     Expr,
+    Get,
     If,
     Load,
     Loop,
     Op,
     Or,
     Register,
+    Set,
     Statement,
     Variable,
 )
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.handlers.stack_walk import PC, lost
+from gdb_optprobe.handlers.stack_walk import CODE, KNOWN, PC, WANTED, lost
 
 _AT, _SP, _BP, _LIMIT, _CFA, _PLACE = (
     Variable(f"%walk.{name}") for name in ("at", "sp", "bp", "limit", "cfa", "place")
@@ -55,6 +57,8 @@ _AT, _SP, _BP, _LIMIT, _CFA, _PLACE = (
 _LOW, _HIGH, _MIDDLE, _OFFSET, _ENTRY, _FLAGS = (
     Variable(f"%walk.{name}") for name in ("low", "high", "middle", "offset", "entry", "flags")
 )
+WIDTH = 4
+"""Bytes of a code address, and of a place in orc_lookup."""
 _FLAGS_AT = 4
 """The byte of an entry from which on are registers, type, end and signal."""
 _USER = 3
@@ -76,53 +80,58 @@ class OrcWalk:
         return (*self._find(), *self._frame(), *self._caller())
 
     def _find(self) -> Sequence[Statement]:
-        """Set ENTRY to the address of the entry for AT."""
+        """Set ENTRY to the bits of the entry for AT. Of a module's code the host looks for it, once a hit wants it: the
+        tables of modules come and go.
+        """
         tables = self.tables
         start, (ips, end) = tables.text[0], tables.ips
         table, blocks = tables.lookup
-        count = (end - ips) // 4
-        block = _sum(_shifted(Op.LSHL, _shifted(Op.LSHR, _OFFSET, LOOKUP_BLOCK.bit_length() - 1), 2), table)
+        count = (end - ips) // WIDTH
+        block = _sum(_scaled(_shifted(Op.LSHR, _OFFSET, LOOKUP_BLOCK.bit_length() - 1)), table)
         searched, span = LOOKUP_BLOCK * max(blocks - 1, 0), tables.text[1] - start
-        place = _sum(_shifted(Op.LSHL, _MIDDLE, 2), ips)
-        begins = _sum(_shifted(Op.LSHL, _MIDDLE, 2), Load(place, 4, signed=True, mapped=True))
-        return (
-            Assign(_OFFSET, _less(_AT, start)),
+        begins = _sum(Load(_sum(_MIDDLE, ips), WIDTH, signed=True, mapped=True), _MIDDLE)
+        half = _shifted(Op.LSHR, _sum(_sum(_LOW, _HIGH), WIDTH), 1)
+        halved = fold.binary(Op.AND, half, fold.constant(-WIDTH), 64, False)
+        place = _shifted(Op.LSHR, _product(_LOW, ENTRY_SIZE), 2)
+        low, high = (_sum(place, tables.entries + offset) for offset in (0, _FLAGS_AT))
+        bits = _shifted(Op.LSHL, Load(high, 2, signed=False, mapped=True), 32)
+        # LOW, MIDDLE and HIGH are the offsets of 32 bits each in the table of code addresses.
+        in_core = (
             If(
                 _is(Op.LT, _OFFSET, min(searched, span)),
                 (
-                    Assign(_LOW, Load(block, 4, signed=False, mapped=True)),
-                    Assign(_HIGH, Load(_sum(block, 4), 4, signed=False, mapped=True)),
+                    Assign(_LOW, _scaled(Load(block, WIDTH, signed=False, mapped=True))),
+                    Assign(_HIGH, _scaled(Load(_sum(block, WIDTH), WIDTH, signed=False, mapped=True))),
                 ),
                 # The text of the boot is not in orc_lookup, and returned to by the first thread.
-                (
-                    If(_is(Op.GE, _OFFSET, span), lost()),
-                    Assign(_LOW, Constant(0)),
-                    Assign(_HIGH, Constant(max(count - 1, 0))),
-                ),
+                (Assign(_LOW, Constant(0)), Assign(_HIGH, Constant(WIDTH * max(count - 1, 0)))),
             ),
-            If(Or(_is(Op.GE, _HIGH, count), _is(Op.GT, _LOW, _HIGH)), lost()),
+            If(Or(_is(Op.GE, _HIGH, WIDTH * count), _is(Op.GT, _LOW, _HIGH)), lost()),
             Assign(_OFFSET, _less(_AT, ips)),
             Loop(
                 (
                     If(_is(Op.GE, _LOW, _HIGH), (Break(),)),
-                    Assign(_MIDDLE, _shifted(Op.LSHR, _sum(_sum(_LOW, _HIGH), 1), 1)),
+                    Assign(_MIDDLE, halved),
                     If(
                         fold.binary(Op.LE, begins, _OFFSET, 64, True),
                         (Assign(_LOW, _MIDDLE),),
-                        (Assign(_HIGH, _less(_MIDDLE, 1)),),
+                        (Assign(_HIGH, _less(_MIDDLE, WIDTH)),),
                     ),
                 ),
                 most=_ROUNDS,
             ),
-            Assign(_ENTRY, _sum(_product(_LOW, ENTRY_SIZE), tables.entries)),
+            Assign(_ENTRY, fold.binary(Op.OR, Load(low, 4, signed=False, mapped=True), bits, 64, False)),
         )
+        want = If(_is(Op.EQ, _ENTRY, 0), (Set(CODE, (_AT,), (Constant(WANTED),)),))
+        elsewhere = (Get(CODE, (_AT,), _ENTRY), If(_is(Op.LT, _ENTRY, KNOWN), (want, *lost())))
+        return (Assign(_OFFSET, _less(_AT, start)), If(_is(Op.LT, _OFFSET, span), in_core, elsewhere))
 
     def _frame(self) -> Sequence[Statement]:
         """Set CFA."""
         encoding = self.tables.encoding
         base = fold.binary(Op.AND, _FLAGS, fold.constant(15), 64, False)
         by = {register: _number(encoding, register) for register in (SP, BP, SP_INDIRECT, BP_INDIRECT)}
-        offset = Load(_ENTRY, 2, signed=True, mapped=True)
+        offset = fold.convert(_ENTRY, 16, True)
         otherwise: tuple[Statement, ...] = (If(_ends(encoding), (Break(),)), *lost())
         through_bp = (Assign(_PLACE, _sum(_BP, offset)), *self._in_stack(_PLACE), Assign(_CFA, _word(_PLACE)))
         through_sp = (*self._in_stack(_SP), Assign(_CFA, _sum(_word(_SP), offset)))
@@ -132,7 +141,7 @@ class OrcWalk:
             (SP, (Assign(_CFA, _sum(_SP, offset)),)),
         ):  # fmt: skip
             found = (If(_is(Op.EQ, base, by[register]), then, found),)
-        return (Assign(_FLAGS, Load(_sum(_ENTRY, _FLAGS_AT), 2, signed=False, mapped=True)), *found)
+        return (Assign(_FLAGS, fold.convert(_shifted(Op.LSHR, _ENTRY, 32), 16, False)), *found)
 
     def _caller(self) -> Sequence[Statement]:
         """Set PC, SP and BP to the caller's."""
@@ -141,7 +150,7 @@ class OrcWalk:
         kind = fold.binary(Op.AND, _FLAGS, fold.constant((1 << bits) - 1 << first - 32), 64, False)
         number = {known: encoding.kinds.index(known) << first - 32 for known in encoding.kinds}
         bp_register = fold.binary(Op.AND, _FLAGS, fold.constant(0xF0), 64, False)
-        saved = Load(_sum(_ENTRY, 2), 2, signed=True, mapped=True)
+        saved = fold.convert(_shifted(Op.LSHR, _ENTRY, 16), 16, True)
         bp = If(
             _is(Op.NE, bp_register, _number(encoding, UNDEFINED) << 4),
             (
@@ -293,6 +302,11 @@ def _less(value: Expr, number: int) -> Expr:
 
 def _product(value: Expr, number: int) -> Expr:
     return fold.binary(Op.MUL, value, fold.constant(number), 64, False)
+
+
+def _scaled(index: Expr) -> Expr:
+    """Return the offset of a place in a table of 32 bits each."""
+    return fold.binary(Op.LSHL, index, fold.constant(2), 64, False)
 
 
 def _shifted(op: Op, value: Expr, count: int) -> Expr:

@@ -1,7 +1,7 @@
 """Walk the stack of the program that a thread runs by its frame pointers: perf_callchain_user, arch/x86/events/core.c.
 
     pt_regs at the end of the thread's stack: rip, rbp ─► │ caller's rbp │ return address │ ─► …
-Code without frame pointers leads anywhere, or to the end: the frames are those that its registers say, as perf has it.
+Code without frame pointers leads anywhere, or to the end: the frames are those that its registers lead to, as in perf.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from gdb_optprobe.handlers.interpreter import Hit, run
 from gdb_optprobe.handlers.ir import Column, Emit, Form, Map, Program, Records, Register, Update
 from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.handlers.lower_session_maps import session_layout
-from gdb_optprobe.handlers.stack_walk import FRAMES, Frames, frames, walk
+from gdb_optprobe.handlers.stack_walk import CODE, FRAMES, KNOWN, WANTED, Frames, frames, walk
 from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.host_map import HostMap
@@ -47,7 +47,7 @@ from tests.guest.linux.arch.x86_64.test_orc_unwind import (
 from tests.handlers import running
 from tests.handlers.running import FAULTS, PAGE
 
-START = 0x1000
+START, MODULE = 0x1000, 0xFFFF_FFFF_C000_0000
 WORDS = STACK_SIZE // 8
 TOP = STACK + 8 * WORDS
 OTHER, OTHER_WORDS = STACK - 0x10_0000, 32
@@ -61,8 +61,9 @@ def layout(request: pytest.FixtureRequest) -> Encoding:
     return found
 
 
-def walked(kernel: Kernel, sp: int, bp: int, end: int, depth: int = 127) -> Frames:
-    """What a hit at START finds."""
+def walked(kernel: Kernel, sp: int, bp: int, end: int, depth: int = 127, code: HostMap | None = None) -> Frames:
+    """What a hit at START finds. code: of modules."""
+    code = HostMap() if code is None else code
 
     def read(address: int, size: int) -> bytes:
         inside = any(first <= address and address + size <= stop for first, stop in readable)
@@ -81,7 +82,7 @@ def walked(kernel: Kernel, sp: int, bp: int, end: int, depth: int = 127) -> Fram
     contents = HostMap()
     words = []
     for _ in range(2):  # the second one finds what the first has kept
-        outcome = run(program, Hit({"rsp": sp}, read, maps={FRAMES.name: contents}))
+        outcome = run(program, Hit({"rsp": sp}, read, maps={FRAMES.name: contents, CODE.name: code}))
         words.append(int.from_bytes(outcome.done[-1].data, "little"))
         assert not outcome.faults
     assert words[0] == words[1]
@@ -118,10 +119,15 @@ def test_frames_of_calls(layout: Encoding) -> None:
 
 
 def test_code_without_a_table_ends_a_stack_that_is_told_to_go_on(layout: Encoding) -> None:
-    kernel = Kernel([(0, orc(layout, CALL))], layout)
-    kernel.stack(0xFFFF_FFFF_C000_0000, 1, 2)
-    found = walked(kernel, STACK, 0, TOP)
-    assert found == Frames((TEXT + START, 0xFFFF_FFFF_C000_0000), is_whole=False)
+    kernel = Kernel([(0, orc(layout, CALL)), (START + 64, orc(layout, END))], layout)
+    kernel.stack(MODULE + 0x21, 1, TEXT + START + 65)
+    code = HostMap()
+    found = walked(kernel, STACK, 0, TOP, code=code)
+    assert found == Frames((TEXT + START, MODULE + 0x21), is_whole=False)
+    assert code.words == {(MODULE + 0x20).to_bytes(8, "little"): (WANTED,)}
+    # The host has looked for it meanwhile.
+    code.put((MODULE + 0x20).to_bytes(8, "little"), (int.from_bytes(orc(layout, CALL, (SP, 16)), "little") | KNOWN,))
+    assert walked(kernel, STACK, 0, TOP, code=code) == Frames((TEXT + START, MODULE + 0x21, TEXT + START + 65))
 
 
 def test_a_frame_beyond_the_stack_is_not_read(layout: Encoding) -> None:
@@ -202,13 +208,15 @@ def test_a_hit_as_native_code_costs_what_is_promised(layout: Encoding) -> None:
     found = walk(walker, 127)
     by = Map("n", (Column("", Form.UNSIGNED),), Count(), 8)
     program = Program(None, (*found.statements, Update(by, None, found.words)), quiet=True)
-    most = {FRAMES.name: 64}
+    most = {FRAMES.name: 64, CODE.name: 8}
     kept = session_layout(replace(FRAMES, most=64))
-    places = {by.name: FAULTS + PAGE, FRAMES.name: FAULTS + 4 * PAGE}
+    code_of_modules = session_layout(replace(CODE, most=8))
+    places = {by.name: FAULTS + PAGE, CODE.name: FAULTS + 3 * PAGE, FRAMES.name: FAULTS + 6 * PAGE}
     around = replace(running.surroundings(program), maps=places, most=most)
     code = lower(program, around, BACKEND)(running.START)
     before = running.state({})
     initial = {places[by.name]: session_layout(by).initial(), places[FRAMES.name]: kept.initial()}
+    initial[places[CODE.name]] = code_of_modules.initial()
     memory = running.memory_of(before, initial) | own
     stack = bytearray(memory[running.STACK - PAGE])
     stack[PAGE : PAGE + 8 * len(words)] = struct.pack(f"<{len(words)}Q", *words)
