@@ -5,17 +5,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from gdb_optprobe.guest.linux.user import executable
 from gdb_optprobe.guest.linux.user.executable import Offset
 from gdb_optprobe.guest.scope import KernelScope
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import INT, UNSIGNED_LONG
-from gdb_optprobe.handlers.ir import Expr, Frame, Load, Op, Register
+from gdb_optprobe.handlers.ir import Assign, Expr, Frame, If, Load, Op, Register, Statement
 from gdb_optprobe.handlers.scope import Meaning, Missing, Rvalue
+from gdb_optprobe.handlers.stack_walk import PC, Walker
 from gdb_optprobe.handlers.trap_frame import rename_registers
 from gdb_optprobe.isa.user import UserTrapping
+
+Node = TypeVar("Node")
+NO_KERNEL_STACK = Missing("the kernel's stack is empty where a program is probed", "ustack is the program's")
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,34 @@ class UserScope(KernelScope):
 def user_scope(kernel: KernelScope, bits: int, isa: UserTrapping, offset: Offset) -> UserScope:
     """Return the scope, which adds a program's names to the kernel's. offset: returns a member's offset."""
     own = {each.name: getattr(kernel, each.name) for each in fields(kernel)}
-    names = {register: name for name, register in isa.resident.items()}
-    current = rename_registers(kernel.current, names)
+    current = of_kernel(kernel.current, isa)
     runs = executable.words(current.task, offset)
     return UserScope(**(own | {"current": current}), bits=bits, frames=isa.frames[bits].registers, executable=runs)
+
+
+def of_kernel(node: Node, isa: UserTrapping) -> Node:
+    """Return a node with its registers named as those of the kernel, where the program has others of these names."""
+    return rename_registers(node, {register: name for name, register in isa.resident.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWalker:
+    """A Walker that reads registers of the kernel, which a trap has not saved.
+
+    behind: how far the PC that the trap has saved is behind the innermost frame's.
+    """
+
+    walker: Walker
+    isa: UserTrapping
+    behind: int
+
+    @property
+    def begin(self) -> Sequence[Statement]:
+        found = of_kernel(tuple(self.walker.begin), self.isa)
+        if not self.behind:
+            return found
+        return (*found, If(PC, (Assign(PC, fold.binary(Op.SUB, PC, fold.constant(self.behind), 64, False)),)))
+
+    @property
+    def step(self) -> Sequence[Statement]:
+        return of_kernel(tuple(self.walker.step), self.isa)

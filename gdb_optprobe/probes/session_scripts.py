@@ -132,4 +132,5 @@ class SessionScripts:
     @property
     def _names(self) -> GuestNames:
         now = self._kernel.now()
-        return GuestNames(self._kernel, None if isinstance(now, Missing) else time.time_ns() - now)
+        booted = None if isinstance(now, Missing) else time.time_ns() - now
+        return GuestNames(self._kernel, booted, self.maps.by_name)

@@ -272,10 +272,12 @@ def test_a_program_and_the_kernel_share_maps(each_linux: Guest, tmp_path: Path) 
         "uprobe:/tmp/calls:test { @n++; @sum = sum(arg0); @s[tid] = arg0; @f[func, comm] = count(); } "
         "uretprobe:/tmp/calls:test /@s[tid]/ { @n++; @r[func, probe] = count(); @got = sum(retval); delete(@s[tid]); } "
         'uprobe:/tmp/calls:_start { @argv[str(*(uint64 *)(reg("sp") + 8))] = count(); } '
-        'uprobe:/tmp/calls:i*n*r { @w[probe] = count(); } kprobe:vfs_read /comm == "dd"/ { @n++; }'
+        "uprobe:/tmp/calls:i*n*r { @w[probe] = count(); } "
+        'kprobe:vfs_read /comm == "dd"/ { @n++; }'
     )
-    found = values(script(each_linux, program, "-json", work=f"/tmp/calls; /tmp/calls; {DD}"))
-    calls_ = 2 * CALLS
+    finished = script(each_linux, program, "-json", work=f"/tmp/calls; /tmp/calls; {DD}")
+    found, calls_ = values(finished), 2 * CALLS
+    assert finished.status == 0, finished.output
     assert found["@sum"] == 2 * sum(range(CALLS + 1))
     assert found["@f"] == {"test,calls": calls_} and found["@argv"] == {"/tmp/calls": 2}
     assert found["@r"] == {"test,uretprobe:/tmp/calls:test": calls_} and found["@got"] != 0
@@ -287,6 +289,25 @@ def test_a_program_and_the_kernel_share_maps(each_linux: Guest, tmp_path: Path) 
     assert each_linux.run("rm /tmp/calls")[0] == 0 and each_linux.problems() == []
 
 
+def test_a_programs_stack_begins_where_it_is_probed(linux: Guest, tmp_path: Path) -> None:
+    built = calls.build(tmp_path, CALLS)
+    answer.put(linux, built, "/tmp/calls")
+    program = (
+        "uprobe:/tmp/calls:inner { @in[ustack(raw, 1)] = count(); @two[ustack(raw, 2)] = count(); } "
+        "uretprobe:/tmp/calls:leaf { @back[ustack(raw, 1)] = count(); }"
+    )
+    found = values(script(linux, program, "-json", work="/tmp/calls"))
+    elf = calls.elf(built)
+    inner, caller = elf.resolve("inner"), elf.resolve("call_test")
+    assert {stack.strip(): hits for stack, hits in found["@in"].items()} == {f"{inner:x}": CALLS}
+    ((stack, hits),) = found["@two"].items()
+    first, second = (int(each, 16) for each in stack.split())
+    assert (first, hits) == (inner, CALLS) and caller < second < caller + 8
+    ((stack, hits),) = found["@back"].items()
+    assert hits == CALLS and inner < int(stack, 16) < elf.function(inner)[1], "where leaf returns to"
+    assert linux.run("rm /tmp/calls")[0] == 0
+
+
 def test_a_program_is_found_by_its_name(linux: Guest) -> None:
     """Of busybox, which has no symbols, a place is an address."""
     entry = linux.check("busybox od -An -tx8 -j24 -N8 /bin/busybox").split()[0]
@@ -296,6 +317,7 @@ def test_a_program_is_found_by_its_name(linux: Guest) -> None:
     assert name.startswith("uprobe:/bin/busybox:0x") and found["@"][name] >= 2
     for named, why in (
         ("busybox:main", "/bin/busybox has no symbols: it is stripped"),
+        (f"busybox:0x{entry} {{ @k = kstack; }} uprobe:/bin/sh:x", "the kernel's stack is empty where a program is"),
         ("libnothere:f", "the guest has no program or library 'libnothere' in memory"),
         ("/nowhere:f", "the guest has no file /nowhere in memory"),
     ):
