@@ -241,7 +241,8 @@ class KernelRethooks:
     def _register(self, rethook: Rethook, arena: Arena) -> None:
         self.known.append(rethook)
         has = rethook.layout
-        arena.journal.put(Item.POINT, rethook.memory.address, [rethook.address, has.slots, has.saved, has.window])
+        window = [has.window] if has.window else []
+        arena.journal.put(Item.POINT, rethook.memory.address, [rethook.address, has.slots, has.saved, *window])
 
     def _find_return(self, guest: Guest) -> FindReturn:
         return lambda pc, key: self.return_address(pc, key, guest.machine.read)

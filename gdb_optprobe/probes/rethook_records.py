@@ -23,20 +23,21 @@ def read_rethooks(left: ArenaContents, arena: Arena | None) -> list[Rethook]:
     for at, value in sorted((left.points or {}).items()):
         memory = left.data_at(at)
         try:
-            address, slots, saved, window = validate.numbers(validate.row(value, 4), 4)
-            validate.number(slots, 1 << 20, 1), validate.number(saved, 1 << 10), validate.number(window, slots)
+            # That of one function has no window: it is looked at as a whole.
+            address, slots, saved, *window = validate.numbers(validate.row(value, 3, 4), 4)
+            validate.number(slots, 1 << 20, 1), validate.number(saved, 1 << 10)
+            layout = CallTableLayout(slots, saved, *(validate.number(each, slots, 1) for each in window))
         except ValueError as wrong:
             raise Damaged(f"return probes at {at:#x}: {wrong}") from None
         if memory is None or not left.bounds.has(address):
             raise Damaged(f"return probes at {at:#x}")
-        layout = CallTableLayout(slots, saved, window)
         if layout.size > memory.size:
             raise Damaged(f"return probes at {at:#x}: {layout.size} bytes in {memory.size}")
         before, ended = _read_counts(at, (left.calls or {}).get(at, _NOTHING))
         if arena is not None:
             ended = ended or address not in _probed_addresses(left)
             trampolines = _trampolines(left, address, at)
-            kind = SharedRethook if window else Rethook  # one function's table is looked at as a whole
+            kind = SharedRethook if window else Rethook
             found.append(kind.adopted(address, layout, memory, trampolines, arena, before, ended))
     return found
 

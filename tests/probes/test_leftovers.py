@@ -59,7 +59,7 @@ STATE: dict[str, Any] = {
     f"data {DATA[0]:x}": 64,
     f"data {DATA[0] + 0x1000:x}": 0x9000,
     f"data {CALLS:x}": UserCallTableLayout(1024).size,
-    f"point {DATA[0] + 0x1000:x}": [TEXT[0], 512, 3, 0],
+    f"point {DATA[0] + 0x1000:x}": [TEXT[0], 512, 3],
     f"calls {DATA[0] + 0x1000:x}": [1, 2, 3, 4],
     "table 5": CALLS,
     f"uses {CODE[0]:x}": [32, DATA[0] - CODE[0]],
