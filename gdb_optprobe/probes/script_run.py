@@ -276,7 +276,6 @@ class ScriptRun:
         # What a hit wants next is one frame further up.
         self._pause = SHORTEST if learned else next_pause(self._pause, fullest)
 
-
     def _learn(self) -> bool:
         """Tell hits what leads from modules' code that they came to, to its callers; forget it of modules that went.
 
