@@ -26,8 +26,8 @@ __all__ = ["options", "running_bpftrace", "tools"]
 
 MEMORY = 1024
 """MiB: the initramfs is unpacked beside itself."""
-PACKAGES = ("bpftrace", "bash", "libc-bin", "openssl", "procps")
-PROGRAMS = ("usr/bin/bpftrace", "bin/bash", "usr/bin/getent", "usr/bin/openssl", "usr/bin/free")
+PACKAGES = ("bpftrace", "bash", "libc-bin", "openssl", "procps", "zstd")
+PROGRAMS = ("usr/bin/bpftrace", "bin/bash", "usr/bin/getent", "usr/bin/openssl", "usr/bin/free", "usr/bin/zstd")
 FOLDERS = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "bin", "usr/bin")
 BESIDE = re.compile(r"(usr/)?lib/x86_64-linux-gnu/(libnss_files|libpthread)\S*|etc/ssl/openssl\.cnf")
 """What programs open by name, which their headers do not tell."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from . import bpftrace_guest
 from .bpftrace_guest import running_bpftrace
 from .cache import say
+from .channel import ChannelError
 from .debian import FetchError
 from .debugger import Debugger, DebuggerError
 from .guest import Guest, GuestError
@@ -68,6 +69,7 @@ KEY = "-psk 1a2b3c4d -tls1_2"
 TLS = f"(PATH=$PATH:/usr/bin; openssl s_server {KEY} -nocert -accept 443 -quiet >/dev/null 2>&1 & S=$!; sleep 2; "
 TLS += f"(sleep 2; echo hello; sleep 1) | openssl s_client {KEY} -connect 127.0.0.1:443 -quiet >/dev/null 2>&1; "
 TLS += "kill $S)"
+UNIX = TLS.replace("-accept 443", "-unix /tmp/socket").replace("-connect 127.0.0.1:443", "-unix /tmp/socket")
 READ = "dd if=/dev/zero of=/dev/null bs=1 count=3000 2>/dev/null"
 TIME = r"\d\d:\d\d:\d\d"
 
@@ -88,8 +90,8 @@ TOOLS = {
     "loads": Tool("sleep 3", r"load averages: [\d.]+ [\d.]+ [\d.]+", beside=False),
     "mdflush": Tool("sleep 1", r"md\d"),
     "naptime": Tool("calls", rf"{TIME} (\d+) +(\S+) +(\d+) +(calls) +([\d.]+)$"),
-    "oomkill": Tool("sleep 300 & sleep 0.5; echo f > /proc/sysrq-trigger; sleep 1",
-                    r"OOM kill of PID (\d+) \(\"(.*?)\"\)", beside=False),  # of bpftrace, then
+    "oomkill": Tool("sleep 300 & echo 1000 > /proc/$!/oom_score_adj; sleep 0.5; echo f > /proc/sysrq-trigger; sleep 1",
+                    r"OOM kill of PID (\d+) \(\"(.*?)\"\)"),
     "opensnoop": Tool("cat /proc/version > /dev/null", r"(\d+) +(cat) +(\d+) +(\d+) (\S+)"),
     "pidpersec": Tool("for i in 1 2 3 4 5; do for j in 1 2 3 4; do /bin/busybox true; done; sleep 0.5; done",
                       r"PIDs/sec: @: \d+", beside=False),
@@ -112,8 +114,8 @@ TOOLS = {
     "tcplife": Tool(SERVE, r"(\d+) +(\S+) +(10\.\S+) +(\d+) +(10\.\S+) +(\d+) +(\d+) +(\d+) \d+"),
     "tcpretrans": Tool("timeout 3 nc 10.8.8.2 97", rf"{TIME} (\d+) +(\S+):(\d+) +(\S+):(\d+) +(\S+)", LOST),
     "tcpsynbl": Tool(SERVE, r"\[.*\]? +\d+ \|", beside=False),
-    "threadsnoop": Tool("sleep 1", rf"{TIME} +(\d+) +(\S+) +(\S+)", beside=False),
-    "undump": Tool("sleep 1", r"^\d+ ", beside=False),
+    "threadsnoop": Tool("/usr/bin/zstd -q -T2 -c /bin/busybox >/dev/null", rf"{TIME} +(\d+) +(zstd) ", beside=False),
+    "undump": Tool(UNIX, r"(openssl) +(\d+) +(\d+)"),
     "vfscount": Tool(READ, r"@\[(vfs_\w+)\]: \d+", beside=False),
     "vfsstat": Tool(f"{READ}; sleep 2", r"@\[\w+\]: \d+", beside=False),
     "writeback": Tool("dd if=/dev/zero of=/dev/ram0 bs=4k count=50 2>/dev/null; sync; sleep 1",
@@ -132,9 +134,15 @@ def measure(
     there = bpftrace_guest.tools(suite)
     wanted = [name for name in there if not names or name in names]
     options = bpftrace_guest.options(suite, kernel)
-    with Guest.start(options, timeout=TIMEOUT) as guest:
-        for name in wanted:
-            yield _tried(guest, name, there[name], TOOLS[name], beside and TOOLS[name].beside)
+    while wanted:
+        with Guest.start(options, timeout=TIMEOUT) as guest:
+            while wanted:
+                name = wanted.pop(0)
+                try:
+                    yield _tried(guest, name, there[name], TOOLS[name], beside and TOOLS[name].beside)
+                except (GuestError, ChannelError) as error:
+                    yield Outcome(name, BROKEN, str(error).partition("\n")[0])
+                    break  # the others have a guest that answers
 
 
 def _tried(guest: Guest, name: str, path: Path, tool: Tool, is_compared: bool) -> Outcome:
