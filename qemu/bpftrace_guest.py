@@ -26,6 +26,11 @@ __all__ = ["options", "running_bpftrace", "tools"]
 
 MEMORY = 1024
 """MiB: the initramfs is unpacked beside itself."""
+DISK = (
+    *("-blockdev", "driver=null-co,node-name=disk,size=67108864,read-zeroes=on"),
+    *("-device", "nvme,serial=optprobe,drive=disk"),
+)
+"""/dev/nvme0n1, which Debian's cloud kernels know without a module. It forgets what is written."""
 PACKAGES = ("bpftrace", "bash", "libc-bin", "openssl", "procps", "zstd")
 PROGRAMS = ("usr/bin/bpftrace", "bin/bash", "usr/bin/getent", "usr/bin/openssl", "usr/bin/free", "usr/bin/zstd")
 FOLDERS = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "bin", "usr/bin")
@@ -66,7 +71,7 @@ def options(suite: str, kernel_name: str) -> Options:
     pinned = kernel(kernel_name)
     assert pinned.arch == "x86_64"
     initrd = str(_initramfs(suite, pinned.package, pinned.suite))
-    return Options(package=pinned.package, suite=pinned.suite, initrd=initrd, mem=MEMORY)
+    return Options(package=pinned.package, suite=pinned.suite, initrd=initrd, mem=MEMORY, extra=DISK)
 
 
 @contextmanager

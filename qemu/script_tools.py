@@ -30,6 +30,7 @@ __all__ = ["Outcome", "main", "measure"]
 
 RUNS, NOTHING, REFUSED, BROKEN = "runs", "nothing to see", "refused", "broken"
 TIMEOUT = 240.0
+KERNEL, NEWER = "6.1 cloud", "6.12 cloud"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Tool:
 
     work: a command of the guest's, behind `before`, which makes none.
     event: of a line that an event prints; its groups are what bpftrace prints too.
+    kernel: of scripts/matrix, where the usual one has not what the tool probes.
     beside: whether the two can see the same: not counts of all that runs, nor what programs do, where a uprobe of the
         guest's that comes to the same instruction finds ours there, and is not put in.
     """
@@ -46,6 +48,7 @@ class Tool:
     event: str
     before: str = ":"
     beside: bool = True
+    kernel: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ class Outcome:
 
 NET = "ip addr add 10.9.9.1/24 dev lo 2>/dev/null"
 SERVE = f"{NET}; (nc -l -p 99 </dev/null >/dev/null & sleep 0.3; echo hello | nc 10.9.9.1 99; wait)"
-LOST = "insmod /lib/modules/dummy.ko; ip link set dummy0 up; ip addr add 10.8.8.1/24 dev dummy0"
+LOST = "[ -e /sys/class/net/dummy0 ] || insmod /lib/modules/dummy.ko; ip link set dummy0 up; "
+LOST += "ip addr add 10.8.8.1/24 dev dummy0 2>/dev/null || true"
 """A device that loses what is sent."""
 SWAP = "insmod /lib/modules/brd.ko rd_nr=1 rd_size=65536; mkswap /dev/ram0; swapon /dev/ram0; mkdir -p /tmp/cg; "
 SWAP += "mount -t cgroup2 none /tmp/cg; echo +memory > /tmp/cg/cgroup.subtree_control; mkdir -p /tmp/cg/t"
@@ -70,16 +74,17 @@ TLS = f"(PATH=$PATH:/usr/bin; openssl s_server {KEY} -nocert -accept 443 -quiet 
 TLS += f"(sleep 2; echo hello; sleep 1) | openssl s_client {KEY} -connect 127.0.0.1:443 -quiet >/dev/null 2>&1; "
 TLS += "kill $S)"
 UNIX = TLS.replace("-accept 443", "-unix /tmp/socket").replace("-connect 127.0.0.1:443", "-unix /tmp/socket")
+DISK = "dd if=/dev/nvme0n1 of=/dev/null bs=64k count=30 2>/dev/null; echo 3 > /proc/sys/vm/drop_caches"
 READ = "dd if=/dev/zero of=/dev/null bs=1 count=3000 2>/dev/null"
 TIME = r"\d\d:\d\d:\d\d"
 
 TOOLS = {
     "bashreadline": Tool("echo 'echo some-line' | bash --norc -i", rf"{TIME} +(\d+) +(echo some-line)", beside=False),
-    "biolatency": Tool("sleep 1", r"\[.*\) +\d+ \|", beside=False),
-    "biolatency-kp": Tool("sleep 1", r"\[.*\) +\d+ \|", beside=False),
-    "biosnoop": Tool("sleep 1", r"^\d+ +\S+ ", beside=False),
-    "biostacks": Tool("sleep 1", r"\[.*\) +\d+ \|", beside=False),
-    "bitesize": Tool("sleep 1", r"\[.*\) +\d+ \|", beside=False),
+    "biolatency": Tool(DISK, r"\[.*\) +\d+ \|", beside=False, kernel=NEWER),
+    "biolatency-kp": Tool(DISK, r"\[.*\) +\d+ \|", beside=False, kernel=NEWER),
+    "biosnoop": Tool(DISK, r"^\d+ +\S+ +(?:\d+ +)?(dd) +(\d+)", beside=False, kernel=NEWER),
+    "biostacks": Tool(DISK, r"\[.*\) +\d+ \|", beside=False, kernel=NEWER),
+    "bitesize": Tool(DISK, r"\[.*\) +\d+ \|", beside=False),
     "capable": Tool("touch /tmp/f; chown 7 /tmp/f", r"(\d+) +(\d+) +(chown) +(\d+) +(CAP_CHOWN) +(\d+)"),
     "cpuwalk": Tool("dd if=/dev/zero of=/dev/null bs=1M count=3000", r"\[.*\) +\d+ \|", beside=False),
     "dcsnoop": Tool("cat /tmp/nosuch 2>/dev/null", r"(\d+) +(cat) +([RM]) (\S+)"),
@@ -110,33 +115,37 @@ TOOLS = {
     "syscount": Tool(READ, r"@\w*\[(.*)\]: \d+", beside=False),
     "tcpaccept": Tool(SERVE, rf"{TIME} (\d+) +(nc) +(\S+) +(\d+) +(\S+) +(\d+) +(\S+)"),
     "tcpconnect": Tool(SERVE, rf"{TIME} (\d+) +(nc) +(\S+) +(\d+) +(\S+) +(\d+)"),
-    "tcpdrop": Tool(f"{NET}; nc 10.9.9.1 98", rf"{TIME} (\d+) +(nc) +(\S+) +(\S+) +(\S+)"),
+    "tcpdrop": Tool("timeout 5 nc 10.8.8.2 97", r"(10\.8\.8\.1:\d+) +(10\.8\.8\.2:97) +(\S+)",
+                    f"{LOST}; ip link set dummy0 arp on"),
     "tcplife": Tool(SERVE, r"(\d+) +(\S+) +(10\.\S+) +(\d+) +(10\.\S+) +(\d+) +(\d+) +(\d+) \d+"),
     "tcpretrans": Tool("timeout 3 nc 10.8.8.2 97", rf"{TIME} (\d+) +(\S+):(\d+) +(\S+):(\d+) +(\S+)", LOST),
     "tcpsynbl": Tool(SERVE, r"\[.*\]? +\d+ \|", beside=False),
-    "threadsnoop": Tool("/usr/bin/zstd -q -T2 -c /bin/busybox >/dev/null", rf"{TIME} +(\d+) +(zstd) ", beside=False),
+    "threadsnoop": Tool("/usr/bin/zstd -q -T2 -c /bin/busybox >/dev/null", r"\d+ +(\d+) +(zstd) +(\S+)", beside=False),
     "undump": Tool(UNIX, r"(openssl) +(\d+) +(\d+)"),
     "vfscount": Tool(READ, r"@\[(vfs_\w+)\]: \d+", beside=False),
     "vfsstat": Tool(f"{READ}; sleep 2", r"@\[\w+\]: \d+", beside=False),
-    "writeback": Tool("dd if=/dev/zero of=/dev/ram0 bs=4k count=50 2>/dev/null; sync; sleep 1",
-                      rf"{TIME} +(\S+) +(-?\d+) +(\S+) +[\d.]+", "insmod /lib/modules/brd.ko rd_nr=1"),
+    "writeback": Tool("(dd if=/dev/zero bs=4k count=50; sync; sleep 1) > /dev/nvme0n1 2> /dev/null",
+                      rf"{TIME} +(\S+) +(-?\d+) +(\S+) +[\d.]+"),
     "xfsdist": Tool("sleep 1", r"\[.*\) +\d+ \|"),
 }  # fmt: skip
 
 
 def measure(
-    suite: str, kernel: str, names: Sequence[str] = (), beside: bool = False
+    suite: str, kernel: str = "", names: Sequence[str] = (), beside: bool = False
 ) -> Iterator[Outcome]:
     """Yield what each tool of a suite does, or those named. beside: bpftrace runs it at the same time.
 
+    kernel: of scripts/matrix; "" for the one that each needs.
     Raises FetchError, GuestError.
     """
     there = bpftrace_guest.tools(suite)
     wanted = [name for name in there if not names or name in names]
-    options = bpftrace_guest.options(suite, kernel)
+    wanted.sort(key=lambda name: kernel or TOOLS[name].kernel)
     while wanted:
+        booted = kernel or TOOLS[wanted[0]].kernel
+        options = bpftrace_guest.options(suite, booted or KERNEL)
         with Guest.start(options, timeout=TIMEOUT) as guest:
-            while wanted:
+            while wanted and booted == (kernel or TOOLS[wanted[0]].kernel):
                 name = wanted.pop(0)
                 try:
                     yield _tried(guest, name, there[name], TOOLS[name], beside and TOOLS[name].beside)
@@ -199,8 +208,9 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="scripts/tools", description=(__doc__ or "").partition("\n")[0])
     made.add_argument("tools", nargs="*", metavar="TOOL", help="without .bt; all of them without any")
-    made.add_argument("--suite", default="bookworm", help="of Debian's: bookworm (0.17) or trixie (0.23)")
-    made.add_argument("--kernel", default="6.1 cloud", help="a kernel of scripts/matrix")
+    suites = "of Debian's: bookworm (0.17) or trixie (0.23)"
+    made.add_argument("--suite", default="bookworm", choices=("bookworm", "trixie"), help=suites)
+    made.add_argument("--kernel", default="", help=f"of scripts/matrix (default: {KERNEL}, or what a tool needs)")
     made.add_argument("--beside", action="store_true", help="have bpftrace run each at the same time; compare")
     made.add_argument("--json", action="store_true", help="print a list of objects")
     return made
