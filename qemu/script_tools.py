@@ -65,7 +65,7 @@ class Outcome:
 NET = "ip addr add 10.9.9.1/24 dev lo 2>/dev/null"
 SERVE = f"{NET}; (nc -l -p 99 </dev/null >/dev/null & sleep 0.3; echo hello | nc 10.9.9.1 99; wait)"
 LOST = "[ -e /sys/class/net/dummy0 ] || insmod /lib/modules/dummy.ko; ip link set dummy0 up; "
-LOST += "ip addr add 10.8.8.1/24 dev dummy0 2>/dev/null || true"
+LOST += "ip link set dummy0 arp off; ip addr add 10.8.8.1/24 dev dummy0 2>/dev/null || true"
 """A device that loses what is sent."""
 SWAP = "insmod /lib/modules/brd.ko rd_nr=1 rd_size=65536; mkswap /dev/ram0; swapon /dev/ram0; mkdir -p /tmp/cg; "
 SWAP += "mount -t cgroup2 none /tmp/cg; echo +memory > /tmp/cg/cgroup.subtree_control; mkdir -p /tmp/cg/t"
