@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 
 from .bpftrace_guest import running_bpftrace
 from .debugger import Debugger
@@ -21,7 +21,9 @@ __all__ = ["Costs", "Line", "as_json", "report"]
 TIMEOUT = 300.0
 RENAME = "dd if=/dev/zero of=/proc/self/comm bs=1 count=$1 2>/dev/null"
 """One event of task_rename for each count."""
-SCRIPT, SPENT = "/tmp/run", "/tmp/spent"
+SCRIPTS = {READ: "/tmp/reads", RENAME: "/tmp/named"}
+"""Where the guest has the workloads: names of one length, see `_command`."""
+SPENT = "/tmp/spent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +79,36 @@ class Costs:
     tell: Callable[[str], object]
 
     def run(self, hits: int) -> Iterator[Line]:
-        @cache
-        def bare(work: str) -> float:
-            return self._each(work, hits, self._run)
-
+        for work, script in SCRIPTS.items():
+            lines = " ".join(f"'{line.replace('{workload}', work)}'" for line in PROGRAM)
+            self.guest.check(f"printf '%s\\n' {lines} > {script}", TIMEOUT)
+        bare = {work: _each(hits, partial(self._run, work)) for work in SCRIPTS}
         for one in PROGRAMS:
             self.tell(f"{one.name}: {hits:,} hits")
             with Debugger(self.guest.gdb_socket) as gdb:
-                ours = self._each(one.work, hits, partial(self._probed, gdb, one.program))
+                ours = _each(hits, partial(self._probed, gdb, one))
             with running_bpftrace(self.guest, f"-e '{one.program}'"):
-                theirs = self._each(one.work, hits, self._run)
-            yield Line(one.name, ours - bare(one.work), theirs - bare(one.work), one.most)
+                theirs = _each(hits, partial(self._run, one.work))
+            yield Line(one.name, ours - bare[one.work], theirs - bare[one.work], one.most)
 
-    def _each(self, work: str, hits: int, run: Callable[[int], int]) -> float:
-        """Return what one hit takes of a run: the least of two, for interrupts make one longer."""
-        lines = " ".join(f"'{line.replace('{workload}', work)}'" for line in PROGRAM)
-        self.guest.check(f"printf '%s\\n' {lines} > {SCRIPT}", TIMEOUT)
-        run(1)
-        few, many = (min(run(count) for _ in range(2)) for count in (1, 1 + hits))
-        return (many - few) / hits
+    def _run(self, work: str, hits: int) -> int:
+        return int(self.guest.check(f"{_command(work, hits)}; cat {SPENT}", TIMEOUT))
 
-    def _run(self, hits: int) -> int:
-        return int(self.guest.check(f"{_command(hits)}; cat {SPENT}", TIMEOUT))
-
-    def _probed(self, gdb: Debugger, program: str, hits: int) -> int:
-        gdb(f"optprobe script -guest '{_command(hits)}' -e '{program}'", TIMEOUT)
+    def _probed(self, gdb: Debugger, one: Measured, hits: int) -> int:
+        gdb(f"optprobe script -guest '{_command(one.work, hits)}' -e '{one.program}'", TIMEOUT)
         return int(gdb.running(lambda: self.guest.check(f"cat {SPENT}", TIMEOUT)))
 
 
-def _command(hits: int) -> str:
+def _each(hits: int, run: Callable[[int], int]) -> float:
+    """Return what one hit takes of a run: the least of two, for interrupts make one longer."""
+    run(1)
+    few, many = (min(run(count) for _ in range(2)) for count in (1, 1 + hits))
+    return (many - few) / hits
+
+
+def _command(work: str, hits: int) -> str:
     # The guest's init reads its commands byte by byte, and each byte is a hit: all are of one length.
-    return f"sh {SCRIPT} {hits:<{WIDTH}} > {SPENT}"
+    return f"sh {SCRIPTS[work]} {hits:<{WIDTH}} > {SPENT}"
 
 
 def report(lines: list[Line]) -> list[str]:

@@ -44,7 +44,7 @@ LOAD = (
 READS = "dd if=/dev/zero of=/dev/null bs=7 count=1000 2>/dev/null"
 DD = re.compile(r"\[dd\]: 100[0-9]\b")
 """What READS reads and writes, and some bytes of its program."""
-ROUNDS = int(os.environ.get("OPTPROBE_ROUNDS", "20" if FULL else "3"))
+ROUNDS = int(os.environ.get("OPTPROBE_ROUNDS", "20" if FULL else "2"))
 KIB_OF_A_PAGE = {"x86_64": 4, "ppc64le": 64}
 KIB_OF_NOISE = 1024
 """By which that differs from one moment to the next, though nothing is lost; a block has 2048."""
@@ -129,7 +129,7 @@ def test_rings_in_a_busy_guest(each_linux: Guest) -> None:
     assert each_linux.problems() == []
 
 
-@pytest.mark.parametrize(("arch", "vcpus"), [("x86_64", 1), ("x86_64", 4), ("ppc64le", 4)])
+@pytest.mark.parametrize(("arch", "vcpus"), [("x86_64", 4), ("ppc64le", 4), *[("x86_64", 1)] * FULL])
 def test_on_other_numbers_of_vcpus(boot: Boot, arch: str, vcpus: int) -> None:
     guest = boot(arch=arch, smp=vcpus, extra=PARALLEL)
     check_counts(guest)

@@ -14,7 +14,7 @@ from tests.booted.batch import MARK, batch, keep
 from tests.booted.conftest import FULL, Boot
 from tests.booted.micro_table import LAYOUTS, STATES
 
-SUBSETS = 40 if FULL else 3
+SUBSETS = 40 if FULL else 2
 TIERS = ("", "emulated", "boosted", "breakpoint")
 
 

@@ -71,6 +71,7 @@ def guest(boot: Boot) -> Guest:
     return boot(arch="ppc64le")
 
 
+@pytest.mark.skipif(not FULL, reason="test_ppc64le.py has hundreds; OPTPROBE_FULL=1")
 def test_1500_at_any_address_from_64_kib_beside_eight_of_the_guest_s(guest: Guest, tmp_path: Path) -> None:
     sources = [f"source {helper}" for helper in HELPERS]
     pairs = batch(guest, [*sources, say("own", f"near-own {' '.join(EIGHT)}")]).json("own")

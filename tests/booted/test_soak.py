@@ -12,7 +12,7 @@ from tests.booted.conftest import ACCELERATOR, FULL, Boot
 from tests.booted.soak import soak
 from tests.booted.test_hot_functions import tell
 
-KILLS = int(os.environ.get("OPTPROBE_KILLS", "1000" if FULL else "6"))
+KILLS = int(os.environ.get("OPTPROBE_KILLS", "1000" if FULL else "4"))
 SEED = int(os.environ.get("OPTPROBE_SEED", "1"))
 WITHOUT = os.environ.get("OPTPROBE_WITHOUT", "")
 
