@@ -22,7 +22,7 @@ from .kernels import MODULES, busybox, stock_modules
 from .machines import MACHINES
 from .versions import kernel
 
-__all__ = ["options", "running_bpftrace", "tools"]
+__all__ = ["is_running", "options", "running_bpftrace", "tools"]
 
 MEMORY = 1024
 """MiB: the initramfs is unpacked beside itself."""
@@ -93,6 +93,11 @@ def running_bpftrace(guest: Guest, arguments: str, lines: int = 1) -> Iterator[C
         yield end
     finally:
         end()
+
+
+def is_running(guest: Guest) -> bool:
+    """Return whether bpftrace has not ended by itself."""
+    return guest.run(f"read p < {PID}; [ -e /proc/$p/exe ]", timeout=TIMEOUT)[0] == 0
 
 
 def _initramfs(suite: str, package: str, of: str) -> Path:
