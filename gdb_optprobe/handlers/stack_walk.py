@@ -27,6 +27,7 @@ from gdb_optprobe.handlers.ir import (
     Form,
     Has,
     If,
+    Load,
     Loop,
     Map,
     Op,
@@ -94,13 +95,13 @@ class Numbers(Protocol):
 
 def walk(walker: Walker, depth: int) -> Walk:
     """Return what walks a stack, at most `depth` frames of it."""
-    mixed = _binary(Op.MUL, _binary(Op.XOR, _NUMBER, PC), Constant(FACTOR))
+    mixed = binary(Op.MUL, binary(Op.XOR, _NUMBER, PC), FACTOR)
     each: tuple[Statement, ...] = (
         Assign(_BEFORE, _NUMBER),
         Assign(_NUMBER, mixed),
         If(_ADDING, (Set(FRAMES, (_NUMBER,), (_BEFORE, PC)),)),
-        Assign(_LEFT, _binary(Op.SUB, _LEFT, Constant(1))),
-        If(_binary(Op.EQ, _LEFT, Constant(0)), (Break(),)),
+        Assign(_LEFT, binary(Op.SUB, _LEFT, 1)),
+        If(binary(Op.EQ, _LEFT, 0), (Break(),)),
         *walker.step,
     )
     both: tuple[Statement, ...] = (
@@ -109,13 +110,13 @@ def walk(walker: Walker, depth: int) -> Walk:
         Assign(_NUMBER, Constant(0)),
         Assign(_LEFT, Constant(depth)),
         If(PC, (Loop(each, most=depth + 1),)),
-        If(fold.binary(Op.OR, _ADDING, _binary(Op.EQ, _NUMBER, Constant(0)), 64, False), (Break(),)),
+        If(binary(Op.OR, _ADDING, binary(Op.EQ, _NUMBER, 0)), (Break(),)),
         Has(FRAMES, (_NUMBER,), _FOUND),
         If(_FOUND, (Break(),)),
         Assign(_ADDING, Constant(1)),
     )
-    word = _binary(Op.OR, _binary(Op.LSHL, _NUMBER, Constant(1)), LOST)
-    return Walk((Assign(_ADDING, Constant(0)), Loop(both, most=3), Assign(_WORD, word)), (_WORD,))
+    found = binary(Op.OR, binary(Op.LSHL, _NUMBER, 1), LOST)
+    return Walk((Assign(_ADDING, Constant(0)), Loop(both, most=3), Assign(_WORD, found)), (_WORD,))
 
 
 def lost() -> tuple[Statement, ...]:
@@ -143,5 +144,15 @@ def _last(word: int, numbers: Numbers) -> int:
     return high if number and numbers.get(high.to_bytes(WORD, "little")) is not None else number
 
 
-def _binary(op: Op, left: Expr, right: Expr) -> Expr:
-    return fold.binary(op, left, right, 64, False)
+def binary(op: Op, left: Expr, right: Expr | int) -> Expr:
+    """Return an operation of 64 bits without a sign."""
+    return fold.binary(op, left, fold.constant(right) if isinstance(right, int) else right, 64, False)
+
+
+def plus(left: Expr, right: Expr | int) -> Expr:
+    return binary(Op.ADD, left, right)
+
+
+def word(base: Expr, offset: int = 0, *, mapped: bool = True) -> Expr:
+    """Return the word at an address. mapped: whether it is always there."""
+    return Load(plus(base, offset), WORD, signed=False, mapped=mapped)

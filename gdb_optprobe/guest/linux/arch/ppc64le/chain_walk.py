@@ -34,7 +34,6 @@ from gdb_optprobe.handlers.ir import (
     Continue,
     Expr,
     If,
-    Load,
     Loop,
     Op,
     Or,
@@ -42,7 +41,7 @@ from gdb_optprobe.handlers.ir import (
     Statement,
     Variable,
 )
-from gdb_optprobe.handlers.stack_walk import DEEPEST, PC, lost
+from gdb_optprobe.handlers.stack_walk import DEEPEST, PC, binary, lost, plus, word
 from gdb_optprobe.isa.ppc64le.abi import LR, LR_SAVE, SP
 from gdb_optprobe.isa.ppc64le.abi import PC as NIP
 
@@ -83,16 +82,14 @@ class ChainWalk:
         if (interrupted := self.place.interrupted) is None:
             return own
         if interrupted.registers is not None:
-            mode, pc = (_word(_PLACE, WORD * PT_REGS.index(name)) for name in ("msr", NIP))
-            is_program = fold.binary(Op.AND, mode, Constant(PROBLEM_STATE), 64, False)
+            mode, pc = (word(_PLACE, WORD * PT_REGS.index(name)) for name in ("msr", NIP))
+            is_program = binary(Op.AND, mode, PROBLEM_STATE)
             found = If(is_program, (Assign(PC, Constant(0)),), (Assign(PC, pc),))
             return (*own, Assign(_PLACE, interrupted.registers), Assign(_EXACT, Constant(1)), found)
         # An interrupt that came while they were off is handled once they are on again, by a call.
-        replayed = fold.binary(
-            Op.LT, _sum(PC, -self.replays[0]), fold.constant(self.replays[1] - self.replays[0]), 64, False
-        )
+        replayed = binary(Op.LT, plus(PC, -self.replays[0]), self.replays[1] - self.replays[0])
         up = Loop((If(Or(_EXACT, replayed), (Break(),)), *self.step), most=DEEPEST)
-        from_program = fold.binary(Op.EQ, Or(_EXACT, replayed), Constant(0), 64, False)
+        from_program = binary(Op.EQ, Or(_EXACT, replayed), 0)
         return (*own, up, If(from_program, (Assign(PC, Constant(0)),)))
 
     @property
@@ -107,15 +104,15 @@ class ChainWalk:
         found: tuple[Statement, ...] = ()
         for at in MARKERS:
             regs = at + _REGS_BEHIND
-            mode = _word(_SP, regs + WORD * PT_REGS.index("msr"))
-            is_program = fold.binary(Op.AND, mode, Constant(PROBLEM_STATE), 64, False)
-            marked = If(_is_marked(at), (If(is_program, (Assign(_PLACE, _sum(_SP, regs)), Break())),))
-            last = Assign(_PLACE, _sum(_SP, regs + WORD * (len(PT_REGS) - 1)))
+            mode = word(_SP, regs + WORD * PT_REGS.index("msr"))
+            is_program = binary(Op.AND, mode, PROBLEM_STATE)
+            marked = If(_is_marked(at), (If(is_program, (Assign(_PLACE, plus(_SP, regs)), Break())),))
+            last = Assign(_PLACE, plus(_SP, regs + WORD * (len(PT_REGS) - 1)))
             found = (*found, last, If(self._is_up(_PLACE), (marked,)), Assign(_PLACE, Constant(0)))
         up = (
             *found,
-            Assign(_CALLER, _word(_SP)),
-            If(fold.binary(Op.EQ, self._is_up(_CALLER), Constant(0), 64, False), (Break(),)),
+            Assign(_CALLER, word(_SP)),
+            If(binary(Op.EQ, self._is_up(_CALLER), 0), (Break(),)),
             Assign(_SP, _CALLER),
         )
         return _PLACE, (Assign(_SP, Register(SP)), Assign(_PLACE, Constant(0)), Loop(up, most=_MOST_FRAMES))
@@ -123,44 +120,44 @@ class ChainWalk:
     def _innermost(self) -> tuple[Statement, ...]:
         """Return what goes to the caller of the probed function."""
         if self.frame.size == 0:
-            saved = (Assign(_PLACE, _sum(_SP, LR_SAVE)), self._up_to(_PLACE), Assign(PC, _word(_PLACE)))
+            saved = (Assign(_PLACE, plus(_SP, LR_SAVE)), self._up_to(_PLACE), Assign(PC, word(_PLACE)))
             return (Assign(PC, Register(LR)),) if self.frame.in_lr else saved
-        made = (Assign(_CALLER, _word(_SP)), self._up_to(_CALLER))
+        made = (Assign(_CALLER, word(_SP)), self._up_to(_CALLER))
         if self.frame.in_lr:
             return (*made, Assign(_SP, _CALLER), Assign(PC, Register(LR)))
         return (*made, *self._saved())
 
     def _next(self) -> tuple[Statement, ...]:
         """Return what goes to a caller by the back chain alone."""
-        distance = fold.binary(Op.SUB, _CALLER, _SP, 64, False)
+        distance = binary(Op.SUB, _CALLER, _SP)
         # In a frame that interrupts user mode the chain leads to the program's stack, in any other one further up.
-        may_interrupt = fold.binary(Op.GE, distance, Constant(_INTERRUPT_FRAME), 64, False)
+        may_interrupt = binary(Op.GE, distance, _INTERRUPT_FRAME)
         return (
-            Assign(_CALLER, _word(_SP)),
+            Assign(_CALLER, word(_SP)),
             If(may_interrupt, self._interrupted()),
-            If(fold.binary(Op.EQ, _CALLER, Constant(0), 64, False), (Break(),)),
+            If(binary(Op.EQ, _CALLER, 0), (Break(),)),
             self._up_to(_CALLER),
             *self._saved(),
         )
 
     def _saved(self) -> tuple[Statement, ...]:
         """Return what takes the return address from the frame of the caller, and goes to that."""
-        place = Assign(_PLACE, _sum(_CALLER, LR_SAVE))
-        return (place, self._up_to(_PLACE), Assign(PC, _word(_PLACE)), Assign(_SP, _CALLER))
+        place = Assign(_PLACE, plus(_CALLER, LR_SAVE))
+        return (place, self._up_to(_PLACE), Assign(PC, word(_PLACE)), Assign(_SP, _CALLER))
 
     def _interrupted(self) -> tuple[Statement, ...]:
         """Return what looks for a pt_regs in the frame: its code is the next frame, or it is a program's."""
         found: tuple[Statement, ...] = ()
         for at in MARKERS:
             regs = at + _REGS_BEHIND
-            mode = _word(_SP, regs + WORD * PT_REGS.index("msr"))
+            mode = word(_SP, regs + WORD * PT_REGS.index("msr"))
             marked = (
-                If(fold.binary(Op.AND, mode, Constant(PROBLEM_STATE), 64, False), (Break(),)),
-                Assign(PC, _word(_SP, regs + WORD * PT_REGS.index(NIP))),
+                If(binary(Op.AND, mode, PROBLEM_STATE), (Break(),)),
+                Assign(PC, word(_SP, regs + WORD * PT_REGS.index(NIP))),
                 Assign(_EXACT, Constant(1)),
                 Continue(),
             )
-            last = Assign(_PLACE, _sum(_SP, regs + WORD * (len(PT_REGS) - 1)))
+            last = Assign(_PLACE, plus(_SP, regs + WORD * (len(PT_REGS) - 1)))
             found = (*found, last, If(self._is_up(_PLACE), (If(_is_marked(at), marked),)))
         return found
 
@@ -168,12 +165,12 @@ class ChainWalk:
         """Return what ends the walk unless a word at `place` is one of a stack: further up in this one, or in the
         thread's.
         """
-        return If(fold.binary(Op.EQ, self._is_up(place), Constant(0), 64, False), lost())
+        return If(binary(Op.EQ, self._is_up(place), 0), lost())
 
     def _is_up(self, place: Variable) -> Expr:
         """Return whether there is a word of a stack, at a multiple of a word. Stacks are aligned to their size."""
-        here = And(fold.binary(Op.GE, place, _SP, 64, False), _same(place, _SP, STACK_SIZE))
-        elsewhere = fold.binary(Op.EQ, _same(_SP, self.stack, self.size), Constant(0), 64, False)
+        here = And(binary(Op.GE, place, _SP), _same(place, _SP, STACK_SIZE))
+        elsewhere = binary(Op.EQ, _same(_SP, self.stack, self.size), 0)
         return Or(here, And(elsewhere, _same(place, self.stack, self.size)))
 
 
@@ -182,29 +179,19 @@ def walker(kernel: Kernel, function: Callable[[int], Function | None], layout: L
     around = function(place.address)
     if around is None:
         raise NoSuchKernel("what the probed code has done to its stack is not known")
-    task = Load(_sum(Register("r13"), layout.current), WORD, signed=False, mapped=True)
+    task = word(Register("r13"), layout.current)
     replay = next(filter(None, map(kernel.symbols.address, REPLAYS)), None)
     replays = kernel.symbols.function_bounds(replay) if replay is not None else None
     frame = frame_at(place.address, *around)
-    return ChainWalk(place, frame, _word(task, layout.stack), layout.thread_size, replays or (0, 0))
+    return ChainWalk(place, frame, word(task, layout.stack), layout.thread_size, replays or (0, 0))
 
 
 def _is_marked(at: int) -> Expr:
     """Return whether a marker is so far up in the frame."""
-    marker = _word(_SP, at)
-    return Or(*(fold.binary(Op.EQ, marker, Constant(one), 64, False) for one in (MARKER, SHORT_MARKER)))
+    marker = word(_SP, at)
+    return Or(*(binary(Op.EQ, marker, one) for one in (MARKER, SHORT_MARKER)))
 
 
 def _same(place: Expr, stack: Expr, size: int) -> Expr:
     """Return whether two places are of one stack, and a number of whole words apart."""
-    within = fold.constant(~(size - WORD))
-    differing = fold.binary(Op.AND, fold.binary(Op.XOR, place, stack, 64, False), within, 64, False)
-    return fold.binary(Op.EQ, differing, Constant(0), 64, False)
-
-
-def _word(base: Expr, offset: int = 0) -> Expr:
-    return Load(_sum(base, offset), WORD, signed=False, mapped=True)
-
-
-def _sum(value: Expr, number: int) -> Expr:
-    return fold.binary(Op.ADD, value, fold.constant(number), 64, False)
+    return binary(Op.EQ, binary(Op.AND, binary(Op.XOR, place, stack), ~(size - WORD)), 0)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux.arch.ppc64le.back_chain import PT_REGS
 from gdb_optprobe.guest.linux.arch.ppc64le.chain_walk import ChainWalk
-from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.ir import WORD, Assign, Break, Constant, Expr, If, Load, Op, Or, Statement, Variable
-from gdb_optprobe.handlers.stack_walk import PC
+from gdb_optprobe.handlers.ir import WORD, Assign, Break, Constant, Expr, If, Op, Or, Statement, Variable
+from gdb_optprobe.handlers.stack_walk import PC, binary, word
 from gdb_optprobe.isa.ppc64le.abi import LR, LR_SAVE, SP
 from gdb_optprobe.isa.ppc64le.abi import PC as NIP
 
@@ -34,7 +33,7 @@ class UserWalk:
         regs, found = self.kernel.to_program()
 
         def saved(name: str) -> Expr:
-            return _word(regs, WORD * PT_REGS.index(name), mapped=True)
+            return word(regs, WORD * PT_REGS.index(name))
 
         return (
             *found,
@@ -44,23 +43,15 @@ class UserWalk:
 
     @property
     def step(self) -> Sequence[Statement]:
-        unaligned = fold.binary(Op.AND, _CHAIN, Constant(WORD - 1), 64, False)
+        unaligned = binary(Op.AND, _CHAIN, WORD - 1)
         return (
-            If(Or(Or(_is(Op.EQ, _CHAIN, 0), _is(Op.GE, _CHAIN, _BEYOND)), unaligned), (Break(),)),
+            If(Or(Or(binary(Op.EQ, _CHAIN, 0), binary(Op.GE, _CHAIN, _BEYOND)), unaligned), (Break(),)),
             # What cannot be read is 0. The first frame has no return address of its own in it.
             If(
-                _is(Op.NE, _LINK, 0),
+                binary(Op.NE, _LINK, 0),
                 (Assign(PC, _LINK), Assign(_LINK, Constant(0))),
-                (Assign(PC, _word(_CHAIN, LR_SAVE)),),
+                (Assign(PC, word(_CHAIN, LR_SAVE, mapped=False)),),
             ),
-            If(_is(Op.EQ, PC, 0), (Break(),)),
-            Assign(_CHAIN, _word(_CHAIN, 0)),
+            If(binary(Op.EQ, PC, 0), (Break(),)),
+            Assign(_CHAIN, word(_CHAIN, mapped=False)),
         )
-
-
-def _word(base: Expr, offset: int, mapped: bool = False) -> Expr:
-    return Load(fold.binary(Op.ADD, base, fold.constant(offset), 64, False), WORD, signed=False, mapped=mapped)
-
-
-def _is(op: Op, value: Expr, number: int) -> Expr:
-    return fold.binary(op, value, Constant(number), 64, False)

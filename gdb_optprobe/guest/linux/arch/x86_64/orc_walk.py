@@ -49,7 +49,7 @@ from gdb_optprobe.handlers.ir import (
     Variable,
 )
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.handlers.stack_walk import CODE, KNOWN, PC, WANTED, lost
+from gdb_optprobe.handlers.stack_walk import CODE, KNOWN, PC, WANTED, binary, lost, plus, word
 
 _AT, _SP, _BP, _LIMIT, _CFA, _PLACE = (
     Variable(f"%walk.{name}") for name in ("at", "sp", "bp", "limit", "cfa", "place")
@@ -87,112 +87,115 @@ class OrcWalk:
         start, (ips, end) = tables.text[0], tables.ips
         table, blocks = tables.lookup
         count = (end - ips) // WIDTH
-        block = _sum(_scaled(_shifted(Op.LSHR, _OFFSET, LOOKUP_BLOCK.bit_length() - 1)), table)
+        block = plus(_scaled(binary(Op.LSHR, _OFFSET, LOOKUP_BLOCK.bit_length() - 1)), table)
         searched, span = LOOKUP_BLOCK * max(blocks - 1, 0), tables.text[1] - start
-        begins = _sum(Load(_sum(_MIDDLE, ips), WIDTH, signed=True, mapped=True), _MIDDLE)
-        half = _shifted(Op.LSHR, _sum(_sum(_LOW, _HIGH), WIDTH), 1)
-        halved = fold.binary(Op.AND, half, fold.constant(-WIDTH), 64, False)
-        place = _shifted(Op.LSHR, _product(_LOW, ENTRY_SIZE), 2)
-        low, high = (_sum(place, tables.entries + offset) for offset in (0, _FLAGS_AT))
-        bits = _shifted(Op.LSHL, Load(high, 2, signed=False, mapped=True), 32)
+        begins = plus(Load(plus(_MIDDLE, ips), WIDTH, signed=True, mapped=True), _MIDDLE)
+        half = binary(Op.LSHR, plus(plus(_LOW, _HIGH), WIDTH), 1)
+        halved = binary(Op.AND, half, -WIDTH)
+        place = binary(Op.LSHR, binary(Op.MUL, _LOW, ENTRY_SIZE), 2)
+        low, high = (plus(place, tables.entries + offset) for offset in (0, _FLAGS_AT))
+        bits = binary(Op.LSHL, Load(high, 2, signed=False, mapped=True), 32)
         # LOW, MIDDLE and HIGH are the offsets of 32 bits each in the table of code addresses.
         in_core = (
             If(
-                _is(Op.LT, _OFFSET, min(searched, span)),
+                binary(Op.LT, _OFFSET, min(searched, span)),
                 (
                     Assign(_LOW, _scaled(Load(block, WIDTH, signed=False, mapped=True))),
-                    Assign(_HIGH, _scaled(Load(_sum(block, WIDTH), WIDTH, signed=False, mapped=True))),
+                    Assign(_HIGH, _scaled(Load(plus(block, WIDTH), WIDTH, signed=False, mapped=True))),
                 ),
                 # The text of the boot is not in orc_lookup, and returned to by the first thread.
                 (Assign(_LOW, Constant(0)), Assign(_HIGH, Constant(WIDTH * max(count - 1, 0)))),
             ),
-            If(Or(_is(Op.GE, _HIGH, WIDTH * count), _is(Op.GT, _LOW, _HIGH)), lost()),
-            Assign(_OFFSET, _less(_AT, ips)),
+            If(Or(binary(Op.GE, _HIGH, WIDTH * count), binary(Op.GT, _LOW, _HIGH)), lost()),
+            Assign(_OFFSET, plus(_AT, -ips)),
             Loop(
                 (
-                    If(_is(Op.GE, _LOW, _HIGH), (Break(),)),
+                    If(binary(Op.GE, _LOW, _HIGH), (Break(),)),
                     Assign(_MIDDLE, halved),
                     If(
                         fold.binary(Op.LE, begins, _OFFSET, 64, True),
                         (Assign(_LOW, _MIDDLE),),
-                        (Assign(_HIGH, _less(_MIDDLE, WIDTH)),),
+                        (Assign(_HIGH, plus(_MIDDLE, -WIDTH)),),
                     ),
                 ),
                 most=_ROUNDS,
             ),
-            Assign(_ENTRY, fold.binary(Op.OR, Load(low, 4, signed=False, mapped=True), bits, 64, False)),
+            Assign(_ENTRY, binary(Op.OR, Load(low, 4, signed=False, mapped=True), bits)),
         )
-        want = If(_is(Op.EQ, _ENTRY, 0), (Set(CODE, (_AT,), (Constant(WANTED),)),))
-        elsewhere = (Get(CODE, (_AT,), _ENTRY), If(_is(Op.LT, _ENTRY, KNOWN), (want, *lost())))
-        return (Assign(_OFFSET, _less(_AT, start)), If(_is(Op.LT, _OFFSET, span), in_core, elsewhere))
+        want = If(binary(Op.EQ, _ENTRY, 0), (Set(CODE, (_AT,), (Constant(WANTED),)),))
+        elsewhere = (Get(CODE, (_AT,), _ENTRY), If(binary(Op.LT, _ENTRY, KNOWN), (want, *lost())))
+        return (Assign(_OFFSET, plus(_AT, -start)), If(binary(Op.LT, _OFFSET, span), in_core, elsewhere))
 
     def _frame(self) -> Sequence[Statement]:
         """Set CFA."""
         encoding = self.tables.encoding
-        base = fold.binary(Op.AND, _FLAGS, fold.constant(15), 64, False)
+        base = binary(Op.AND, _FLAGS, 15)
         by = {register: _number(encoding, register) for register in (SP, BP, SP_INDIRECT, BP_INDIRECT)}
         offset = fold.convert(_ENTRY, 16, True)
         otherwise: tuple[Statement, ...] = (If(_ends(encoding), (Break(),)), *lost())
-        through_bp = (Assign(_PLACE, _sum(_BP, offset)), *self._in_stack(_PLACE), Assign(_CFA, _word(_PLACE)))
-        through_sp = (*self._in_stack(_SP), Assign(_CFA, _sum(_word(_SP), offset)))
+        through_bp = (Assign(_PLACE, plus(_BP, offset)), *self._in_stack(_PLACE), Assign(_CFA, word(_PLACE)))
+        through_sp = (*self._in_stack(_SP), Assign(_CFA, plus(word(_SP), offset)))
         found: tuple[Statement, ...] = otherwise
         for register, then in (
-            (BP_INDIRECT, through_bp), (SP_INDIRECT, through_sp), (BP, (Assign(_CFA, _sum(_BP, offset)),)),
-            (SP, (Assign(_CFA, _sum(_SP, offset)),)),
+            (BP_INDIRECT, through_bp), (SP_INDIRECT, through_sp), (BP, (Assign(_CFA, plus(_BP, offset)),)),
+            (SP, (Assign(_CFA, plus(_SP, offset)),)),
         ):  # fmt: skip
-            found = (If(_is(Op.EQ, base, by[register]), then, found),)
-        return (Assign(_FLAGS, fold.convert(_shifted(Op.LSHR, _ENTRY, 32), 16, False)), *found)
+            found = (If(binary(Op.EQ, base, by[register]), then, found),)
+        return (Assign(_FLAGS, fold.convert(binary(Op.LSHR, _ENTRY, 32), 16, False)), *found)
 
     def _caller(self) -> Sequence[Statement]:
         """Set PC, SP and BP to the caller's."""
         encoding = self.tables.encoding
         first, bits = encoding.type
-        kind = fold.binary(Op.AND, _FLAGS, fold.constant((1 << bits) - 1 << first - 32), 64, False)
+        kind = binary(Op.AND, _FLAGS, (1 << bits) - 1 << first - 32)
         number = {known: encoding.kinds.index(known) << first - 32 for known in encoding.kinds}
-        bp_register = fold.binary(Op.AND, _FLAGS, fold.constant(0xF0), 64, False)
-        saved = fold.convert(_shifted(Op.LSHR, _ENTRY, 16), 16, True)
+        bp_register = binary(Op.AND, _FLAGS, 0xF0)
+        saved = fold.convert(binary(Op.LSHR, _ENTRY, 16), 16, True)
         bp = If(
-            _is(Op.NE, bp_register, _number(encoding, UNDEFINED) << 4),
+            binary(Op.NE, bp_register, _number(encoding, UNDEFINED) << 4),
             (
                 If(
-                    _is(Op.EQ, bp_register, _number(encoding, PREV_SP) << 4),
-                    (Assign(_PLACE, _sum(_CFA, saved)),),
-                    (If(_is(Op.NE, bp_register, _number(encoding, BP) << 4), lost()), Assign(_PLACE, _sum(_BP, saved))),
+                    binary(Op.EQ, bp_register, _number(encoding, PREV_SP) << 4),
+                    (Assign(_PLACE, plus(_CFA, saved)),),
+                    (
+                        If(binary(Op.NE, bp_register, _number(encoding, BP) << 4), lost()),
+                        Assign(_PLACE, plus(_BP, saved)),
+                    ),
                 ),
                 *self._in_stack(_PLACE),
-                Assign(_BP, _word(_PLACE)),
+                Assign(_BP, word(_PLACE)),
             ),
         )
         called = (
-            Assign(_PLACE, _less(_CFA, WORD)),
+            Assign(_PLACE, plus(_CFA, -WORD)),
             *self._in_stack(_PLACE),
-            Assign(PC, _word(_PLACE)),
-            Assign(_AT, _less(PC, 1)),
+            Assign(PC, word(_PLACE)),
+            Assign(_AT, plus(PC, -1)),
             bp,
             Assign(_SP, _CFA),
         )
         whole, part = (self._interrupted(bp, first_saved) for first_saved in (0, IRET_FRAME))
         chain: tuple[Statement, ...] = (If(_ends(encoding), (Break(),)), *lost())
         for known, then in ((Kind.REGS_PARTIAL, part), (Kind.REGS, whole), (Kind.CALL, called)):
-            chain = (If(_is(Op.EQ, kind, number[known]), then, chain),)
+            chain = (If(binary(Op.EQ, kind, number[known]), then, chain),)
         return chain
 
     def _interrupted(self, bp: Statement, first: int) -> tuple[Statement, ...]:
         """Return what takes the registers of a pt_regs at CFA, or of its end from the register `first` on."""
 
         def at(name: str) -> Expr:
-            return _sum(_CFA, WORD * (PT_REGS.index(name) - first))
+            return plus(_CFA, WORD * (PT_REGS.index(name) - first))
 
-        own = (Assign(_BP, Load(at("rbp"), WORD, signed=False, mapped=True)),) if not first else ()
+        own = (Assign(_BP, word(at("rbp"))),) if not first else ()
         return (
             *self._in_stack(_CFA),
             Assign(_PLACE, at("ss")),
             *self._in_stack(_PLACE),
-            If(fold.binary(Op.AND, Load(at("cs"), WORD, False, True), fold.constant(_USER), 64, False), (Break(),)),
+            If(binary(Op.AND, word(at("cs")), _USER), (Break(),)),
             *own,
             bp,
-            Assign(_PLACE, Load(at("rsp"), WORD, signed=False, mapped=True)),
-            Assign(PC, Load(at("rip"), WORD, signed=False, mapped=True)),
+            Assign(_PLACE, word(at("rsp"))),
+            Assign(PC, word(at("rip"))),
             Assign(_AT, PC),
             *self._in_stack(_PLACE),
             Assign(_SP, _PLACE),
@@ -202,16 +205,16 @@ class OrcWalk:
         """Return what ends the walk unless a word at `place` can be read: it is further up in this stack, or in the
         thread's.
         """
-        outside = Or(fold.binary(Op.LT, place, _SP, 64, False), fold.binary(Op.GT, place, _LIMIT, 64, False))
+        outside = Or(binary(Op.LT, place, _SP), binary(Op.GT, place, _LIMIT))
         if isinstance(self.top, Missing):
             return (If(outside, lost()),)
-        below = fold.binary(Op.SUB, _less(self.top, WORD), place, 64, False)
+        below = binary(Op.SUB, plus(self.top, -WORD), place)
         return (
             If(
                 outside,
                 (
-                    If(_is(Op.GT, below, STACK_SIZE - WORD), lost()),
-                    Assign(_LIMIT, _less(self.top, WORD)),
+                    If(binary(Op.GT, below, STACK_SIZE - WORD), lost()),
+                    Assign(_LIMIT, plus(self.top, -WORD)),
                 ),
             ),
         )
@@ -230,12 +233,12 @@ def walker(kernel: Kernel, tables: Tables, place: WalkedFrom) -> OrcWalk:
         registers = place.interrupted.registers
         return OrcWalk(tables, _from_registers(current.interrupted(kernel) if registers is None else registers), top)
     if place.frame is not None:
-        called = Load(_sum(sp, place.frame), WORD, signed=False, mapped=True)
-        return OrcWalk(tables, start(called, _less(called, 1), _sum(sp, place.frame + WORD), bp, room), top)
+        called = word(sp, place.frame)
+        return OrcWalk(tables, start(called, plus(called, -1), plus(sp, place.frame + WORD), bp, room), top)
     if place.returned is not None:
         # Where the return address was, the trampoline has made room for it again.
-        after = _sum(sp, WORD)
-        return OrcWalk(tables, start(place.returned, _less(place.returned, 1), after, bp, room), top)
+        after = plus(sp, WORD)
+        return OrcWalk(tables, start(place.returned, plus(place.returned, -1), after, bp, room), top)
     # As a kprobe has it: the address behind a breakpoint.
     pc = fold.constant(place.address + 1)
     return OrcWalk(tables, start(pc, fold.constant(place.address), sp, bp, room), top)
@@ -246,7 +249,7 @@ def start(pc: Expr, at: Expr, sp: Expr, bp: Expr, room: Expr) -> tuple[Statement
 
     room: how many bytes from the stack pointer at the hit up can be read.
     """
-    limit = Assign(_LIMIT, _sum(Register("rsp"), _less(room, WORD)))
+    limit = Assign(_LIMIT, plus(Register("rsp"), plus(room, -WORD)))
     return (Assign(PC, pc), Assign(_AT, at), Assign(_SP, sp), Assign(_BP, bp), limit)
 
 
@@ -254,16 +257,16 @@ def _from_registers(registers: Expr) -> tuple[Statement, ...]:
     """Return what begins a walk at code that is interrupted, by its pt_regs; nowhere where that is a program's."""
 
     def saved(name: str) -> Expr:
-        return Load(_sum(_PLACE, WORD * PT_REGS.index(name)), WORD, signed=False, mapped=True)
+        return word(_PLACE, WORD * PT_REGS.index(name))
 
-    is_kernel = _is(Op.EQ, fold.binary(Op.AND, saved("cs"), fold.constant(_USER), 64, False), 0)
-    page = fold.binary(Op.OR, _SP, fold.constant(PAGE - 1), 64, False)
+    is_kernel = binary(Op.EQ, binary(Op.AND, saved("cs"), _USER), 0)
+    page = binary(Op.OR, _SP, PAGE - 1)
     own = (
         Assign(PC, saved("rip")),
         Assign(_AT, PC),
         Assign(_SP, saved("rsp")),
         Assign(_BP, saved("rbp")),
-        Assign(_LIMIT, _less(page, WORD - 1)),
+        Assign(_LIMIT, plus(page, 1 - WORD)),
     )
     return (Assign(PC, Constant(0)), Assign(_PLACE, registers), If(And(_PLACE, is_kernel), own))
 
@@ -271,12 +274,12 @@ def _from_registers(registers: Expr) -> tuple[Statement, ...]:
 def _ends(encoding: Encoding) -> Expr:
     """Return whether the entry says that the stack ends here."""
     if encoding.end is not None:
-        undefined = fold.binary(Op.AND, _FLAGS, fold.constant(15), 64, False)
-        bit = fold.binary(Op.AND, _FLAGS, fold.constant(1 << encoding.end[0] - 32), 64, False)
-        return And(_is(Op.EQ, undefined, _number(encoding, UNDEFINED)), bit)
+        undefined = binary(Op.AND, _FLAGS, 15)
+        bit = binary(Op.AND, _FLAGS, 1 << encoding.end[0] - 32)
+        return And(binary(Op.EQ, undefined, _number(encoding, UNDEFINED)), bit)
     first, bits = encoding.type
-    kind = fold.binary(Op.AND, _FLAGS, fold.constant((1 << bits) - 1 << first - 32), 64, False)
-    return _is(Op.EQ, kind, encoding.kinds.index(Kind.END_OF_STACK) << first - 32)
+    kind = binary(Op.AND, _FLAGS, (1 << bits) - 1 << first - 32)
+    return binary(Op.EQ, kind, encoding.kinds.index(Kind.END_OF_STACK) << first - 32)
 
 
 def _number(encoding: Encoding, register: int) -> int:
@@ -284,30 +287,6 @@ def _number(encoding: Encoding, register: int) -> int:
     return encoding.registers.index(register) if register in encoding.registers else 1 << 8
 
 
-def _word(place: Variable) -> Expr:
-    return Load(place, WORD, signed=False, mapped=True)
-
-
-def _is(op: Op, value: Expr, number: int | Expr) -> Expr:
-    return fold.binary(op, value, fold.constant(number) if isinstance(number, int) else number, 64, False)
-
-
-def _sum(value: Expr, other: int | Expr) -> Expr:
-    return fold.binary(Op.ADD, value, fold.constant(other) if isinstance(other, int) else other, 64, False)
-
-
-def _less(value: Expr, number: int) -> Expr:
-    return fold.binary(Op.ADD, value, fold.constant(-number), 64, False)
-
-
-def _product(value: Expr, number: int) -> Expr:
-    return fold.binary(Op.MUL, value, fold.constant(number), 64, False)
-
-
 def _scaled(index: Expr) -> Expr:
     """Return the offset of a place in a table of 32 bits each."""
-    return fold.binary(Op.LSHL, index, fold.constant(2), 64, False)
-
-
-def _shifted(op: Op, value: Expr, count: int) -> Expr:
-    return fold.binary(op, value, fold.constant(count), 64, False)
+    return binary(Op.LSHL, index, 2)

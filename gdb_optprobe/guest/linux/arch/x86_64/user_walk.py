@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from gdb_optprobe.guest.linux.arch.x86_64 import current
 from gdb_optprobe.guest.linux.arch.x86_64.orc_unwind import PT_REGS
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
-from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.ir import WORD, Assign, Break, Constant, Expr, If, Load, Op, Or, Statement, Variable
+from gdb_optprobe.handlers.ir import WORD, Assign, Break, Constant, Expr, If, Op, Or, Statement, Variable
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.handlers.stack_walk import LOST, PC
+from gdb_optprobe.handlers.stack_walk import LOST, PC, binary, word
 
 _FP, _REGS, _CS = (Variable(f"%walk.{name}") for name in ("fp", "regs", "cs"))
 _USER, _OF_64_BITS = 3, 0x33  # asm/segment.h: __USER_CS
@@ -32,17 +31,17 @@ class UserWalk:
     @property
     def begin(self) -> Sequence[Statement]:
         def saved(name: str) -> Expr:
-            return _word(_REGS, WORD * PT_REGS.index(name), mapped=True)
+            return word(_REGS, WORD * PT_REGS.index(name))
 
-        is_program = fold.binary(Op.AND, _CS, Constant(_USER), 64, False)
+        is_program = binary(Op.AND, _CS, _USER)
         # A thread of the kernel has zeros there.
         return (
             Assign(PC, Constant(0)),
             Assign(_FP, Constant(0)),
-            Assign(_REGS, fold.binary(Op.SUB, self.top, Constant(WORD * len(PT_REGS)), 64, False)),
+            Assign(_REGS, binary(Op.SUB, self.top, WORD * len(PT_REGS))),
             Assign(_CS, saved("cs")),
             If(
-                _is(Op.EQ, _CS, _OF_64_BITS),
+                binary(Op.EQ, _CS, _OF_64_BITS),
                 (Assign(PC, saved("rip")), Assign(_FP, saved("rbp"))),
                 # Frames of 32 bits are not walked.
                 (If(is_program, (Assign(PC, saved("rip")), Assign(LOST, Constant(1)))),),
@@ -52,11 +51,11 @@ class UserWalk:
     @property
     def step(self) -> Sequence[Statement]:
         return (
-            If(Or(_is(Op.EQ, _FP, 0), _is(Op.GE, _FP, _BEYOND)), (Break(),)),
+            If(Or(binary(Op.EQ, _FP, 0), binary(Op.GE, _FP, _BEYOND)), (Break(),)),
             # What cannot be read is 0.
-            Assign(PC, _word(_FP, WORD)),
-            If(_is(Op.EQ, PC, 0), (Break(),)),
-            Assign(_FP, _word(_FP, 0)),
+            Assign(PC, word(_FP, WORD, mapped=False)),
+            If(binary(Op.EQ, PC, 0), (Break(),)),
+            Assign(_FP, word(_FP, mapped=False)),
         )
 
 
@@ -66,11 +65,3 @@ def walker(kernel: Kernel) -> UserWalk:
     if isinstance(top, Missing):
         raise NoSuchKernel(top.message, top.hint)
     return UserWalk(top)
-
-
-def _word(base: Expr, offset: int, mapped: bool = False) -> Expr:
-    return Load(fold.binary(Op.ADD, base, fold.constant(offset), 64, False), WORD, signed=False, mapped=mapped)
-
-
-def _is(op: Op, value: Expr, number: int) -> Expr:
-    return fold.binary(op, value, Constant(number), 64, False)
