@@ -62,8 +62,16 @@ TOOLS = re.compile(r"usr/sbin/(.+\.bt)")
 
 
 def tools(suite: str) -> Mapping[str, Path]:
-    """Return the tools that a suite's package has, by their names without `.bt`. Raises FetchError."""
-    return {path.stem: path for path in sorted((_root(suite) / "usr/sbin").glob("*.bt"))}
+    """Return the tools that a suite's package has, by their names without `.bt`; only it is fetched. FetchError."""
+    place = cache_directory() / "bpftrace" / suite
+    if not place.is_dir():
+        with tempfile.TemporaryDirectory() as work:
+            package = debian.fetch("bpftrace", "amd64", Path(work), suite)
+            found = debian.package_files(package, lambda path: TOOLS.fullmatch(path) is not None)
+        place.mkdir(parents=True)
+        for path, data in found.items():
+            (place / Path(path).name).write_bytes(data)
+    return {path.stem: path for path in sorted(place.glob("*.bt"))}
 
 
 def options(suite: str, kernel_name: str) -> Options:
@@ -159,11 +167,7 @@ def _root(suite: str) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     with locked(place.with_name(f".{place.name}.lock")):
         if not place.is_dir():
-            with tempfile.TemporaryDirectory(dir=place.parent) as work:
-                packages, new = Path(work) / "packages", Path(work) / "root"
-                packages.mkdir()
-                debian.unpack(debian.fetch_closure(PACKAGES, "amd64", suite, packages), new)
-                new.rename(place)
+            debian.make_root(PACKAGES, "amd64", suite, place)
     return place
 
 

@@ -108,6 +108,16 @@ def unpack(debs: Sequence[Path], into: Path) -> None:
             raise FetchError(f"cannot unpack {deb.name}: {_last_lines(result.stderr)}")
 
 
+def make_root(packages: Sequence[str], arch: str, suite: str, place: Path) -> None:
+    """Unpack packages with all that they depend on into a new folder, as into a root. FetchError: nothing is there."""
+    with tempfile.TemporaryDirectory(dir=place.parent) as work:
+        new, fetched = Path(work) / "root", Path(work) / "packages"
+        for folder in (new, fetched):
+            folder.mkdir()
+        unpack(fetch_closure(packages, arch, suite, fetched), new)
+        new.rename(place)
+
+
 def _twice(arch: str, suite: str, what: str, line: Sequence[str], cwd: Path) -> None:
     with locked(_state(arch, suite) / "lock"):
         result = _apt(arch, suite, *line, cwd=cwd)

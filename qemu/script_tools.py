@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import bpftrace_guest
-from .bpftrace_guest import running_bpftrace
+from .bpftrace_guest import TIMEOUT, running_bpftrace
 from .cache import say
 from .channel import ChannelError
 from .debian import FetchError
@@ -29,7 +29,6 @@ from .guest import Guest, GuestError
 __all__ = ["Outcome", "main", "measure"]
 
 RUNS, NOTHING, REFUSED, BROKEN = "runs", "nothing to see", "refused", "broken"
-TIMEOUT = 240.0
 KERNEL, NEWER = "6.1 cloud", "6.12 cloud"
 
 

@@ -11,8 +11,6 @@ depends on, and run by that folder's own loader: no root is needed, and paths me
 from __future__ import annotations
 
 import shlex
-import shutil
-import tempfile
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -103,15 +101,7 @@ def _make_root(row: dict[str, Any], root: Path) -> None:
     wanted = [f"{package}={row['version']}" for package in row["packages"]]
     if not all(debian.has(package, PACKAGES, suite) for package in wanted):
         wanted = list(row["packages"])
-    work = Path(tempfile.mkdtemp(dir=root.parent))
-    try:
-        new, packages = work / "root", work / "packages"
-        for folder in (new, packages):
-            folder.mkdir()
-        debian.unpack(debian.fetch_closure(wanted, PACKAGES, suite, packages), new)
-        new.rename(root)
-    finally:
-        shutil.rmtree(work)
+    debian.make_root(wanted, PACKAGES, suite, root)
 
 
 def _script(root: Path, program: str, data: tuple[str, ...]) -> str:

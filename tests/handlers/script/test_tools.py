@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import lzma
 import struct
-import tempfile
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +21,7 @@ from gdb_optprobe.handlers.script.compile import Script, compile_script
 from gdb_optprobe.handlers.script.settings import Settings
 from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.maps.ring import RingLayout
-from qemu import debian
-from qemu.cache import cache_directory
+from qemu import bpftrace_guest, debian
 from qemu.kernels import stock_kernel
 from tests.handlers.running import CODE, FAULTS, READERS
 from tests.handlers.script.kernel import FakeKernel
@@ -35,22 +32,13 @@ SUITES = {"bookworm": 38, "trixie": 39}
 """By suite, how many tools its package has."""
 KERNEL = "linux-image-amd64"
 """One that is compressed by what Python knows."""
-FOLDER = "usr/sbin/"
 ON_HOST = ("BEGIN", "END", "interval")
 _XZ = b"\xfd7zXZ\0"
 
 
 def tools(suite: str) -> dict[str, str]:
     """Return the tools of a suite's package by their names. FetchError where it cannot be had."""
-    place = cache_directory() / "bpftrace" / suite
-    if not place.is_dir():
-        with tempfile.TemporaryDirectory() as work:
-            package = debian.fetch("bpftrace", "amd64", Path(work), suite)
-            found = debian.package_files(package, lambda path: path.startswith(FOLDER) and path.endswith(".bt"))
-        place.mkdir(parents=True)
-        for path, data in found.items():
-            (place / Path(path).name).write_bytes(data)
-    return {path.name: path.read_text() for path in sorted(place.glob("*.bt"))}
+    return {path.name: path.read_text() for path in bpftrace_guest.tools(suite).values()}
 
 
 @cache
