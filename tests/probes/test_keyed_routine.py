@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import block_routines, shared_maps
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
@@ -14,9 +13,9 @@ from gdb_optprobe.probes.shared_maps import SharedMaps
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
-from tests.fake_guest import CODE, DATA, FILL, START, THREADS, Body, FakeGuest, fail_at_write
+from tests.fake_guest import CODE, DATA, FILL, START, THREADS, Body, FakeGuest
 from tests.probes.test_batch import AT, BODY, COUNT, LOOP, functions, run, text
-from tests.probes.test_routine import one_of_two
+from tests.probes.test_routine import fails_at_any_write, one_of_two
 from tests.probes.test_shared_maps import Gathered, alone, gathered
 
 ACTIONS = ("count by $rbx", "sum($rdx) by ($rbx, $rcx)", "max($rdx)", "avg($rcx)", "lhist($rcx, 0, 4, 2) by $rsi")
@@ -266,19 +265,7 @@ def test_a_killed_gdb_leaves_what_is_removed_or_taken_over(takes_out: bool) -> N
 def test_a_batch_that_fails_leaves_nothing() -> None:
     counted = one_of_two()
     added(counted)
-    for number in range(len(counted.machine.writes)):
-        guest = one_of_two()
-        session = guest.session()
-        guest.machine.write = fail_at_write(number, guest.machine.write)  # type: ignore[method-assign]
-        try:
-            session.add(KEYED)
-        except OptprobeError:
-            assert len(session.registry) == 0 and text(guest) == text(functions())
-            run(guest)
-            session.add(KEYED)
-        assert len(session.registry) == COUNT and session.check() == ()
-        run(guest)
-        assert len({view.hits for view in session.reports()}) == 1
+    fails_at_any_write(KEYED, len(counted.machine.writes))
 
 
 def test_of_every_function_those_without_a_call_leave_room_for_others() -> None:

@@ -212,22 +212,27 @@ def test_a_killed_gdb_leaves_what_is_removed() -> None:
         assert text(later) == text(functions())
 
 
-def test_a_batch_that_fails_leaves_nothing() -> None:
-    counted = one_of_two()
-    counted.session().add(SOME)
-    for number in range(len(counted.machine.writes)):
+def fails_at_any_write(spec: Spec, writes: int) -> None:
+    """Add a batch that fails at each of its writes: nothing is left, and it is added then."""
+    for number in range(writes):
         guest = one_of_two()
         session = guest.session()
         guest.machine.write = fail_at_write(number, guest.machine.write)  # type: ignore[method-assign]
         try:
-            session.add(SOME)
+            session.add(spec)
         except OptprobeError:
             assert len(session.registry) == 0 and text(guest) == text(functions())
             run(guest)
-            session.add(SOME)
+            session.add(spec)
         assert len(session.registry) == COUNT and session.check() == ()
         run(guest)
         assert len({view.hits for view in session.reports()}) == 1
+
+
+def test_a_batch_that_fails_leaves_nothing() -> None:
+    counted = one_of_two()
+    counted.session().add(SOME)
+    fails_at_any_write(SOME, len(counted.machine.writes))
 
 
 @pytest.mark.parametrize(
