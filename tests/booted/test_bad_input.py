@@ -144,7 +144,7 @@ def test_not_booted_yet(newborn: Guest) -> None:
 
 
 def attempt(line: str) -> str:
-    """A line that prints the error of another and goes on."""
+    """Return lines that run another and print its error; GDB runs the next line then."""
     return f"python\ntry:\n  gdb.execute({line!r})\nexcept gdb.error as e: print(e)\nend"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from qemu.guest import Guest
 from tests.booted import answer, calls
 from tests.booted.batch import Finished, batch
+from tests.booted.test_bad_input import attempt
 
 READS = 300
 CALLS = 50
@@ -383,11 +384,6 @@ def test_blocks_of_several_probes_share_the_sessions_maps(each_linux: Guest) -> 
     assert second.status == 0 and "No probes." in second.output
 
 
-def refused(line: str) -> str:
-    """A command that fails, of which the message is printed and GDB goes on."""
-    return f"python\ntry:\n gdb.execute({line!r})\nexcept gdb.error as error:\n print(error)\nend"
-
-
 def test_a_script_that_is_kept_counts_on(linux: Guest) -> None:
     program = (
         'BEGIN { @n = 40; printf("begun\\n"); } kprobe:vfs_read /comm == "dd" && arg2 == 1/ '
@@ -404,7 +400,7 @@ def test_a_script_that_is_kept_counts_on(linux: Guest) -> None:
     }
     lines = ["set optprobe exit-on-error off", f"optprobe script -keep -e '{program}'", f"optprobe run -guest '{DD}'"]
     lines += ["optprobe report -json", "optprobe add vfs_write do { if (@n == 1) { @other = 1; } }"]
-    lines += [*(refused(f"optprobe {line}") for line in refusals), "optprobe delete", "optprobe report"]
+    lines += [*(attempt(f"optprobe {line}") for line in refusals), "optprobe delete", "optprobe report"]
     finished = batch(linux, lines)
     text, found = finished.output, session_maps(finished)
     assert "Attaching 4 probes...\nbegun\n" in text and "never" not in text

@@ -1,4 +1,4 @@
-"""A stack as one word: what leads from it back to the frames, and what is told where that is not known."""
+"""A stack as one word: its frames are found by that word, or the reason is printed."""
 
 from __future__ import annotations
 
