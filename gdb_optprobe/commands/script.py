@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -85,8 +84,7 @@ class ScriptCommand(Subcommand[ScriptArguments]):
         if args.dump:
             out.lines([*_programs(script)])
             return
-        booted = None if isinstance(now, Missing) else time.time_ns() - now
-        names = GuestNames(kernel, booted, lambda: running.maps)
+        names = GuestNames(kernel, now, lambda: running.maps)
         output = JsonOutput(names) if args.json else TextOutput(names)
         running = ScriptRun(session, script, output, GuestFiles(kernel), _write, _warn, kernel.now)
         with gdb.with_parameter("pagination", False):

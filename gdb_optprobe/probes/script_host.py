@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError
@@ -26,10 +27,10 @@ class GuestNames(HostNames):
     """Names of numbers of one guest."""
 
     def __init__(
-        self, kernel: ScriptKernel, booted: int | None, maps: Callable[[], Mapping[str, stack_walk.Numbers]] = dict
+        self, kernel: ScriptKernel, now: int | Missing, maps: Callable[[], Mapping[str, stack_walk.Numbers]] = dict
     ) -> None:
-        """maps: the script's, with the frames of its stacks."""
-        super().__init__(booted)
+        """now: the guest's time at this stop. maps: the script's, with the frames of its stacks."""
+        super().__init__(None if isinstance(now, Missing) else time.time_ns() - now)
         self._target, self._guest, self._programs = kernel.target, kernel.target.guest, kernel.programs
         self._maps = maps
 

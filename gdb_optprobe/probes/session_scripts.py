@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -131,6 +130,4 @@ class SessionScripts:
 
     @property
     def _names(self) -> GuestNames:
-        now = self._kernel.now()
-        booted = None if isinstance(now, Missing) else time.time_ns() - now
-        return GuestNames(self._kernel, booted, self.maps.by_name)
+        return GuestNames(self._kernel, self._kernel.now(), self.maps.by_name)
