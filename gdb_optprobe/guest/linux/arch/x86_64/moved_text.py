@@ -42,6 +42,8 @@ PHYSICAL = 0x7FFF_FFFF
 """Bits of an address of the image that its physical one has too, but for a multiple of 2 GiB."""
 BEFORE = 1 << 24
 """How far before the image a kernel may refer to: where it would be linked to if it was linked to no offset."""
+ALIGNED = 1 << 21
+"""Bytes that a kernel is moved by are a multiple of these (CONFIG_PHYSICAL_ALIGN)."""
 BYTES_EACH, LEAST = 8, 1 << 12
 """So many bytes of text may have one field, and some beside. A kernel that lies low has one in 16, others one in 90."""
 PER_CPU = "__per_cpu_start", "__per_cpu_end"
@@ -81,8 +83,8 @@ class EarlierText:
     @classmethod
     def of(cls, text: bytes, base: int, image: tuple[int, int], per_cpu: int) -> EarlierText:
         """Take the `text` at `base`. image: its bounds. per_cpu: bytes of a CPU's own data. Raises OverBudget."""
-        rising = _fields(text, _rising(text, base, *image))
-        falling = _fields(text, _falling(text, base, per_cpu))
+        rising = _fields(text, base, _rising(text, base, *image))
+        falling = _fields(text, base, _falling(text, base, per_cpu))
         return cls(base, sha256(text).digest(), rising, falling)
 
     def moved_back(self, text: bytes, base: int) -> tuple[bytes, EarlierText] | None:
@@ -98,7 +100,8 @@ class EarlierText:
             known.append(Fields(array("I"), array("I")))
             for at, value in zip(fields.offsets, fields.values, strict=True):
                 moved = value + by & LOW
-                if word(found, at)[0] == moved and _leads_off(at, value, size) and _leads_off(at, moved, size):
+                is_free = _may_move(at, value, size, self.base) and _may_move(at, moved, size, base)
+                if word(found, at)[0] == moved and is_free:
                     pack_into("<I", found, at, value)
                     known[-1].append(at, value)
         if sha256(found).digest() != self.digest:
@@ -212,10 +215,18 @@ def _leads_off(at: int, value: int, size: int) -> bool:
     return (at + WORD + value & LOW) >= size
 
 
-def _fields(text: bytes, found: Iterator[tuple[int, int]]) -> Fields:
+def _may_move(at: int, value: int, size: int, base: int) -> bool:
+    """Return whether `value` may be an address in a text at `base`: what would be a displacement into it is a branch's.
+
+    The kernel's own offset is one at any rate. Where it lies low, the text is longer than that.
+    """
+    return _leads_off(at, value, size) or value == (base & PHYSICAL & -ALIGNED) - BEFORE
+
+
+def _fields(text: bytes, base: int, found: Iterator[tuple[int, int]]) -> Fields:
     fields, most = Fields(array("I"), array("I")), _most(len(text)) // 2
     for at, value in found:
-        if not _leads_off(at, value, len(text)):
+        if not _may_move(at, value, len(text), base):
             continue
         if len(fields) == most:
             raise OverBudget("the kernel's text", most, "places that may hold an address")

@@ -86,6 +86,16 @@ def test_a_displacement_into_the_text_is_never_moved_back() -> None:
     assert known.moved_back(inside, down) is None
 
 
+@pytest.mark.parametrize(("first", "later"), [(0x9AA0_0000, 0x8100_0000), (0x8120_0000, 0xBE00_0000)])
+def test_the_kernels_own_offset_moves_where_it_is_less_than_the_text_is_long(first: int, later: int) -> None:
+    """By 2 MiB a kernel of 14 MiB was moved: the number, as a displacement, would lead into it."""
+    bases = [0xFFFF_FFFF_0000_0000 | low for low in (first, later)]
+    texts = [text_at(base, {0x500: (base & 0x7FFF_FFFF) - 0x100_0000}) for base in bases]
+    longer = [text + b"\xcc" * 0x40_0000 for text in texts]
+    found = earlier(bases[0], longer[0]).moved_back(longer[1], bases[1])
+    assert found is not None and found[0] == longer[0]
+
+
 def test_a_damaged_file_counts_as_missing() -> None:
     packed = earlier(BASE).pack()
     for damaged in (b"", packed[:8], packed[:-1], packed + b"\0", b"\xff" * len(packed)):
