@@ -7,7 +7,8 @@
 A hit adds one to `next`; the old value is its record's number. There is room for 2**bits numbers from `first` on. A
 record with any other number is dropped, so the drops are the numbers from `first` + 2**bits to `next`. Else its place
 is the number modulo 2**bits: the hit writes the record, and number + 1 in front of it last. A place with another number
-is pending: the stop interrupted the hit that writes it. A record of the kind VOID does not count: it had a fault.
+is pending: the stop interrupted the hit that writes it. A record of the kind VOID does not count: it had a fault. One
+of a kind that no hit writes was damaged: it is dropped.
 
 When the ring is emptied, numbers continue, so they give the order of records, and `first` moves to the first pending
 record, or to `next`: no other hit uses the place of a pending record. A hit that was stopped before it read `first` may
@@ -24,6 +25,7 @@ before that, it is lost.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 NEXT, FIRST, HEADER = 0, 8, 16  # offsets
@@ -73,11 +75,15 @@ class RingContents:
 
 @dataclass(frozen=True, slots=True)
 class RingLayout:
-    """words: of the longest record's fields. bits: the ring has 2**bits places. overwrites: see above."""
+    """words: of the longest record's fields. bits: the ring has 2**bits places. overwrites: see above.
+
+    kinds: of records that hits write; None for any.
+    """
 
     words: int
     bits: int = 10
     overwrites: bool = False
+    kinds: frozenset[int] | None = None
 
     @property
     def record_size(self) -> int:
@@ -109,9 +115,10 @@ class RingLayout:
         numbers = (*before, *range(max(since.following, first), min(following, limit)))
         found = {number: self._record(data, number) for number in numbers}
         pending = tuple(number for number, record in found.items() if record is None)
+        records, damaged = self._known(record for record in found.values() if record is not None)
         return RingContents(
-            records=tuple(record for record in found.values() if record is not None and record.kind != VOID),
-            dropped=max(0, following - max(limit, since.following)),
+            records=records,
+            dropped=max(0, following - max(limit, since.following)) + damaged,
             fullness=(following - first) / self.places,
             header=self._header(following, first if pending and following > limit else min((*pending, following))),
             position=RingPosition(following, pending),
@@ -129,16 +136,22 @@ class RingLayout:
             if first <= number < following and number % self.places == place:
                 found.append(number)
         found.sort()
-        records = [record for number in found if (record := self._record(data, number)) is not None]
+        records, damaged = self._known(filter(None, (self._record(data, number) for number in found)))
         dropped = max(0, following - since.following - len(found) - locked)
         return RingContents(
-            records=tuple(record for record in records if record.kind != VOID),
-            dropped=dropped,
+            records=records,
+            dropped=dropped + damaged,
             fullness=(following - first) / self.places,
             header=self._header(following, following),
             position=RingPosition(since.following + len(found) + dropped),
             overwrites=True,
         )
+
+    def _known(self, found: Iterable[Record]) -> tuple[tuple[Record, ...], int]:
+        """Return those that count, and how many were damaged."""
+        written = [record for record in found if record.kind != VOID]
+        known = tuple(record for record in written if self.kinds is None or record.kind in self.kinds)
+        return known, len(written) - len(known)
 
     def has_more(self, header: bytes, since: RingPosition) -> bool:
         """Return whether there are, or may be, records since a position. header: the ring's first HEADER bytes."""

@@ -229,7 +229,9 @@ class Handler:
     def ring(self) -> RingLayout | None:
         """Where records go, all kinds of them; None where the program makes none."""
         sizes = [target.size for target in self.objects if isinstance(target, Records)]
-        return RingLayout(max(sizes) // WORD, self.ring_bits, self.overwrites) if sizes else None
+        if not sizes:
+            return None
+        return RingLayout(max(sizes) // WORD, self.ring_bits, self.overwrites, frozenset(self.kinds))
 
     @cached_property
     def kinds(self) -> Mapping[int, Records]:

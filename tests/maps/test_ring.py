@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gdb_optprobe.maps.ring import HEADER, KIND, START, VOID, RingLayout, RingPosition
 
 LAYOUT = RingLayout(1, 2)
@@ -225,3 +227,14 @@ def test_a_void_record_and_one_that_cannot_be_there_are_none() -> None:
     guest.data[guest.place(3) : guest.place(3) + 8] = (2**64 - 1).to_bytes(8, "little")
     contents = NEWEST.decode(bytes(guest.data))
     assert ([record.number for record in contents.records], contents.dropped) == ([0], 2)
+
+
+def test_a_record_of_a_kind_that_no_hit_writes_is_dropped() -> None:
+    for guest, layout in ((Guest(), LAYOUT), (Overwriting(), NEWEST)):
+        guest.hits(3)
+        at = HEADER + layout.record_size + KIND
+        guest.data[at : at + 4] = (99).to_bytes(4, "little")
+        found = replace(layout, kinds=frozenset({7})).decode(bytes(guest.data))
+        assert [record.number for record in found.records] == [0, 2]
+        assert found.dropped == 1
+        assert found.position == layout.decode(bytes(guest.data)).position, "it is told once"

@@ -139,3 +139,14 @@ def test_what_the_ring_dropped_came_behind_its_newest_record() -> None:
     assert rows_of(layout.decode(layout.initial())) == ()
     contents = replace(layout.decode(bytes(data)), overwrites=True)
     assert [row.lost_before for row in rows_of(contents)] == [3, 0, 0, 0], "that has the newest"
+
+
+def test_a_record_of_another_kind_in_the_ring_is_none() -> None:
+    """What the guest has there is its own affair: the report tells of a loss, and of nothing else."""
+    assert HANDLER.ring is not None
+    data, at = bytearray(HANDLER.initial()), HANDLER.ring_offset
+    record = b"".join(word.to_bytes(8, "little") for word in (1, 9, 0x7777, 5, 6))
+    data[at + HEADER : at + HEADER + len(record)] = record
+    data[at : at + 8] = (1).to_bytes(8, "little")
+    found = Results.decode(HANDLER, bytes(data), START)
+    assert (found.records, found.dropped) == ((), 1)
