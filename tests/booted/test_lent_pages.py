@@ -221,19 +221,21 @@ def steps(arch: str, method: str) -> list[str]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("method", ["lend", "give_back"])
-@pytest.mark.parametrize("busily", [False, True])
-def test_gdb_is_killed_at_every_step(each_linux: Guest, method: str, busily: bool) -> None:
+def test_gdb_is_killed_at_every_step(each_linux: Guest, method: str) -> None:
+    """While the guest has nothing to do, and while it has."""
     moments = steps(each_linux.options.arch, method)
-    chosen = moments if FULL else random.sample(moments, 2)
+    all_of_them = [(moment, busily) for busily in (False, True) for moment in moments]
+    chosen = all_of_them if FULL else [*zip(random.sample(moments, 2), (False, True), strict=True)]
     with all_given_back(each_linux):
-        for number, moment in enumerate(chosen, random.randrange(3)):
+        for number, (moment, busily) in enumerate(chosen, random.randrange(3)):
             if busily:
                 each_linux.check(LOAD)
             try:
                 die(each_linux, method, moment)
                 take_over(each_linux, number % 3)
             except BaseException as error:
-                error.add_note(f"{method}: killed at {moment}, then taken over in way {number % 3}")
+                how = "busy" if busily else "idle"
+                error.add_note(f"{method}: killed at {moment}, {how}, then taken over in way {number % 3}")
                 raise
             finally:
                 if busily:
