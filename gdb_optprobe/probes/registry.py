@@ -13,6 +13,7 @@ from gdb_optprobe.isa.base import LONGEST
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.probe import Presence, Probe
+from gdb_optprobe.probes.return_block import ReturnBlock
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.user.uprobe_site import UprobeSite
 
@@ -175,6 +176,11 @@ class Registry:
         ]
         inside = {block.first + index for block in whole for index in block.members}
         return whole, self._named([number for number in numbers if number not in inside])
+
+    def functions_with_returns(self) -> int:
+        """Return how many functions have return probes that are enabled."""
+        blocks = (len(block) for block in self.blocks if block.enabled and isinstance(block, ReturnBlock))
+        return sum(blocks) + sum(bool(site.return_probes) for site in self.sites())
 
     def block_of(self, number: int) -> tuple[CountBlock, int] | None:
         """Return the block that the probe with this number is in, and its index there."""

@@ -81,7 +81,7 @@ def test_several_locations_of_one_add_are_probed_all_or_none() -> None:
 def test_all_locations_of_one_add_are_counted_against_max_probes() -> None:
     world = World()
     specs = [Spec(f"*{address:#x}") for address in world.addresses[:3]]
-    world.session.settings = lambda: replace(Settings(), max_probes=2)
+    world.guest.settings = replace(Settings(), max_probes=2)
     with pytest.raises(OptprobeError, match=r"\*0x\w+,\*0x\w+,\*0x\w+ has 3 addresses and max-probes is 2"):
         world.session.add(*specs)
     assert not world.session.registry.probes()
