@@ -250,6 +250,9 @@ class Emitter(Protocol):
 
     def binary(self, op: Arithmetic, to: str, left: str, right: str | int, bits: int, signed: bool) -> None: ...
 
+    def multiply_high(self, to: str, left: str, right: str | int) -> None:
+        """Compute the upper half of the product of two unsigned words."""
+
     def compare(self, test: Comparison, to: str, left: str, right: str | int, signed: bool) -> None:
         """Set `to` to 1 if the comparison holds, else to 0."""
 

@@ -157,10 +157,9 @@ class X86Emitter:
 
     def clock(self, to: str) -> None:
         with self._fixed((), *(name for name in ("rdx", "rax") if name != to)):
-            self._code(b"\x0f\x31")  # rdtsc
-            self._alter(b"\xc1", _SHL, "rdx", tail=b"\x20")
-            self._alter(b"\x0b", "rax", "rdx")
-            self.copy(to, "rax")
+            self._code(b"\x0f\x31")  # rdtsc: the halves of the word
+            self._alter(b"\xc1", _SHL, "rdx", tail=bytes((32 - 3,)))
+            self._move(b"\x8d", to, Address("rax", 0, "rdx"))
 
     def address(self, to: str, memory: Address) -> None:
         if memory.base is None and memory.index is None:
@@ -207,6 +206,21 @@ class X86Emitter:
                 self._operate(op, to, left, size)
             if op not in _BITWISE:
                 self._canonical(to, bits, signed)
+
+    def multiply_high(self, to: str, left: str, right: str | int) -> None:
+        with self._fixed((), *(name for name in ("rax", "rdx") if name != to)) as places:
+            left = places.get(left, left)
+            if isinstance(right, int):
+                factor = "rdx" if left == "rax" else "rax"
+                self.constant(factor, right)
+                other = factor if left == "rax" else left
+            elif "rax" in (left, right := places.get(right, right)):
+                other = right if left == "rax" else left
+            else:
+                self.copy("rax", left)
+                other = right
+            self._alter(b"\xf7", 4, other)
+            self.copy(to, "rdx")
 
     def compare(self, test: Comparison, to: str, left: str, right: str | int, signed: bool) -> None:
         codes = self._compare(left, right, signed)
