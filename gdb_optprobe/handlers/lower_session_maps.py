@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gdb_optprobe.handlers.ir import (
     WORD,
     Binary,
+    Clock,
     Constant,
     Convert,
     Delete,
@@ -28,6 +29,7 @@ from gdb_optprobe.handlers.ir import (
     StringLoad,
     Update,
     Variable,
+    nodes,
 )
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering, NotLowered, beyond, literal_words
 from gdb_optprobe.handlers.lower_maps import update
@@ -85,17 +87,42 @@ class _Table:
         return Address(offset=self.at + offset, near=True)
 
 
+@dataclass(frozen=True, slots=True)
+class HeldEntry:
+    """A register for the address of a key's entry, which stays where it is as long as a program runs; 0 for none.
+
+    is_known: whether the register has it already. is_there: whether that is certainly not 0.
+    """
+
+    register: str
+    is_known: bool = False
+    is_there: bool = False
+
+
+def key_of(statement: Statement) -> tuple[Map, tuple[Operand, ...]] | None:
+    """Return the key that a statement finds or adds; None for none, or for one that is another each time."""
+    match statement:
+        case Update(Map() as target, _, by) if by:
+            pass
+        case Get(target, by) | Set(target, by) | Modify(target, by) | Has(target, by) | Delete(target, by) if by:
+            pass
+        case _:
+            return None
+    return None if any(isinstance(node, Clock) for operand in by for node in nodes(operand)) else (target, by)
+
+
+def adds_to(statement: Statement) -> Map | None:
+    """Return the map that a statement may add a key to."""
+    match statement:
+        case Update(Map() as target) | Set(target) | Modify(target):
+            return target
+        case _:
+            return None
+
+
 def finds_again(first: Statement, later: Statement) -> bool:
     """Return whether a statement looks for the key that an earlier one has found or added."""
-    if not isinstance(later, Get | Has | Delete) or not later.by:
-        return False
-    match first:
-        case Update(Map() as target, _, by):
-            return (target, by) == (later.map, later.by)
-        case Get() | Set() | Modify() | Has() | Delete():
-            return (first.map, first.by) == (later.map, later.by)
-        case _:
-            return False
+    return isinstance(later, Get | Has | Delete) and (key := key_of(later)) is not None and key == key_of(first)
 
 
 class MapLowering:
@@ -110,15 +137,12 @@ class MapLowering:
         self._maps = maps
         self._most = most
         self._scratch = scratch
-        self._held: tuple[str, bool] | None = None
+        self._held: HeldEntry | None = None
 
     def lower(
-        self, statement: MapStatement | Update, words: ExpressionLowering, held: tuple[str, bool] | None = None
+        self, statement: MapStatement | Update, words: ExpressionLowering, held: HeldEntry | None = None
     ) -> None:
-        """Lower a statement.
-
-        held: a register for the entry of its key, and whether it has it already: 0 if there is none.
-        """
+        """Lower a statement. held: for the entry of its key."""
         self._held = held
         match statement:
             case Update(Map() as target, value, by):
@@ -470,17 +494,20 @@ class MapLowering:
         if not by:
             yield table.header(HEADER)
             return
-        emit, (register, is_known) = self._emit, self._held or ("", False)
-        if is_known:
-            emit.branch(Comparison.EQ, register, 0, False, missing)
-            yield Address(register)
+        emit, held = self._emit, self._held
+        if held is not None and held.is_known:
+            if not held.is_there:
+                emit.branch(Comparison.EQ, held.register, 0, False, missing)
+            yield Address(held.register)
             return
         with ExitStack() as stack:
             with noted(emit, "key"):
                 key = self._words(stack, by, words, in_place=False)
-            entry = register or stack.enter_context(emit.pool.scratch(emit.swap_clobbers))
-            if register:
-                missing = self._apart(words, missing, lambda: emit.constant(register, 0))
+            if held is None:
+                entry = stack.enter_context(emit.pool.scratch(emit.swap_clobbers))
+            else:
+                entry = held.register
+                missing = self._apart(words, missing, lambda: emit.constant(entry, 0))
             with noted(emit, "lookup"):
                 self._find(entry, key, table, words, missing, create)
             yield Address(entry)
