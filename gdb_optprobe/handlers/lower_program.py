@@ -177,14 +177,14 @@ def _emit(
     end = Label()
     words = ExpressionLowering(emit, pc, Locals(program.quiet))
     saved = machine.kept(used.condition, before)
-    emit.pool = condition = RegisterPool(machine.order(before))
+    emit.pool = condition = _pool(machine, before)
     lower_save(emit, saved)
     if program.condition is not None:
         with refused(program.condition), noted(emit, "condition"):
             words.jump(program.condition, False, end)
     # What is saved may be overwritten.
     dead = replace(before.dead, registers=before.dead.registers | {*saved})
-    emit.pool = actions = RegisterPool(machine.order(replace(before, dead=dead)))
+    emit.pool = actions = _pool(machine, replace(before, dead=dead))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
     lower_save(emit, more)
     if is_flat(program):
@@ -211,6 +211,10 @@ def _emit(
         emit.bind(end)
         emit.restore(saved, around.passed if program.stop is not None else Dead())
     return UsedRegisters(frozenset(condition.used), frozenset(actions.used))
+
+
+def _pool(machine: Backend, before: EntryState) -> RegisterPool:
+    return RegisterPool(machine.order(before), before.dead.registers - before.reads, before.reads)
 
 
 def _emit_actions(program: Program, around: LoweringContext, emit: Emitter, pc: tuple[str, int]) -> None:

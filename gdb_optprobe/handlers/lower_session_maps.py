@@ -40,7 +40,6 @@ from gdb_optprobe.isa.codegen import (
     Emitter,
     Label,
     MemoryValue,
-    TooManyRegisters,
     noted,
 )
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Stats, Sum
@@ -537,85 +536,110 @@ class MapLowering:
     def _find(
         self, entry: str, key: Sequence[Word], table: _Table, words: ExpressionLowering, missing: Label, create: bool
     ) -> None:
+        """Look at the first place of a key, where most hits find its entry; the others search apart."""
         emit, layout = self._emit, table.layout
-        look, unnamed, other = Label(), Label(), Label()
-        # Where a key is added, there is no register to spare for what the swap needs.
-        with emit.pool.scratch(emit.swap_clobbers) as tag, emit.pool.scratch(emit.swap_clobbers) as slot:
-            self._hash(tag, slot, key)
-            emit.binary(Arithmetic.SHR, slot, tag, 64 - layout.bits, 64, False)
+        elsewhere, found = Label(), Label()
+        with emit.pool.scratch() as tag:
+            self._hash(tag, entry, key)
+            emit.binary(Arithmetic.SHR, entry, tag, 64 - layout.bits, 64, False)
             emit.binary(Arithmetic.OR, tag, tag, ENTRY_MASK, 64, False)
-            emit.address(slot, Address(None, table.at + layout.index, slot))
-            emit.bind(look)
-            emit.load(entry, MemoryValue(Address(slot)))
-            emit.binary(Arithmetic.XOR, entry, entry, tag, 64, False)
-            emit.branch(Comparison.GE, entry, layout.entries, False, unnamed)
-            self._entry_of(entry, entry, table)
-            for index, word in enumerate(key):
-                there = MemoryValue(Address(entry, WORD * index))
-                if isinstance(word, Address):
-                    with emit.pool.scratch() as wanted:
-                        self._load(wanted, word)
-                        emit.branch(Comparison.NE, there, wanted, False, other)
-                else:
-                    emit.branch(Comparison.NE, there, word, False, other)
-            labels = (look, unnamed, other, missing)
-            words.apart.put(emit.pool, lambda: self._other(entry, key, tag, slot, table, labels, create))
+            first = Address(None, table.at + layout.index, entry)
+            self._at_place(entry, key, tag, first, table, elsewhere, elsewhere)
+            emit.bind(found)
 
-    def _hash(self, tag: str, slot: str, key: Sequence[Word]) -> None:
-        """Compute what SessionMapLayout.hash mixes. slot: to work with."""
+            def search() -> None:
+                emit.bind(elsewhere)
+                self._search(entry, key, tag, table, create)
+                emit.branch(Comparison.NE, entry, 0, False, found)
+                emit.jump(missing)
+
+            words.apart.put(emit.pool, search)
+
+    def _hash(self, tag: str, work: str, key: Sequence[Word]) -> None:
+        """Compute what SessionMapLayout.hash mixes. work: a register to work with."""
         emit = self._emit
         emit.constant(tag, FACTOR)
         for index, word in enumerate(key):
             if index:
                 with emit.pool.scratch() as factor:
                     emit.constant(factor, FACTOR)
-                    self._load(slot, word)
-                    emit.binary(Arithmetic.XOR, tag, tag, slot, 64, False)
+                    self._load(work, word)
+                    emit.binary(Arithmetic.XOR, tag, tag, work, 64, False)
                     emit.binary(Arithmetic.MUL, tag, tag, factor, 64, False)
             elif isinstance(word, Address):
-                self._load(slot, word)
-                emit.binary(Arithmetic.MUL, tag, tag, slot, 64, False)
+                self._load(work, word)
+                emit.binary(Arithmetic.MUL, tag, tag, work, 64, False)
             else:
                 emit.binary(Arithmetic.MUL, tag, tag, word, 64, False)
 
-    def _other(
-        self,
-        entry: str,
-        key: Sequence[Word],
-        tag: str,
-        slot: str,
-        table: _Table,
-        labels: tuple[Label, Label, Label, Label],
-        create: bool,
+    def _at_place(
+        self, entry: str, key: Sequence[Word], tag: str, place: Address, table: _Table, unnamed: Label, other: Label
     ) -> None:
-        """Lower what few hits do: go to the next place, or add the key in a free one, and look there again.
+        """Load the entry that a word of the index names, and compare its key; jump to a label if it is not that one.
 
-        entry: where no entry with this tag is named, the word of the index that was looked at, xor the tag: only that
-        tells whether it was free, for another hit may have taken it since.
+        At `unnamed` no entry with this tag is named, and `entry` has that word, xor the tag.
+        """
+        emit = self._emit
+        emit.load(entry, MemoryValue(place))
+        emit.binary(Arithmetic.XOR, entry, entry, tag, 64, False)
+        emit.branch(Comparison.GE, entry, table.layout.entries, False, unnamed)
+        self._entry_of(entry, entry, table)
+        for index, word in enumerate(key):
+            there = MemoryValue(Address(entry, WORD * index))
+            if isinstance(word, Address):
+                with emit.pool.scratch() as wanted:
+                    self._load(wanted, word)
+                    emit.branch(Comparison.NE, there, wanted, False, other)
+            else:
+                emit.branch(Comparison.NE, there, word, False, other)
+
+    def _search(self, entry: str, key: Sequence[Word], tag: str, table: _Table, create: bool) -> None:
+        """Look at each place from the key's first one on; add the key in a free one. `entry` is 0 where that fails.
+
+        Few hits do this, so what it needs is saved here. Only the word of the index that was looked at, which `entry`
+        has at `unnamed`, tells whether the place was free: another hit may have taken it since.
         """
         emit, layout = self._emit, table.layout
-        look, unnamed, other, missing = labels
-        full, lost, dropped = Label(), Label(), Label()
-        emit.bind(unnamed)
-        if create:
-            emit.branch(Comparison.NE, entry, tag, False, other)
-            self._add(entry, key, tag, slot, table, full, lost)
-            emit.jump(look)
-            emit.bind(lost)
-            self._give_back(entry, tag, table)
-            emit.jump(look)
-            emit.bind(full)  # of keys, but one of them may be this one, which another hit has added since
-            emit.branch(Comparison.NE, MemoryValue(Address(slot)), 0, False, look)
-            emit.jump(dropped)
-        else:
-            emit.branch(Comparison.EQ, entry, tag, False, missing)
-        emit.bind(other)
-        emit.binary(Arithmetic.ADD, slot, slot, WORD, 64, False)
-        emit.branch(Comparison.LT, slot, table.at + layout.size, False, look)
-        if create:
-            emit.bind(dropped)
-            emit.atomic_add(table.header(DROPPED), 1)
-        emit.jump(missing)
+        look, unnamed, other, full, lost, dropped, missing, found = (Label() for _ in range(8))
+        avoid = emit.swap_clobbers
+        in_frame = any(isinstance(word, Address) for word in key)
+        with ExitStack() as stack:
+            # What is saved moves the frame away from where parts of a key were found in it.
+            if not in_frame:
+                stack.enter_context(self._lent(3, avoid))
+            slot = stack.enter_context(emit.pool.scratch(avoid))
+            if tag in avoid:
+                kept = stack.enter_context(emit.pool.scratch(avoid))
+                emit.copy(kept, tag)
+                emit.pool.free(tag)
+                tag = kept
+            emit.binary(Arithmetic.SHR, slot, tag, 64 - layout.bits, 64, False)
+            emit.address(slot, Address(None, table.at + layout.index, slot))
+            emit.bind(look)
+            self._at_place(entry, key, tag, Address(slot), table, unnamed, other)
+            emit.jump(found)
+            emit.bind(unnamed)
+            if create:
+                emit.branch(Comparison.NE, entry, tag, False, other)
+                self._add(entry, key, tag, slot, table, full, lost)
+                emit.jump(look)
+                emit.bind(lost)
+                self._give_back(entry, tag, table)
+                emit.jump(look)
+                emit.bind(full)  # of keys, but one of them may be this one, which another hit has added since
+                emit.branch(Comparison.NE, MemoryValue(Address(slot)), 0, False, look)
+                emit.jump(dropped)
+            else:
+                emit.branch(Comparison.EQ, entry, tag, False, missing)
+            emit.bind(other)
+            emit.binary(Arithmetic.ADD, slot, slot, WORD, 64, False)
+            emit.branch(Comparison.LT, slot, table.at + layout.size, False, look)
+            if create:
+                emit.bind(dropped)
+                emit.atomic_add(table.header(DROPPED), 1)
+            emit.bind(missing)
+            emit.constant(entry, 0)
+            emit.bind(found)
 
     def _add(
         self, entry: str, key: Sequence[Word], tag: str, slot: str, table: _Table, full: Label, lost: Label
@@ -690,21 +714,24 @@ class MapLowering:
     @contextmanager
     def _borrowed(self) -> Iterator[str]:
         """Yield a register that is saved for the block alone, where few hits pass: the others need not save it."""
+        with self._lent(1), self._emit.pool.scratch(self._emit.swap_clobbers) as register:
+            yield register
+
+    @contextmanager
+    def _lent(self, count: int, names: Sequence[str] = ()) -> Iterator[None]:
+        """Have so many registers for the block, and these, which code in front of it need not save."""
         emit, pool = self._emit, self._emit.pool
-        before = {*pool.used}
-        free = [name for name in pool.order if name not in pool.taken and name not in emit.swap_clobbers]
-        register = min(free, key=lambda name: name not in before, default="")
-        if not register:
-            raise TooManyRegisters
-        pool.reserve(register)
-        if register in before:
-            yield register
-        else:
-            pool.used.discard(register)
-            emit.save((register,))
-            yield register
-            emit.restore((register,))
-        pool.free(register)
+        usable = [name for name in pool.order if name not in pool.taken]
+        ready = [name for name in usable if pool.is_saved(name) and name not in emit.swap_clobbers]
+        others = [name for name in usable if not pool.is_saved(name) and name not in pool.read]
+        needed = [name for name in others if name not in emit.swap_clobbers][: max(count - len(ready), 0)]
+        lent = [*needed, *(name for name in names if name in others)]
+        if lent:
+            emit.save(lent)
+        with pool.lending(lent):
+            yield
+        if lent:
+            emit.restore(lent)
 
     def _entry_of(self, to: str, number: str, table: _Table) -> None:
         """Load the address of an entry by its number."""

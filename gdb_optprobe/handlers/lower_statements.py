@@ -595,9 +595,10 @@ def _leaves(block: Sequence[Statement]) -> bool:
 def variables_in_registers(emit: Emitter, program: Program, most: int) -> Iterator[dict[str, str]]:
     """Yield registers for the variables that are used most, by name."""
     found: dict[str, str] = {}
+    avoid = emit.probe_read_clobbers if program.dereferences else ()
     for name in variables_by_use(program)[:most]:
         try:
-            found[name] = emit.pool.allocate(emit.probe_read_clobbers)
+            found[name] = emit.pool.allocate(avoid)
         except TooManyRegisters:
             break
     yield found
