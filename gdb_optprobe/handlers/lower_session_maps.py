@@ -179,7 +179,7 @@ class MapLowering:
             else:
                 if isinstance(layout.value, Sum):
                     self._emit.store(beyond(entry, layout.state), 1)
-                update(self._emit, layout.value, place, operand)
+                update(self._emit, layout.value, place, operand, words.apart)
         self._emit.bind(done)
 
     def _extreme(
@@ -205,7 +205,7 @@ class MapLowering:
                 self._copied(table.layout, entry, place, into.size, missing)
             self._emit.bind(done)
         else:
-            with self._assigned(into, words) as to:
+            with self._assigned(into, words, by) as to:
                 missing = self._apart(words, done, lambda: self._emit.constant(to, 0))
                 with self._entry(target, by, words, missing, create=False) as entry:
                     self._number(target, table.layout, entry, to, missing)
@@ -751,15 +751,18 @@ class MapLowering:
     # parts
 
     @contextmanager
-    def _assigned(self, variable: Variable, words: ExpressionLowering) -> Iterator[str]:
-        """Yield a register; the variable gets its word at the end of the block."""
+    def _assigned(
+        self, variable: Variable, words: ExpressionLowering, by: Sequence[Operand] | None = None
+    ) -> Iterator[str]:
+        """Yield a register; the variable gets its word at the end of the block.
+
+        by: a key of which nothing is evaluated once the register has changed, if there is one.
+        """
         at = words.locals.registers.get(variable.name)
-        if at is not None:
-            with self._emit.pool.scratch() as to:  # the key may be computed from the variable
-                yield to
-                self._emit.copy(at, to)
+        if at is not None and by is not None and not any(variable in nodes(operand) for operand in by):
+            yield at
             return
-        with self._emit.pool.scratch() as to:
+        with self._emit.pool.scratch() as to:  # the key may be computed from the variable
             yield to
             words.assign(variable, to)
 

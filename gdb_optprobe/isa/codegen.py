@@ -273,8 +273,8 @@ class Emitter(Protocol):
     def compare(self, test: Comparison, to: str, left: str, right: str | int, signed: bool) -> None:
         """Set `to` to 1 if the comparison holds, else to 0."""
 
-    def logarithm(self, to: str, source: str) -> None:
-        """Find the number of the highest bit that is set; -1 if none is."""
+    def logarithm(self, to: str, source: str, any_set: bool = False) -> None:
+        """Find the number of the highest bit that is set; -1 if none is. any_set: whether one certainly is."""
 
     # flow
 

@@ -211,12 +211,12 @@ def executed(program: Program) -> tuple[int, int]:
         (Program(None, (Update(Map("c", (), Count())),), quiet=True), 1),
         (Program(Binary(Op.EQ, PID, Constant(1), 64, False), (Update(Map("c", (), Count())),), quiet=True), 3),
         (Program(None, (Update(Map("h", (), Powers(False)), Register("rdx")),), quiet=True), 4),
-        (Program(None, (Update(Map("c", ONE, Count(), 8), None, (PID,)),), quiet=True), 24),
+        (Program(None, (Update(Map("c", ONE, Count(), 8), None, (PID,)),), quiet=True), 19),
         (Program(None, (Update(Map("c", NAMED, Count(), 8), None, (COMM,)),), quiet=True), 50),
         (Program(StringEquals(COMM.address, b"dd\0", True), (Update(Map("c", (), Count())),), quiet=True), 10),
         (Program(None, (Set(Map("x", (), NUMBER), (), (Register("rdx"),)),), quiet=True), 6),
         (Program(None, (Modify(Map("x", (), NUMBER), (), Op.ADD, Constant(1)),), quiet=True), 15),
-        (ENTRY, 33),
+        (ENTRY, 27),
     ],
     ids=["count", "false", "hist", "by pid", "by comm", "comm ==", "store", "++", "start"],
 )
@@ -236,7 +236,7 @@ def test_latency() -> None:
     assert len(layout.decode(first.read(starts, layout.size)).by_key) == 1
     assert not layout.decode(second.read(starts, layout.size)).by_key
     (words_left,) = SessionMapLayout(0, Powers(False)).decode(second.read(latency, HEADER + 67 * 8)).by_key.values()
-    assert sum(words_left) == 1 and second.executed <= 46
+    assert sum(words_left) == 1 and second.executed <= 37
 
 
 # A hit inside a hit

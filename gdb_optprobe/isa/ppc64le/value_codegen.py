@@ -117,7 +117,7 @@ class ValueEmitter:
             self.constant(to, 1)
         self._code(encodings.select(to, to if where_set else NONE, SCRATCH, 4 * self._field + bit))
 
-    def logarithm(self, to: str, source: str) -> None:
+    def logarithm(self, to: str, source: str, any_set: bool = False) -> None:
         self._code(logical("cntlzd", to, source))
         self.constant(SCRATCH, 63)
         self._code(plain("subf", to, to, SCRATCH))

@@ -230,9 +230,11 @@ class X86Emitter:
         self._move(bytes((0x0F, 0x90 | codes[test])), 0, to, 1)
         self._extended(to, to, 1, False)
 
-    def logarithm(self, to: str, source: str) -> None:
+    def logarithm(self, to: str, source: str, any_set: bool = False) -> None:
         done = Label()
         self._alter(b"\x0f\xbd", to, source)  # bsr: leaves `to` undefined where it sets ZF
+        if any_set:
+            return
         self._jump(_UNSIGNED[Comparison.NE], done)
         self._alter(b"\x83", 1, to, tail=b"\xff")
         self.bind(done)
