@@ -13,13 +13,12 @@ from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, Pointer
 from gdb_optprobe.handlers.ir import Clock, Expr, Load, Op
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Fields, Lvalue, Missing, Rvalue
-from gdb_optprobe.handlers.script.scope import TICKS, Meaning
+from gdb_optprobe.handlers.script.scope import Meaning
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.stack_walk import Walk
 from gdb_optprobe.handlers.types import Typer
 
 SECOND = 10**9
-_SHIFT = 32
 _MULTIPLIER = 6364136223846793005
 _OURS = {"pid": "tgid", "tid": "pid", "comm": "comm", "cpu": "cpu", "curtask": "task"}
 """bpftrace's names, and ours."""
@@ -43,14 +42,16 @@ class Timing:
     started: int | Missing = 0
 
     def nanoseconds(self) -> Expr | Missing:
-        """Return the time since the guest's start, of TICKS: two products, so that none exceeds 64 bits."""
+        """Return the time since the guest's start: 64 bits of ticks by a factor of as many, for two hundred years."""
         if isinstance(self.hertz, Missing):
             return self.hertz
-        factor = fold.constant(SECOND * (1 << _SHIFT) // self.hertz)
-        high = _product(fold.binary(Op.LSHR, TICKS, fold.constant(_SHIFT), 64, False), factor)
-        low = _product(fold.binary(Op.AND, TICKS, fold.constant((1 << _SHIFT) - 1), 64, False), factor)
-        low = fold.binary(Op.LSHR, low, fold.constant(_SHIFT), 64, False)
-        return fold.binary(Op.ADD, fold.binary(Op.ADD, high, low, 64, False), fold.constant(self.offset), 64, False)
+        shift = (SECOND // self.hertz).bit_length()
+        time: Expr = Clock()
+        if self.hertz != SECOND:
+            factor = fold.constant(SECOND * (1 << 64 - shift) // self.hertz)
+            ticks = fold.binary(Op.SHL, time, fold.constant(shift), 64, False)
+            time = fold.binary(Op.UMULH, ticks, factor, 64, False)
+        return fold.binary(Op.ADD, time, fold.constant(self.offset), 64, False)
 
 
 @dataclass(frozen=True)

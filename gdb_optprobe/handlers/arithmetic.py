@@ -32,7 +32,7 @@ def binary(op: Op, left: int, right: int, bits: int, signed: bool) -> int:
     return extend(_exact(op, number(left, signed), number(right, signed)), bits, signed)
 
 
-_OF_SCRIPTS = (Op.UDIV, Op.UMOD, Op.LSHL, Op.LSHR)
+_OF_SCRIPTS = (Op.UDIV, Op.UMOD, Op.LSHL, Op.LSHR, Op.UMULH)
 
 
 def _unsigned(op: Op, left: int, right: int) -> int:
@@ -46,6 +46,8 @@ def _unsigned(op: Op, left: int, right: int) -> int:
             return left << right % 64
         case Op.LSHR:
             return left >> right % 64
+        case Op.UMULH:
+            return left * right >> 64
     raise AssertionError(op)
 
 

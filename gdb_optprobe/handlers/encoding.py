@@ -101,6 +101,7 @@ _MEMBERS: Mapping[Enum, str] = {
     p.Op.UMOD: "<Op.UMOD: 'u%'>",
     p.Op.LSHL: "<Op.LSHL: 'u<<'>",
     p.Op.LSHR: "<Op.LSHR: 'u>>'>",
+    p.Op.UMULH: "<Op.UMULH: 'u*>>64'>",
     p.Form.SIGNED: "<Form.SIGNED: 'signed'>",
     p.Form.UNSIGNED: "<Form.UNSIGNED: 'unsigned'>",
     p.Form.POINTER: "<Form.POINTER: 'pointer'>",

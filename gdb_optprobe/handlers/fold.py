@@ -27,7 +27,7 @@ from gdb_optprobe.handlers.ir import (
 )
 
 _TURNED = {Op.LT: Op.GT, Op.GT: Op.LT, Op.LE: Op.GE, Op.GE: Op.LE}
-_COMMUTES = (Op.ADD, Op.MUL, Op.AND, Op.OR, Op.XOR, Op.EQ, Op.NE)
+_COMMUTES = (Op.ADD, Op.MUL, Op.UMULH, Op.AND, Op.OR, Op.XOR, Op.EQ, Op.NE)
 _OPPOSITE = {Op.EQ: Op.NE, Op.NE: Op.EQ, Op.LT: Op.GE, Op.GE: Op.LT, Op.GT: Op.LE, Op.LE: Op.GT}
 _NOTHING = {Op.ADD: 0, Op.OR: 0, Op.XOR: 0, Op.SHL: 0, Op.SHR: 0, Op.MUL: 1, Op.DIV: 1}
 

@@ -18,8 +18,9 @@ complement, then extended. Comparisons have the sign and width of what they comp
 
 - DIV rounds towards zero, MOD has the dividend's sign. A divisor of 0 is a fault. The smallest number divided by -1
   is itself, its remainder 0.
-- UDIV, UMOD, LSHL and LSHR are those of scripts, of 64 bits. UDIV and UMOD are unsigned whatever `signed` is; divided
-  by 0, UDIV gives 0 and UMOD the dividend. LSHL and LSHR take the count modulo 64; LSHR is logical.
+- UDIV, UMOD, LSHL, LSHR and UMULH are those of scripts, of 64 bits. UDIV and UMOD are unsigned whatever `signed` is;
+  divided by 0, UDIV gives 0 and UMOD the dividend. LSHL and LSHR take the count modulo 64; LSHR is logical. UMULH is
+  the upper half of the product of 128 bits, of unsigned words.
 - SHL and SHR take the count as an unsigned word, whatever its type. A count of the width or more, so also a negative
   one, shifts every bit out: 0, or -1 where SHR is signed and the number negative. GDB does the same; C leaves it open.
   SHR is arithmetic where it is signed.
@@ -59,7 +60,8 @@ does nothing, its variables get the values as if it had been done, and the drop 
 Each of `Get`, `Set`, `Modify`, `Has`, `Delete` and `Update` is atomic for a value of one word. An aggregate of more
 words, and a value of more, is read and written word by word, each word atomically, as `Update` does it everywhere. Key
 and value are evaluated before the map is touched. An operation may be interrupted by another hit at any instruction,
-or run on several vCPUs; none waits for another, and nothing is lost or counted twice.
+or run on several vCPUs; none waits for another, and nothing is lost or counted twice. Where a hit has read a value and
+has done nothing since that has an effect, reading it again may give what it has already.
 
 **Order of records.** `Emit` writes its record at once, so the ring has them in the order of the program. What a script
 does asynchronously (printf, print, clear, zero, time, exit, join, cat, system) is a record each; the host carries it
@@ -104,6 +106,7 @@ class Op(Enum):
     UMOD = "u%"
     LSHL = "u<<"
     LSHR = "u>>"
+    UMULH = "u*>>64"
 
     @property
     def compares(self) -> bool:

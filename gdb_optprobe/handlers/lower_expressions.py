@@ -423,6 +423,8 @@ class ExpressionLowering:
     def _operate(self, to: str, op: Op, left: str, right: str | int, bits: int, signed: bool) -> None:
         if op in _OF_SCRIPTS:
             self._operate_unsigned(to, op, left, right)
+        elif op is Op.UMULH:
+            self._emitter.multiply_high(to, left, right)
         elif op not in (Op.DIV, Op.MOD):
             self._emitter.binary(Arithmetic[op.name], to, left, right, bits, signed)
         elif isinstance(right, int):

@@ -168,7 +168,6 @@ def _entry(
         emit.claim(Address(slot), taken)
     with noted(emit, "its return address, kept"):
         emit.bind(claimed)
-        emit.key(word)
         emit.store(Address(slot, KEY), word)
         emit.return_address(word)
         emit.store(Address(slot, RETURN), word)
@@ -212,7 +211,6 @@ def _search(emit: ReturnEmitter, table: PlacedCallTable, function: ProbedFunctio
     at, count, other = (emit.pool.allocate() for _ in range(3))
     search, done = Label(), Label()
     calls = _Search(emit, table, word, count, other)
-    emit.key(word)
     emit.return_address(other)
     for address in function.hidden:
         emit.branch(Comparison.EQ, other, address, False, search)
@@ -361,7 +359,6 @@ def _find(emit: ReturnEmitter, table: PlacedCallTable, slot: str) -> None:
     again, found = Label(), Label()
     with emit.pool.scratch() as word:
         _home(emit, table, slot, word)
-        emit.key(word)
         emit.bind(again)
         emit.branch(Comparison.EQ, MemoryValue(Address(slot, KEY)), word, False, found)
         lower_next_slot(emit, table.slots, slot)
@@ -375,6 +372,6 @@ def _find(emit: ReturnEmitter, table: PlacedCallTable, slot: str) -> None:
 
 
 def _home(emit: ReturnEmitter, table: PlacedCallTable, slot: str, word: str) -> None:
-    """Emit: put the address of the first slot of the call's key into `slot`; changes `word`."""
+    """Emit: put the call's key into `word`, and the address of its first slot into `slot`."""
     emit.key(word)
-    lower_home(emit, table.slots, word, slot, word)
+    lower_home(emit, table.slots, word, slot)

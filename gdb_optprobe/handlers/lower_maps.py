@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from gdb_optprobe.handlers.ir import BytesLoad, Constant, Emit, Expr, HashMap, Literal, Slice, StringLoad, Update
-from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
+from gdb_optprobe.handlers.lower_expressions import Apart, ExpressionLowering
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue, noted
 from gdb_optprobe.maps import ring
 from gdb_optprobe.maps.aggregate import (
@@ -230,7 +230,7 @@ def _store_fields(emit: Emitter, words: ExpressionLowering, place: str, action: 
                 at += 8
 
 
-def update(emit: Emitter, aggregate: Aggregate, at: Address, value: str | int) -> None:
+def update(emit: Emitter, aggregate: Aggregate, at: Address, value: str | int, apart: Apart | None = None) -> None:
     """Lower `aggregate.update` for the aggregate at an address. value: a register or a word; of a count, any."""
     match aggregate:
         case Count():
@@ -243,12 +243,12 @@ def update(emit: Emitter, aggregate: Aggregate, at: Address, value: str | int) -
         case _ if isinstance(value, int):
             with emit.pool.scratch() as register:
                 emit.constant(register, value)
-                update(emit, aggregate, at, register)
+                update(emit, aggregate, at, register, apart)
         case Least(signed) | Greatest(signed):
             emit.atomic_extreme(Comparison.LT if isinstance(aggregate, Least) else Comparison.GT, at, value, signed)
             emit.store(_beyond(at, 1), 1)
         case Powers(signed):
-            _powers(emit, signed, at, value)
+            _powers(emit, signed, at, value, apart if signed else None)
         case LogLinear():
             _log_linear(emit, aggregate, at, value)
         case Linear():
@@ -259,14 +259,25 @@ def _beyond(at: Address, words: int) -> Address:
     return replace(at, offset=at.offset + 8 * words)
 
 
-def _powers(emit: Emitter, signed: bool, at: Address, value: str) -> None:
+def _powers(emit: Emitter, signed: bool, at: Address, value: str, apart: Apart | None) -> None:
     """Add 1 to a bucket: the first word counts negative values, the second 0, the third 1, of logarithm 0."""
-    found = Label()
+    found, few = Label(), Label()
     with emit.pool.scratch() as index:
-        if signed:
+
+        def not_positive() -> None:
+            emit.bind(few)
+            emit.constant(index, -1 & MASK)
+            emit.branch(Comparison.EQ, value, 0, False, found)
+            emit.constant(index, -2 & MASK)
+            emit.jump(found)
+
+        if apart is not None:
+            emit.branch(Comparison.LE, value, 0, True, few)
+            apart.put(emit.pool, not_positive)
+        elif signed:
             emit.constant(index, -2 & MASK)
             emit.branch(Comparison.LT, value, 0, True, found)
-        emit.logarithm(index, value)
+        emit.logarithm(index, value, any_set=apart is not None)
         emit.bind(found)
         emit.atomic_add(replace(_beyond(at, 2), index=index), 1)
 

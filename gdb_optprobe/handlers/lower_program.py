@@ -21,7 +21,7 @@ another register, so the set of used ones grows, up to all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -136,14 +136,14 @@ def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
     reads = around.kept.in_place(program.registers | of_cpu)
     before = EntryState(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
 
-    def emit(variables: int, used: UsedRegisters) -> tuple[Emitter, UsedRegisters]:
+    def emit(variables: int, may_hold: bool, used: UsedRegisters) -> tuple[Emitter, UsedRegisters]:
         emitter = machine.emitter(before)
-        return emitter, _emit(program, around, machine, before, emitter, used, variables)
+        return emitter, _emit(program, around, machine, before, emitter, used, variables, may_hold)
 
-    try:
-        return lower_saving(partial(emit, IN_REGISTERS), UsedRegisters())
-    except TooManyRegisters:
-        return lower_saving(partial(emit, 0), UsedRegisters())
+    for may_hold in (True, False):
+        with suppress(TooManyRegisters):
+            return lower_saving(partial(emit, IN_REGISTERS, may_hold), UsedRegisters())
+    return lower_saving(partial(emit, 0, False), UsedRegisters())
 
 
 def lower_saving(emit: Callable[[Used], tuple[Emitter, Used]], nothing: Used) -> Code:
@@ -167,29 +167,30 @@ def _emit(
     emit: Emitter,
     used: UsedRegisters,
     variables: int,
+    may_hold: bool,
 ) -> UsedRegisters:
     """Emit the code with the registers `used` saved; return those that it uses.
 
-    variables: how many may have a register. Raises TooManyRegisters if these are too many.
+    variables: how many may have a register. may_hold: whether entries of maps may. Raises TooManyRegisters.
     """
     pc = (machine.pc, around.address)
     end = Label()
     words = ExpressionLowering(emit, pc, Locals(program.quiet))
     saved = machine.kept(used.condition, before)
-    emit.pool = condition = RegisterPool(machine.order(before))
+    emit.pool = condition = _pool(machine, before)
     lower_save(emit, saved)
     if program.condition is not None:
         with refused(program.condition), noted(emit, "condition"):
             words.jump(program.condition, False, end)
     # What is saved may be overwritten.
     dead = replace(before.dead, registers=before.dead.registers | {*saved})
-    emit.pool = actions = RegisterPool(machine.order(replace(before, dead=dead)))
+    emit.pool = actions = _pool(machine, replace(before, dead=dead))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
     lower_save(emit, more)
     if is_flat(program):
         _emit_actions(program, around, emit, pc)
     else:
-        _emit_statements(program, around, emit, pc, variables)
+        _emit_statements(program, around, emit, pc, variables, may_hold)
     with noted(emit, RESTORED):
         emit.restore(more)
     emit.pool = condition
@@ -212,6 +213,10 @@ def _emit(
     return UsedRegisters(frozenset(condition.used), frozenset(actions.used))
 
 
+def _pool(machine: Backend, before: EntryState) -> RegisterPool:
+    return RegisterPool(machine.order(before), before.dead.registers - before.reads, before.reads)
+
+
 def _emit_actions(program: Program, around: LoweringContext, emit: Emitter, pc: tuple[str, int]) -> None:
     """Emit actions, one after the other."""
     objects = iter(enumerate(around.objects))
@@ -225,7 +230,7 @@ def _emit_actions(program: Program, around: LoweringContext, emit: Emitter, pc: 
 
 
 def _emit_statements(
-    program: Program, around: LoweringContext, emit: Emitter, pc: tuple[str, int], variables: int
+    program: Program, around: LoweringContext, emit: Emitter, pc: tuple[str, int], variables: int, may_hold: bool
 ) -> None:
     """Emit the statements of a script, with so many variables in registers."""
     places = [*zip(program.objects, enumerate(around.objects), strict=True)]
@@ -238,9 +243,7 @@ def _emit_statements(
             _lower_action(emit, words, around, action, index, address)
 
     with variables_in_registers(emit, program, variables) as registers:
-        lowering = StatementLowering(
-            emit, pc, program, registers, around.maps, around.most, around.faults, may_hold=variables > 0
-        )
+        lowering = StatementLowering(emit, pc, program, registers, around.maps, around.most, around.faults, may_hold)
         with nullcontext() if variables else refused(program.actions[0]):
             lowering.lower(ordinary)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gdb_optprobe.handlers.ir import (
     WORD,
     Binary,
+    Clock,
     Constant,
     Convert,
     Delete,
@@ -28,6 +29,7 @@ from gdb_optprobe.handlers.ir import (
     StringLoad,
     Update,
     Variable,
+    nodes,
 )
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering, NotLowered, beyond, literal_words
 from gdb_optprobe.handlers.lower_maps import update
@@ -38,7 +40,6 @@ from gdb_optprobe.isa.codegen import (
     Emitter,
     Label,
     MemoryValue,
-    TooManyRegisters,
     noted,
 )
 from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Least, Stats, Sum
@@ -85,17 +86,42 @@ class _Table:
         return Address(offset=self.at + offset, near=True)
 
 
+@dataclass(frozen=True, slots=True)
+class HeldEntry:
+    """A register for the address of a key's entry, which stays where it is as long as a program runs; 0 for none.
+
+    is_known: whether the register has it already. is_there: whether that is certainly not 0.
+    """
+
+    register: str
+    is_known: bool = False
+    is_there: bool = False
+
+
+def key_of(statement: Statement) -> tuple[Map, tuple[Operand, ...]] | None:
+    """Return the key that a statement finds or adds; None for none, or for one that is another each time."""
+    match statement:
+        case Update(Map() as target, _, by) if by:
+            pass
+        case Get(target, by) | Set(target, by) | Modify(target, by) | Has(target, by) | Delete(target, by) if by:
+            pass
+        case _:
+            return None
+    return None if any(isinstance(node, Clock) for operand in by for node in nodes(operand)) else (target, by)
+
+
+def adds_to(statement: Statement) -> Map | None:
+    """Return the map that a statement may add a key to."""
+    match statement:
+        case Update(Map() as target) | Set(target) | Modify(target):
+            return target
+        case _:
+            return None
+
+
 def finds_again(first: Statement, later: Statement) -> bool:
     """Return whether a statement looks for the key that an earlier one has found or added."""
-    if not isinstance(later, Get | Has | Delete) or not later.by:
-        return False
-    match first:
-        case Update(Map() as target, _, by):
-            return (target, by) == (later.map, later.by)
-        case Get() | Set() | Modify() | Has() | Delete():
-            return (first.map, first.by) == (later.map, later.by)
-        case _:
-            return False
+    return isinstance(later, Get | Has | Delete) and (key := key_of(later)) is not None and key == key_of(first)
 
 
 class MapLowering:
@@ -110,15 +136,12 @@ class MapLowering:
         self._maps = maps
         self._most = most
         self._scratch = scratch
-        self._held: tuple[str, bool] | None = None
+        self._held: HeldEntry | None = None
 
     def lower(
-        self, statement: MapStatement | Update, words: ExpressionLowering, held: tuple[str, bool] | None = None
+        self, statement: MapStatement | Update, words: ExpressionLowering, held: HeldEntry | None = None
     ) -> None:
-        """Lower a statement.
-
-        held: a register for the entry of its key, and whether it has it already: 0 if there is none.
-        """
+        """Lower a statement. held: for the entry of its key."""
         self._held = held
         match statement:
             case Update(Map() as target, value, by):
@@ -156,7 +179,7 @@ class MapLowering:
             else:
                 if isinstance(layout.value, Sum):
                     self._emit.store(beyond(entry, layout.state), 1)
-                update(self._emit, layout.value, place, operand)
+                update(self._emit, layout.value, place, operand, words.apart)
         self._emit.bind(done)
 
     def _extreme(
@@ -182,7 +205,7 @@ class MapLowering:
                 self._copied(table.layout, entry, place, into.size, missing)
             self._emit.bind(done)
         else:
-            with self._assigned(into, words) as to:
+            with self._assigned(into, words, by) as to:
                 missing = self._apart(words, done, lambda: self._emit.constant(to, 0))
                 with self._entry(target, by, words, missing, create=False) as entry:
                     self._number(target, table.layout, entry, to, missing)
@@ -470,17 +493,20 @@ class MapLowering:
         if not by:
             yield table.header(HEADER)
             return
-        emit, (register, is_known) = self._emit, self._held or ("", False)
-        if is_known:
-            emit.branch(Comparison.EQ, register, 0, False, missing)
-            yield Address(register)
+        emit, held = self._emit, self._held
+        if held is not None and held.is_known:
+            if not held.is_there:
+                emit.branch(Comparison.EQ, held.register, 0, False, missing)
+            yield Address(held.register)
             return
         with ExitStack() as stack:
             with noted(emit, "key"):
                 key = self._words(stack, by, words, in_place=False)
-            entry = register or stack.enter_context(emit.pool.scratch(emit.swap_clobbers))
-            if register:
-                missing = self._apart(words, missing, lambda: emit.constant(register, 0))
+            if held is None:
+                entry = stack.enter_context(emit.pool.scratch(emit.swap_clobbers))
+            else:
+                entry = held.register
+                missing = self._apart(words, missing, lambda: emit.constant(entry, 0))
             with noted(emit, "lookup"):
                 self._find(entry, key, table, words, missing, create)
             yield Address(entry)
@@ -510,85 +536,110 @@ class MapLowering:
     def _find(
         self, entry: str, key: Sequence[Word], table: _Table, words: ExpressionLowering, missing: Label, create: bool
     ) -> None:
+        """Look at the first place of a key, where most hits find its entry; the others search apart."""
         emit, layout = self._emit, table.layout
-        look, unnamed, other = Label(), Label(), Label()
-        # Where a key is added, there is no register to spare for what the swap needs.
-        with emit.pool.scratch(emit.swap_clobbers) as tag, emit.pool.scratch(emit.swap_clobbers) as slot:
-            self._hash(tag, slot, key)
-            emit.binary(Arithmetic.SHR, slot, tag, 64 - layout.bits, 64, False)
+        elsewhere, found = Label(), Label()
+        with emit.pool.scratch() as tag:
+            self._hash(tag, entry, key)
+            emit.binary(Arithmetic.SHR, entry, tag, 64 - layout.bits, 64, False)
             emit.binary(Arithmetic.OR, tag, tag, ENTRY_MASK, 64, False)
-            emit.address(slot, Address(None, table.at + layout.index, slot))
-            emit.bind(look)
-            emit.load(entry, MemoryValue(Address(slot)))
-            emit.binary(Arithmetic.XOR, entry, entry, tag, 64, False)
-            emit.branch(Comparison.GE, entry, layout.entries, False, unnamed)
-            self._entry_of(entry, entry, table)
-            for index, word in enumerate(key):
-                there = MemoryValue(Address(entry, WORD * index))
-                if isinstance(word, Address):
-                    with emit.pool.scratch() as wanted:
-                        self._load(wanted, word)
-                        emit.branch(Comparison.NE, there, wanted, False, other)
-                else:
-                    emit.branch(Comparison.NE, there, word, False, other)
-            labels = (look, unnamed, other, missing)
-            words.apart.put(emit.pool, lambda: self._other(entry, key, tag, slot, table, labels, create))
+            first = Address(None, table.at + layout.index, entry)
+            self._at_place(entry, key, tag, first, table, elsewhere, elsewhere)
+            emit.bind(found)
 
-    def _hash(self, tag: str, slot: str, key: Sequence[Word]) -> None:
-        """Compute what SessionMapLayout.hash mixes. slot: to work with."""
+            def search() -> None:
+                emit.bind(elsewhere)
+                self._search(entry, key, tag, table, create)
+                emit.branch(Comparison.NE, entry, 0, False, found)
+                emit.jump(missing)
+
+            words.apart.put(emit.pool, search)
+
+    def _hash(self, tag: str, work: str, key: Sequence[Word]) -> None:
+        """Compute what SessionMapLayout.hash mixes. work: a register to work with."""
         emit = self._emit
         emit.constant(tag, FACTOR)
         for index, word in enumerate(key):
             if index:
                 with emit.pool.scratch() as factor:
                     emit.constant(factor, FACTOR)
-                    self._load(slot, word)
-                    emit.binary(Arithmetic.XOR, tag, tag, slot, 64, False)
+                    self._load(work, word)
+                    emit.binary(Arithmetic.XOR, tag, tag, work, 64, False)
                     emit.binary(Arithmetic.MUL, tag, tag, factor, 64, False)
             elif isinstance(word, Address):
-                self._load(slot, word)
-                emit.binary(Arithmetic.MUL, tag, tag, slot, 64, False)
+                self._load(work, word)
+                emit.binary(Arithmetic.MUL, tag, tag, work, 64, False)
             else:
                 emit.binary(Arithmetic.MUL, tag, tag, word, 64, False)
 
-    def _other(
-        self,
-        entry: str,
-        key: Sequence[Word],
-        tag: str,
-        slot: str,
-        table: _Table,
-        labels: tuple[Label, Label, Label, Label],
-        create: bool,
+    def _at_place(
+        self, entry: str, key: Sequence[Word], tag: str, place: Address, table: _Table, unnamed: Label, other: Label
     ) -> None:
-        """Lower what few hits do: go to the next place, or add the key in a free one, and look there again.
+        """Load the entry that a word of the index names, and compare its key; jump to a label if it is not that one.
 
-        entry: where no entry with this tag is named, the word of the index that was looked at, xor the tag: only that
-        tells whether it was free, for another hit may have taken it since.
+        At `unnamed` no entry with this tag is named, and `entry` has that word, xor the tag.
+        """
+        emit = self._emit
+        emit.load(entry, MemoryValue(place))
+        emit.binary(Arithmetic.XOR, entry, entry, tag, 64, False)
+        emit.branch(Comparison.GE, entry, table.layout.entries, False, unnamed)
+        self._entry_of(entry, entry, table)
+        for index, word in enumerate(key):
+            there = MemoryValue(Address(entry, WORD * index))
+            if isinstance(word, Address):
+                with emit.pool.scratch() as wanted:
+                    self._load(wanted, word)
+                    emit.branch(Comparison.NE, there, wanted, False, other)
+            else:
+                emit.branch(Comparison.NE, there, word, False, other)
+
+    def _search(self, entry: str, key: Sequence[Word], tag: str, table: _Table, create: bool) -> None:
+        """Look at each place from the key's first one on; add the key in a free one. `entry` is 0 where that fails.
+
+        Few hits do this, so what it needs is saved here. Only the word of the index that was looked at, which `entry`
+        has at `unnamed`, tells whether the place was free: another hit may have taken it since.
         """
         emit, layout = self._emit, table.layout
-        look, unnamed, other, missing = labels
-        full, lost, dropped = Label(), Label(), Label()
-        emit.bind(unnamed)
-        if create:
-            emit.branch(Comparison.NE, entry, tag, False, other)
-            self._add(entry, key, tag, slot, table, full, lost)
-            emit.jump(look)
-            emit.bind(lost)
-            self._give_back(entry, tag, table)
-            emit.jump(look)
-            emit.bind(full)  # of keys, but one of them may be this one, which another hit has added since
-            emit.branch(Comparison.NE, MemoryValue(Address(slot)), 0, False, look)
-            emit.jump(dropped)
-        else:
-            emit.branch(Comparison.EQ, entry, tag, False, missing)
-        emit.bind(other)
-        emit.binary(Arithmetic.ADD, slot, slot, WORD, 64, False)
-        emit.branch(Comparison.LT, slot, table.at + layout.size, False, look)
-        if create:
-            emit.bind(dropped)
-            emit.atomic_add(table.header(DROPPED), 1)
-        emit.jump(missing)
+        look, unnamed, other, full, lost, dropped, missing, found = (Label() for _ in range(8))
+        avoid = emit.swap_clobbers
+        in_frame = any(isinstance(word, Address) for word in key)
+        with ExitStack() as stack:
+            # What is saved moves the frame away from where parts of a key were found in it.
+            if not in_frame:
+                stack.enter_context(self._lent(3, avoid))
+            slot = stack.enter_context(emit.pool.scratch(avoid))
+            if tag in avoid:
+                kept = stack.enter_context(emit.pool.scratch(avoid))
+                emit.copy(kept, tag)
+                emit.pool.free(tag)
+                tag = kept
+            emit.binary(Arithmetic.SHR, slot, tag, 64 - layout.bits, 64, False)
+            emit.address(slot, Address(None, table.at + layout.index, slot))
+            emit.bind(look)
+            self._at_place(entry, key, tag, Address(slot), table, unnamed, other)
+            emit.jump(found)
+            emit.bind(unnamed)
+            if create:
+                emit.branch(Comparison.NE, entry, tag, False, other)
+                self._add(entry, key, tag, slot, table, full, lost)
+                emit.jump(look)
+                emit.bind(lost)
+                self._give_back(entry, tag, table)
+                emit.jump(look)
+                emit.bind(full)  # of keys, but one of them may be this one, which another hit has added since
+                emit.branch(Comparison.NE, MemoryValue(Address(slot)), 0, False, look)
+                emit.jump(dropped)
+            else:
+                emit.branch(Comparison.EQ, entry, tag, False, missing)
+            emit.bind(other)
+            emit.binary(Arithmetic.ADD, slot, slot, WORD, 64, False)
+            emit.branch(Comparison.LT, slot, table.at + layout.size, False, look)
+            if create:
+                emit.bind(dropped)
+                emit.atomic_add(table.header(DROPPED), 1)
+            emit.bind(missing)
+            emit.constant(entry, 0)
+            emit.bind(found)
 
     def _add(
         self, entry: str, key: Sequence[Word], tag: str, slot: str, table: _Table, full: Label, lost: Label
@@ -663,21 +714,24 @@ class MapLowering:
     @contextmanager
     def _borrowed(self) -> Iterator[str]:
         """Yield a register that is saved for the block alone, where few hits pass: the others need not save it."""
+        with self._lent(1), self._emit.pool.scratch(self._emit.swap_clobbers) as register:
+            yield register
+
+    @contextmanager
+    def _lent(self, count: int, names: Sequence[str] = ()) -> Iterator[None]:
+        """Have so many registers for the block, and these, which code in front of it need not save."""
         emit, pool = self._emit, self._emit.pool
-        before = {*pool.used}
-        free = [name for name in pool.order if name not in pool.taken and name not in emit.swap_clobbers]
-        register = min(free, key=lambda name: name not in before, default="")
-        if not register:
-            raise TooManyRegisters
-        pool.reserve(register)
-        if register in before:
-            yield register
-        else:
-            pool.used.discard(register)
-            emit.save((register,))
-            yield register
-            emit.restore((register,))
-        pool.free(register)
+        usable = [name for name in pool.order if name not in pool.taken]
+        ready = [name for name in usable if pool.is_saved(name) and name not in emit.swap_clobbers]
+        others = [name for name in usable if not pool.is_saved(name) and name not in pool.read]
+        needed = [name for name in others if name not in emit.swap_clobbers][: max(count - len(ready), 0)]
+        lent = [*needed, *(name for name in names if name in others)]
+        if lent:
+            emit.save(lent)
+        with pool.lending(lent):
+            yield
+        if lent:
+            emit.restore(lent)
 
     def _entry_of(self, to: str, number: str, table: _Table) -> None:
         """Load the address of an entry by its number."""
@@ -697,15 +751,18 @@ class MapLowering:
     # parts
 
     @contextmanager
-    def _assigned(self, variable: Variable, words: ExpressionLowering) -> Iterator[str]:
-        """Yield a register; the variable gets its word at the end of the block."""
+    def _assigned(
+        self, variable: Variable, words: ExpressionLowering, by: Sequence[Operand] | None = None
+    ) -> Iterator[str]:
+        """Yield a register; the variable gets its word at the end of the block.
+
+        by: a key of which nothing is evaluated once the register has changed, if there is one.
+        """
         at = words.locals.registers.get(variable.name)
-        if at is not None:
-            with self._emit.pool.scratch() as to:  # the key may be computed from the variable
-                yield to
-                self._emit.copy(at, to)
+        if at is not None and by is not None and not any(variable in nodes(operand) for operand in by):
+            yield at
             return
-        with self._emit.pool.scratch() as to:
+        with self._emit.pool.scratch() as to:  # the key may be computed from the variable
             yield to
             words.assign(variable, to)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label
+from gdb_optprobe.maps.aggregate import number
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +27,21 @@ class SlotArray:
     shift: int
 
 
-def lower_home(emit: Emitter, slots: SlotArray, key: str, slot: str, word: str) -> None:
-    """Compute into `slot` the address of the key's first slot; change `word`, which may be the key."""
+def lower_home(emit: Emitter, slots: SlotArray, key: str, slot: str) -> None:
+    """Compute into `slot` the address of the key's first slot."""
     emit.binary(Arithmetic.MUL, slot, key, slots.factor, 64, False)
     emit.binary(Arithmetic.SHR, slot, slot, slots.shift - slots.size.bit_length() + 1, 64, False)
     emit.binary(Arithmetic.AND, slot, slot, (slots.homes - 1) * slots.size, 64, False)
-    emit.address(word, Address(offset=slots.first, near=True))
-    emit.binary(Arithmetic.ADD, slot, slot, word, 64, False)
+    emit.address(slot, Address(slot, number(slots.first, True)))
 
 
-def lower_search(emit: Emitter, slots: SlotArray, key: str, slot: str, word: str, compare: Callable[[], None]) -> None:
-    """Compare the slots from the key's home on, at the address in register `slot`; changes `word`.
+def lower_search(emit: Emitter, slots: SlotArray, key: str, slot: str, compare: Callable[[], None]) -> None:
+    """Compare the slots from the key's home on, at the address in register `slot`.
 
     compare: emits the comparison with a slot, which leaves the search where the slot is the key's, or free.
     """
     again = Label()
-    lower_home(emit, slots, key, slot, word)
+    lower_home(emit, slots, key, slot)
     emit.bind(again)
     compare()
     lower_next_slot(emit, slots, slot)

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.ir import (
     WORD,
+    And,
     Assign,
     Binary,
     Break,
@@ -33,6 +34,7 @@ from gdb_optprobe.handlers.ir import (
     Delete,
     Each,
     Emit,
+    Expr,
     Get,
     Has,
     HashMap,
@@ -41,6 +43,7 @@ from gdb_optprobe.handlers.ir import (
     Literal,
     Loop,
     Modify,
+    Op,
     Operand,
     Part,
     Program,
@@ -55,11 +58,21 @@ from gdb_optprobe.handlers.ir import (
     Variable,
     blocks,
     map_of,
+    may_fault,
     nodes,
     operands,
+    within,
 )
 from gdb_optprobe.handlers.lower_expressions import Apart, ExpressionLowering, Locals, NotLowered, beyond
-from gdb_optprobe.handlers.lower_session_maps import MapLowering, finds_again, key_in_frame, size_of
+from gdb_optprobe.handlers.lower_session_maps import (
+    HeldEntry,
+    MapLowering,
+    adds_to,
+    finds_again,
+    key_in_frame,
+    key_of,
+    size_of,
+)
 from gdb_optprobe.isa.codegen import (
     Address,
     Arithmetic,
@@ -221,6 +234,20 @@ def _changed(statement: Statement) -> set[str]:
     return {one.name for one in assigned(statement)} | {name for place in _slices(statement) for name in _name(place)}
 
 
+def _changed_within(statement: Statement) -> set[str]:
+    """Return the names of what a statement and those in its blocks change."""
+    return {name for each in within((statement,)) for name in _changed(each)}
+
+
+def _not_zero(condition: Expr) -> Iterator[str]:
+    """Yield the names of variables that are not 0 where a condition holds."""
+    match condition:
+        case Variable(name) | Binary(Op.NE, Variable(name), Constant(0)):
+            yield name
+        case And(left, right):
+            yield from (*_not_zero(left), *_not_zero(right))
+
+
 def _name(node: Operand) -> tuple[str, ...]:
     match node:
         case Variable(name):
@@ -231,12 +258,64 @@ def _name(node: Operand) -> tuple[str, ...]:
             return ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An entry that statements of a block, and of the blocks within, need not look for again.
+
+    by:   the statement that has found it. held: where it is.
+    last: the number of the last statement that needs it in the block of `by`.
+    word: the name of a variable that is not 0 only where there is one; "" for none.
+    """
+
+    by: Statement
+    held: HeldEntry
+    last: int
+    word: str
+
+    def behind(self, statement: Statement) -> _Found | None:
+        """Return what is known behind a statement; None where it may need to be looked for again."""
+        if _ends(self.by, statement):
+            return None
+        return replace(self, word="") if self.word in _changed_within(statement) else self
+
+    def where(self, condition: Expr) -> _Found:
+        """Return what is known where a condition holds."""
+        return replace(self, held=replace(self.held, is_there=True)) if self.word in _not_zero(condition) else self
+
+
+def _key_names(statement: Statement) -> set[str]:
+    """Return the names of all that a statement evaluates."""
+    return {name for one in operands(statement) for name in _names(one)}
+
+
+def _ends(first: Statement, later: Statement) -> bool:
+    """Return whether the key of one statement may be another behind a later one, or one that has an entry only now."""
+    if _key_names(first) & _changed_within(later):
+        return True
+    target = map_of(first)
+    return any(adds_to(each) == target for each in within((later,)))
+
+
+def _last_finding_again(first: Statement, later: Sequence[Statement]) -> int:
+    """Return which is the last of the statements behind `first` that looks for its key as long as that is held; -1."""
+    found = -1
+    if key_of(first) is None or _key_names(first) & _changed(first):
+        return found
+    for at, each in enumerate(later):
+        inside = blocks(each) if isinstance(each, If) else ()
+        if finds_again(first, each) or any(_last_finding_again(first, block) >= 0 for block in inside):
+            found = at
+        if isinstance(each, Loop | Each) or _ends(first, each):
+            break
+    return found
+
+
 class StatementLowering:
     """Lowers the statements of a program.
 
     pc:       see ExpressionLowering. registers: of variables, by name.
     faults:   the address of the counter of faults. maps, most: see MapLowering.
-    may_hold: whether registers may keep what was found for a later statement.
+    may_hold: whether registers may keep the entries that were found for later statements.
     """
 
     def __init__(
@@ -289,32 +368,29 @@ class StatementLowering:
             else:
                 self._emit.store(self._emit.local(self._frame.offsets[name]), 0)
 
-    def _block(self, statements: Sequence[Statement]) -> None:
-        entries: dict[int, tuple[str, bool]] = {}
+    def _block(self, statements: Sequence[Statement], around: Sequence[_Found] = ()) -> None:
+        """Lower the statements of a block. around: entries that were found in front of it."""
+        known, own = [*around], list[_Found]()
         for at, each in enumerate(statements):
             words = self._words.with_own_fault()
-            if at not in entries and (later := self._finding_again(statements, at)):
-                register = self._emit.pool.allocate(self._emit.probe_read_clobbers)
-                entries |= {at: (register, False)} | dict.fromkeys(later, (register, True))
-            self._statement(each, words, entries.get(at))
+            held = next((one.held for one in known if finds_again(one.by, each)), None)
+            if held is None and self._may_hold and (last := _last_finding_again(each, statements[at + 1 :])) >= 0:
+                held = HeldEntry(self._emit.pool.allocate(self._emit.probe_read_clobbers))
+                word = each.into.name if isinstance(each, Get | Has) and isinstance(each.into, Variable) else ""
+                own.append(_Found(each, replace(held, is_known=True), at + 1 + last, word))
+                known.append(own[-1])
+                self._statement(each, words, held)
+            else:
+                self._statement(each, words, held, known)
+                known = [behind for one in known if (behind := one.behind(each)) is not None]
             if words.faulted:
                 done = Label()
                 self._emit.bind(done)
                 self._counted(words.fault, done)
-            if at in entries and not any(one > at and held[0] == entries[at][0] for one, held in entries.items()):
-                self._emit.pool.free(entries[at][0])
-
-    def _finding_again(self, statements: Sequence[Statement], first: int) -> list[int]:
-        """Return which later statements of a block look for the key of one, as long as that is sure to be the same."""
-        if not self._may_hold:
-            return []
-        found, key = list[int](), {name for one in operands(statements[first]) for name in _names(one)}
-        for at, each in enumerate(statements[first:], first):
-            if at > first and finds_again(statements[first], each):
-                found.append(at)
-            if isinstance(each, If | Loop | Each) or key & _changed(each):
-                break
-        return found
+            for one in own:
+                if one.last == at:
+                    self._emit.pool.free(one.held.register)
+            known = [one for one in known if one not in own or one.last > at]
 
     def _counted(self, fault: Label, back: Label) -> None:
         """Count a fault, apart from what most hits do, and continue at `back`."""
@@ -327,7 +403,11 @@ class StatementLowering:
         self._words.apart.put(self._emit.pool, code)
 
     def _statement(
-        self, statement: Statement, words: ExpressionLowering, held: tuple[str, bool] | None = None
+        self,
+        statement: Statement,
+        words: ExpressionLowering,
+        held: HeldEntry | None = None,
+        known: Sequence[_Found] = (),
     ) -> None:
         emit = self._emit
         match statement:
@@ -346,7 +426,7 @@ class StatementLowering:
             case Cut(place, length):
                 self._cut(place, length, words)
             case If():
-                self._if(statement, words)
+                self._if(statement, words, known)
             case Loop():
                 self._loop(statement)
             case Each():
@@ -361,7 +441,8 @@ class StatementLowering:
         if isinstance(value, StringLoad | BytesLoad | Slice | Literal):
             raise NotLowered(value, "a variable is a word")
         alone = isinstance(value, Binary) and value.left == variable and isinstance(value.right, Constant)
-        if at is not None and (alone or variable not in nodes(value)):
+        may_stay = not self._program.quiet and may_fault(value)  # the variable, as it was before a fault
+        if at is not None and not may_stay and (alone or variable not in nodes(value)):
             words.into(at, value)
             return
         with words.operand(value) as operand:
@@ -372,15 +453,15 @@ class StatementLowering:
             else:
                 self._emit.copy(at, operand)
 
-    def _if(self, statement: If, words: ExpressionLowering) -> None:
+    def _if(self, statement: If, words: ExpressionLowering, known: Sequence[_Found]) -> None:
         emit, otherwise, done = self._emit, Label(), Label()
         words.jump(statement.condition, False, otherwise)
-        self._block(statement.then)
+        self._block(statement.then, [one.where(statement.condition) for one in known])
         if statement.otherwise:
             if not _leaves(statement.then):
                 emit.jump(done)
             emit.bind(otherwise)
-            self._block(statement.otherwise)
+            self._block(statement.otherwise, known)
             emit.bind(done)
         else:
             emit.bind(otherwise)
@@ -514,9 +595,10 @@ def _leaves(block: Sequence[Statement]) -> bool:
 def variables_in_registers(emit: Emitter, program: Program, most: int) -> Iterator[dict[str, str]]:
     """Yield registers for the variables that are used most, by name."""
     found: dict[str, str] = {}
+    avoid = emit.probe_read_clobbers if program.dereferences else ()
     for name in variables_by_use(program)[:most]:
         try:
-            found[name] = emit.pool.allocate(emit.probe_read_clobbers)
+            found[name] = emit.pool.allocate(avoid)
         except TooManyRegisters:
             break
     yield found

@@ -42,7 +42,7 @@ def lower_trap_handler(traps: PlacedTrapTable, entry: Entry, isa: Trapping) -> C
         emit.branch(Comparison.EQ, word, pc, False, found)
         emit.branch(Comparison.EQ, word, 0, False, foreign)
 
-    lower_search(emit, traps.slots, pc, slot, word, compare)
+    lower_search(emit, traps.slots, pc, slot, compare)
     emit.bind(foreign)
     emit.kernels()
     emit.bind(found)

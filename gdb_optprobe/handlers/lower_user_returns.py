@@ -448,7 +448,7 @@ def _key(emit: Emitter, to: str, stack_pointer: MemoryValue, popped: int = 0) ->
 def _home(emit: Emitter, table: PlacedUserCallTable, key: str, mm: str, slot: str, word: str) -> None:
     """Emit: put the address of a key's first slot into `slot`; changes `word`."""
     emit.binary(Arithmetic.ADD, word, key, mm, 64, False)
-    lower_home(emit, table.slots, word, slot, word)
+    lower_home(emit, table.slots, word, slot)
 
 
 def _next(emit: Emitter, table: PlacedUserCallTable, at: str, word: str, label: Label) -> None:

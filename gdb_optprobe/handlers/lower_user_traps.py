@@ -51,7 +51,7 @@ def lower_user_trap_handler(
         emit.branch(Comparison.EQ, inode, UNKNOWN, False, found)
         emit.bind(other)
 
-    lower_search(emit, traps.slots, offset, slot, word, compare)
+    lower_search(emit, traps.slots, offset, slot, compare)
     emit.bind(foreign)
     emit.kernels(kernels)
     emit.bind(absent)

@@ -129,13 +129,17 @@ class TooManyRegisters(Exception):
 class RegisterPool:
     """The registers that a program may use, the best first.
 
-    used: all that were ever allocated, and what emitters changed beside them.
+    used: all that were ever allocated but for lent ones, and what emitters changed beside them.
+    free: registers that need not be saved. read: those that the program reads where they are, until they are saved.
     """
 
-    def __init__(self, order: Sequence[str]) -> None:
+    def __init__(self, order: Sequence[str], free: Collection[str] = (), read: Collection[str] = ()) -> None:
         self.order = tuple(order)
         self.used: set[str] = set()
+        self.read = frozenset(read)
+        self._free = frozenset(free)
         self._taken: set[str] = set()
+        self._lent: frozenset[str] = frozenset()
 
     @property
     def taken(self) -> frozenset[str]:
@@ -150,12 +154,24 @@ class RegisterPool:
         yield
         self._taken = before
 
+    @contextmanager
+    def lending(self, registers: Iterable[str]) -> Iterator[None]:
+        """Have these, which the code of the block saves itself, count as used by nothing else."""
+        before = self._lent
+        self._lent = before.union(registers)
+        yield
+        self._lent = before
+
+    def is_saved(self, register: str) -> bool:
+        """Return whether allocating a register costs nothing: it need not be saved, or is already."""
+        return register in self._free or register in self.used or register in self._lent
+
     def allocate(self, avoid: Collection[str] = ()) -> str:
-        """Allocate a register. avoid: prefer others to these. Raises TooManyRegisters."""
-        for register in sorted(self.order, key=avoid.__contains__) if avoid else self.order:
-            if register not in self._taken:
-                return self._mark(register)
-        raise TooManyRegisters
+        """Allocate a register, one that costs nothing first. avoid: prefer others to these. Raises TooManyRegisters."""
+        available = [register for register in self.order if register not in self._taken]
+        if not available:
+            raise TooManyRegisters
+        return self._mark(min(available, key=lambda name: (name in avoid, not self.is_saved(name))))
 
     def reserve(self, register: str) -> bool:
         """Allocate this register; return whether it was free."""
@@ -177,7 +193,8 @@ class RegisterPool:
 
     def _mark(self, register: str) -> str:
         self._taken.add(register)
-        self.used.add(register)
+        if register not in self._lent:
+            self.used.add(register)
         return register
 
 
@@ -250,11 +267,14 @@ class Emitter(Protocol):
 
     def binary(self, op: Arithmetic, to: str, left: str, right: str | int, bits: int, signed: bool) -> None: ...
 
+    def multiply_high(self, to: str, left: str, right: str | int) -> None:
+        """Compute the upper half of the product of two unsigned words."""
+
     def compare(self, test: Comparison, to: str, left: str, right: str | int, signed: bool) -> None:
         """Set `to` to 1 if the comparison holds, else to 0."""
 
-    def logarithm(self, to: str, source: str) -> None:
-        """Find the number of the highest bit that is set; -1 if none is."""
+    def logarithm(self, to: str, source: str, any_set: bool = False) -> None:
+        """Find the number of the highest bit that is set; -1 if none is. any_set: whether one certainly is."""
 
     # flow
 

@@ -42,7 +42,7 @@ from tests.handlers.running import AREA, DATA, NUMBERS, PAGE, PER_CPU, POINTERS,
 
 Exprs = st.SearchStrategy[Expr]
 _COMPARISONS = tuple(op for op in Op if op.compares)
-_OF_SCRIPTS = (Op.UDIV, Op.UMOD, Op.LSHL, Op.LSHR)
+_OF_SCRIPTS = (Op.UDIV, Op.UMOD, Op.LSHL, Op.LSHR, Op.UMULH)
 _OTHERS = tuple(op for op in Op if not op.compares and op not in _OF_SCRIPTS)
 _WIDTHS = st.sampled_from(((64, False), (64, True), (32, False), (32, True)))
 _EDGES = (0, 1, 2, 3, 7, 8, 31, 32, 33, 63, 64, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF)

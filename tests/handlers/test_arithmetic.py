@@ -45,7 +45,7 @@ def reference(op: Op, left: int, right: int, kind: tuple[int, bool]) -> int | No
     return made(int(found)).value & MASK
 
 
-OF_SCRIPTS = (Op.UDIV, Op.UMOD, Op.LSHL, Op.LSHR)
+OF_SCRIPTS = (Op.UDIV, Op.UMOD, Op.LSHL, Op.LSHR, Op.UMULH)
 
 
 @given(st.sampled_from([op for op in Op if op not in OF_SCRIPTS]), words(), words(), st.sampled_from(list(KINDS)))
@@ -113,6 +113,9 @@ def test_operations_of_scripts(op: Op, left: int, right: int, signed: bool) -> N
     one, count = ctypes.c_uint64(left).value, right & 63
     if op in (Op.LSHL, Op.LSHR):
         reference = ctypes.c_uint64(one << count).value if op is Op.LSHL else one >> count
+    elif op is Op.UMULH:  # by halves of 32 bits, as on a machine that has no such instruction
+        (a, b), (c, d) = divmod(one, 1 << 32), divmod(right, 1 << 32)
+        reference = (a * c) + ((a * d + b * c + (b * d >> 32)) >> 32)
     elif op is Op.UDIV:
         reference = one // right if right else 0
     else:

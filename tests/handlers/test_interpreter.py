@@ -102,6 +102,8 @@ def less(left: Expr, number: int) -> Expr:
         (Op.LSHL, 1, 65, 2),
         (Op.LSHR, -1, 64, MASK),
         (Op.LSHR, -1, 60, 15),
+        (Op.UMULH, -1, -1, MASK - 1),
+        (Op.UMULH, 1 << 40, 1 << 30, 1 << 6),
     ],
 )
 def test_the_integers_of_scripts(op: Op, left: int, right: int, result: int) -> None:

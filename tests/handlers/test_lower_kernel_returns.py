@@ -218,10 +218,10 @@ def test_how_deep_the_stack_is(side: Side, traced: bool) -> None:
 
 
 COSTS = {
-    ("x86_64", True): (14, 16),
-    ("x86_64", False): (20, 24),
-    ("ppc64le_toc", True): (27, 31),
-    ("ppc64le_toc", False): (37, 45),
+    ("x86_64", True): (13, 15),
+    ("x86_64", False): (19, 23),
+    ("ppc64le_toc", True): (26, 30),
+    ("ppc64le_toc", False): (36, 44),
 }
 
 

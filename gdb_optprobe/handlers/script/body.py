@@ -18,12 +18,15 @@ from gdb_optprobe.handlers.ir import (
     Assign,
     Buffer,
     BytesLoad,
+    Clock,
     Constant,
     Copy,
     Emit,
     Expr,
+    Get,
     Literal,
     Load,
+    Map,
     Op,
     Operand,
     Part,
@@ -32,6 +35,7 @@ from gdb_optprobe.handlers.ir import (
     Statement,
     StringLoad,
     Variable,
+    nodes,
 )
 from gdb_optprobe.handlers.script.declared import Declared
 from gdb_optprobe.handlers.script.place import Place, wrong
@@ -112,6 +116,8 @@ class Body:
         self._made = self._emitted = 0
         self._scopes: list[dict[str, Local]] = [{}]
         self._closed: set[str] = set()
+        self._read: dict[tuple[Map, tuple[Operand, ...]], Variable] = {}
+        """What was read of maps since the last statement that has an effect."""
 
     # statements
 
@@ -121,15 +127,33 @@ class Body:
         if self._emitted > MOST_STATEMENTS:
             raise OptprobeError("the program is too large", f"at most {MOST_STATEMENTS:,} statements, unrolled")
         self.statements += statements
+        if not all(map(_only_reads, statements)):
+            self._read.clear()
 
     @contextmanager
-    def apart(self) -> Iterator[list[Statement]]:
-        """Collect what is emitted within in a list of its own."""
+    def apart(self, repeated: bool = False) -> Iterator[list[Statement]]:
+        """Collect what is emitted within in a list of its own. repeated: as the body of a loop."""
         before, self.statements = self.statements, []
+        if repeated:
+            self._read.clear()
+        read = {**self._read}
         try:
             yield self.statements
         finally:
             self.statements = before
+            # A hit may leave out what is within. What has an effect there counts where it is emitted.
+            self._read = read
+
+    def read_map(self, target: Map, by: tuple[Operand, ...]) -> Variable:
+        """Return a variable with the word of a key: the one that has it already, or one that it is read into now."""
+        known = self._read.get((target, by))
+        if known is not None:
+            return known
+        into = self.variable()
+        self.emit(Get(target, by, into))
+        if not any(isinstance(node, Clock) for operand in by for node in nodes(operand)):
+            self._read[target, by] = into
+        return into
 
     def variable(self) -> Variable:
         """Return a new variable, which is given its value once."""
@@ -404,6 +428,15 @@ def _as_word(data: Slice | Literal) -> Operand:
 
 def _is_made(expr: Expr) -> bool:
     return isinstance(expr, Variable) and expr.name.startswith("%")
+
+
+def _only_reads(statement: Statement) -> bool:
+    """Return whether a statement has no effect but that a variable of the compiler gets its value."""
+    match statement:
+        case Assign(Variable() as into) | Get(into=Variable() as into):
+            return _is_made(into)
+        case _:
+            return False
 
 
 def _expr(operand: Operand) -> Expr:

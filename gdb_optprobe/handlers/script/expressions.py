@@ -35,7 +35,7 @@ from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script import tree
 from gdb_optprobe.handlers.script.body import Body
 from gdb_optprobe.handlers.script.place import Place, wrong
-from gdb_optprobe.handlers.script.scope import TICKS, Known, Meaning
+from gdb_optprobe.handlers.script.scope import Known, Meaning
 from gdb_optprobe.handlers.script.types import (
     INT64,
     NOTHING,
@@ -252,9 +252,10 @@ class Expressions(Body):
                     # The script may have a struct of its own of that name.
                     own = self.declared.structs.get(("struct", type_.target.name))
                     type_ = Pointer(own) if own is not None else type_
-                if any(node == TICKS for node in nodes(expr)):
-                    self.emit(Assign(TICKS, Clock()))
-                    return self.kept(Word(plain(type_), expr))
+                if Clock() in nodes(expr):
+                    now = self.variable()
+                    self.emit(Assign(now, expr))
+                    return Word(plain(type_), now)
                 return Word(plain(type_), expr, mapped=mapped)
             case Lvalue(address, type_, mapped, _, unit):
                 return Memory(type_ or Void(), address, mapped, unit)
@@ -317,9 +318,7 @@ class Expressions(Body):
         if isinstance(type_, Folded) and not is_readable(type_):
             return Word(type_, Constant(0))
         if is_word(type_):
-            into = self.variable()
-            self.emit(Get(self.map_of(node.name), by, into))
-            return Word(type_, into)
+            return Word(type_, self.read_map(self.map_of(node.name), by))
         buffer = self.buffer(bytes_of(type_))
         self.emit(Get(self.map_of(node.name), by, buffer))
         return from_slice(buffer, type_)

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gdb_optprobe.handlers.ctype import CType
-from gdb_optprobe.handlers.ir import Expr, Literal, Statement, StringLoad, Variable
+from gdb_optprobe.handlers.ir import Expr, Literal, Statement, StringLoad
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.stack_walk import Walk
-
-TICKS = Variable("%ticks")
-"""In an expression of a HitScope: the guest's clock, as the program has read it before, once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,9 @@ class Statements(Calls):
     _in_for = False
     """Whether the innermost loop is a `for` over a map."""
 
-    def block(self, body: tuple[tree.Statement, ...]) -> tuple[Statement, ...]:
+    def block(self, body: tuple[tree.Statement, ...], repeated: bool = False) -> tuple[Statement, ...]:
         """Return the statements of a block, which has a scope of its own."""
-        with self.apart() as found, self.scope():
+        with self.apart(repeated) as found, self.scope():
             self.carry_out(body)
         return tuple(found)
 
@@ -266,7 +266,7 @@ class Statements(Calls):
     # control
 
     def _while(self, node: tree.While) -> None:
-        with self.apart() as body:
+        with self.apart(repeated=True) as body:
             test = self.truth(node.condition, "while()")
             self.emit(If(test, (), (Break(),)))
             before, self._loops, self._in_for = (self._loops, self._in_for), self._loops + 1, False
@@ -290,7 +290,7 @@ class Statements(Calls):
             return
         done = self.variable()
         self.emit(Assign(done, Constant(0)))
-        body = self.block(node.body)
+        body = self.block(node.body, repeated=True)
         step = Assign(done, fold.binary(Op.ADD, done, Constant(1), 64, False))
         test = If(fold.binary(Op.LT, done, Constant(count), 64, False), (), (Break(),))
         self.emit(Loop((test, *body), (step,), most=count + 1))
@@ -321,7 +321,7 @@ class Statements(Calls):
             key = Slice(both.buffer, 0, bytes_of(found.key))
             place = Slice(both.buffer, key.size, bytes_of(value))
             word = self.variable() if is_word(value) else None
-            with self.apart() as body:
+            with self.apart(repeated=True) as body:
                 if word is not None:
                     self.emit(Copy(place, word))
                 before, self._loops, self._in_for = (self._loops, self._in_for), 0, True

@@ -33,6 +33,7 @@ _SOURCES = {
     "add": ("add 0, 0, 0", "add r0, r0, r0"),
     "subf": ("subf 0, 0, 0", "subf r0, r0, r0"),
     "mulld": ("mulld 0, 0, 0", "mulld r0, r0, r0"),
+    "mulhdu": ("mulhdu 0, 0, 0", "mulhdu r0, r0, r0"),
     "divd": ("divd 0, 0, 0", "divd r0, r0, r0"),
     "divdu": ("divdu 0, 0, 0", "divdu r0, r0, r0"),
     "neg": ("neg 0, 0", "neg r0, r0"),

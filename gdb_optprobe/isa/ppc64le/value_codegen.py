@@ -102,6 +102,10 @@ class ValueEmitter:
         if op not in (*_BITWISE, Arithmetic.DIV, Arithmetic.MOD, Arithmetic.SHR):
             self._canonical(to, bits, signed)
 
+    def multiply_high(self, to: str, left: str, right: str | int) -> None:
+        with self._in_register(right) as other:
+            self._code(plain("mulhdu", to, left, other))
+
     def compare(self, test: Comparison, to: str, left: str, right: str | int, signed: bool) -> None:
         if test is Comparison.EQ and right == 0:  # 64 zeros lead, or fewer
             self._code(logical("cntlzd", to, left), rotate("rldicl", to, to, 58, 6))
@@ -113,7 +117,7 @@ class ValueEmitter:
             self.constant(to, 1)
         self._code(encodings.select(to, to if where_set else NONE, SCRATCH, 4 * self._field + bit))
 
-    def logarithm(self, to: str, source: str) -> None:
+    def logarithm(self, to: str, source: str, any_set: bool = False) -> None:
         self._code(logical("cntlzd", to, source))
         self.constant(SCRATCH, 63)
         self._code(plain("subf", to, to, SCRATCH))

@@ -3,7 +3,8 @@
     saved registers   push each, flags by pushfq; a program that reads one finds it there
     fixed registers   of a division, a shift by a register, rdtsc: other values are moved aside and back again
     memory            [base + 8 * index + 32 bits], gs: where it is per CPU; [rip + 32 bits] for what is near the code
-                      and in neither the upper nor the lower 2 GiB; other addresses in a register
+                      and in neither the upper nor the lower 2 GiB; twice 32 bits, the first added in a register, for
+                      the arena's data below the kernel; other addresses in a register
     jumps             2 bytes, or 6 and 5 where that does not reach
 In `used` of a pool, "eflags" means the flags that `inc` changes, "carry" is CF, which it does not change.
 """
@@ -11,7 +12,7 @@ In `used` of a pool, "eflags" means the flags that `inc` changes, "carry" is CF,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from gdb_optprobe.isa.base import Dead
@@ -57,6 +58,8 @@ _SIMPLE = {
 _BITWISE = (Arithmetic.AND, Arithmetic.OR, Arithmetic.XOR)
 _CMP = 7
 _SHL, _SHR, _SAR = 4, 5, 7
+LOWEST = -1 << 31
+"""What a displacement of 32 bits can take away at most."""
 
 
 class X86Emitter:
@@ -130,7 +133,7 @@ class X86Emitter:
             self._move(b"\x8b", to, source)
 
     def load(self, to: str, value: MemoryValue) -> None:
-        with self._reached(value.memory) as memory:
+        with self._reached(value.memory, to) as memory:
             self._extended(to, memory, value.size, value.signed)
 
     def probe_read(self, to: str, address: str, size: int, short: Label, *, text: bool = False, got: str = "") -> None:
@@ -157,16 +160,15 @@ class X86Emitter:
 
     def clock(self, to: str) -> None:
         with self._fixed((), *(name for name in ("rdx", "rax") if name != to)):
-            self._code(b"\x0f\x31")  # rdtsc
-            self._alter(b"\xc1", _SHL, "rdx", tail=b"\x20")
-            self._alter(b"\x0b", "rax", "rdx")
-            self.copy(to, "rax")
+            self._code(b"\x0f\x31")  # rdtsc: the halves of the word
+            self._alter(b"\xc1", _SHL, "rdx", tail=bytes((32 - 3,)))
+            self._move(b"\x8d", to, Address("rax", 0, "rdx"))
 
     def address(self, to: str, memory: Address) -> None:
         if memory.base is None and memory.index is None:
             self.constant(to, memory.offset & MASK)
             return
-        with self._reached(memory) as reached:
+        with self._reached(memory, to) as reached:
             self._move(b"\x8d", to, reached)
 
     def negate(self, to: str, source: str, bits: int, signed: bool) -> None:
@@ -208,14 +210,31 @@ class X86Emitter:
             if op not in _BITWISE:
                 self._canonical(to, bits, signed)
 
+    def multiply_high(self, to: str, left: str, right: str | int) -> None:
+        with self._fixed((), *(name for name in ("rax", "rdx") if name != to)) as places:
+            left = places.get(left, left)
+            if isinstance(right, int):
+                factor = "rdx" if left == "rax" else "rax"
+                self.constant(factor, right)
+                other = factor if left == "rax" else left
+            elif "rax" in (left, right := places.get(right, right)):
+                other = right if left == "rax" else left
+            else:
+                self.copy("rax", left)
+                other = right
+            self._alter(b"\xf7", 4, other)
+            self.copy(to, "rdx")
+
     def compare(self, test: Comparison, to: str, left: str, right: str | int, signed: bool) -> None:
         codes = self._compare(left, right, signed)
         self._move(bytes((0x0F, 0x90 | codes[test])), 0, to, 1)
         self._extended(to, to, 1, False)
 
-    def logarithm(self, to: str, source: str) -> None:
+    def logarithm(self, to: str, source: str, any_set: bool = False) -> None:
         done = Label()
         self._alter(b"\x0f\xbd", to, source)  # bsr: leaves `to` undefined where it sets ZF
+        if any_set:
+            return
         self._jump(_UNSIGNED[Comparison.NE], done)
         self._alter(b"\x83", 1, to, tail=b"\xff")
         self.bind(done)
@@ -472,10 +491,19 @@ class X86Emitter:
                 self._alter(b"\x85", other, operand)
 
     @contextmanager
-    def _reached(self, memory: Address) -> Iterator[Address]:
-        """Yield the same address with an offset of 32 bits, from 0, a register or the instruction."""
-        if fits(signed_number(memory.offset)) or is_relative(memory):
+    def _reached(self, memory: Address, via: str = "") -> Iterator[Address]:
+        """Yield the same address with an offset of 32 bits, from 0, a register or the instruction.
+
+        via: a register that may change, where there is one.
+        """
+        offset = signed_number(memory.offset)
+        if fits(offset) or is_relative(memory):
             yield memory
+            return
+        if fits(offset - LOWEST) and not memory.per_cpu and (memory.base is not None or memory.index is not None):
+            with nullcontext(via) if via else self.pool.scratch() as near:
+                self._move(b"\x8d", near, replace(memory, offset=LOWEST))
+                yield Address(near, offset - LOWEST)
             return
         with self._in_register(memory.offset & MASK) as far:
             if memory.base is not None:

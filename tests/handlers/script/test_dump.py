@@ -44,6 +44,17 @@ def test_loops() -> None:
     ]
 
 
+def test_a_value_is_read_once_until_something_is_done() -> None:
+    assert dumped("kprobe:f /@s[arg0]/ { @t = @s[arg0] + @s[arg0]; @u = @s[arg0]; @s[1] = 1; }") == [
+        "%1 = @s[$rdi]",
+        "if %1",
+        "    @t = (%1 + %1)",
+        "    %2 = @s[$rdi]",
+        "    @u = %2",
+        "    @s[1] = 1",
+    ]
+
+
 def test_every_case_has_text() -> None:
     """No statement of the language is left out."""
     for case in cases():
