@@ -107,6 +107,13 @@ class Guest(ABC):
     def names_at_return(self, address: int) -> NamesAt | None:
         """Return the meaning of names after the return of the function entered at `address`; None for no entry."""
 
+    def names_at_stop(self) -> NamesAt | None:
+        """Return what names mean where the host runs a program while the guest is stopped: of the first CPU's thread.
+
+        None where the guest has no threads.
+        """
+        return None
+
     def event_addresses(self, event: EventName) -> tuple[int, ...]:
         """Return where an event of the kernel's can be probed, ascending. Raises OptprobeError."""
         raise OptprobeError(f"this guest has no events: no {event}", "probe a function")

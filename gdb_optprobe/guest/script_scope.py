@@ -9,8 +9,8 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Interrupted
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import fold, stack_walk
-from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, Pointer
-from gdb_optprobe.handlers.ir import Clock, Expr, Load, Op
+from gdb_optprobe.handlers.ctype import UNSIGNED_INT, UNSIGNED_LONG, Pointer
+from gdb_optprobe.handlers.ir import Clock, Constant, Expr, Load, Op
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Fields, Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.scope import TICKS, Meaning
@@ -23,7 +23,11 @@ _SHIFT = 32
 _MULTIPLIER = 6364136223846793005
 _OURS = {"pid": "tgid", "tid": "pid", "comm": "comm", "cpu": "cpu", "curtask": "task"}
 """bpftrace's names, and ours."""
-_OF_TASK = {"uid": "$task->cred->uid.val", "gid": "$task->cred->gid.val"}
+_OF_TASK = {
+    "uid": "$task->cred->uid.val",
+    "gid": "$task->cred->gid.val",
+    "cgroup": "$task->cgroups->dfl_cgrp->kn->id",
+}
 _RETURNS = ("kretprobe", "uretprobe", "fexit")
 _ENTRIES = ("kprobe", "uprobe", "fentry", "rawtracepoint")
 _OF_FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit", "uprobe", "uretprobe")
@@ -76,7 +80,7 @@ class KernelHit:
         if name in _OURS:
             return scope.dollar(_OURS[name])
         match name:
-            case "uid" | "gid":
+            case "uid" | "gid" | "cgroup":
                 return self._typed(_OF_TASK[name])
             case "nsecs" | "nsecs monotonic" | "elapsed":
                 now = self.timing.nanoseconds()
@@ -90,6 +94,8 @@ class KernelHit:
             case "rand":
                 mixed = _product(Clock(), fold.constant(_MULTIPLIER))
                 return Rvalue(fold.binary(Op.LSHR, mixed, fold.constant(33), 64, False), UNSIGNED_LONG)
+            case "numaid":
+                return self._node()
             case "jiffies":
                 found = scope.name("jiffies_64")
                 return Lvalue(found.address, UNSIGNED_LONG, found.mapped) if isinstance(found, Lvalue) else found
@@ -99,6 +105,14 @@ class KernelHit:
             case "retval":
                 return Missing("The retval builtin can only be used with 'kretprobe', 'uretprobe' and 'fexit' probes")
         return Missing(f"'{name}' is not supported in {self.provider} probes")
+
+    def _node(self) -> Meaning | Missing:
+        """Return the number of this CPU's node, which a kernel with CONFIG_NUMA has."""
+        found = self.names.names.name("numa_node")
+        if not isinstance(found, Lvalue) or not isinstance(found.address, Constant):
+            return found if isinstance(found, Missing) else Missing("numa_node is no variable")
+        place = self.per_cpu(found.address.value, None)
+        return place if isinstance(place, Missing) else Lvalue(place, UNSIGNED_INT, mapped=True)
 
     def _typed(self, text: str) -> Meaning | Missing:
         part = Fragment.whole(text)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import re
 import shlex
 import sys
@@ -13,12 +14,16 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from qemu import bpftrace_guest
 from qemu.guest import Guest, Options
 from tests.booted.batch import batch
 from tests.handlers.script.cases import Case
 from tests.handlers.script.of_bpftrace import LEAST, error_trouble, language_cases, summary, unmet
 
 OPTIONS = {"json": "-json", "quiet": "-q", "unsafe": "-unsafe", "dry": "-dry-run", "no-warnings": "-no-warnings"}
+BESIDE = {"json": "-fjson", "quiet": "-q", "unsafe": "--unsafe", "dry": "--dry-run", "no-warnings": "--no-warnings"}
+"""The same options of bpftrace's."""
+KERNEL = "6.1 cloud"
 MARK = "@@case "
 FAILED = "optprobe: "
 LONGEST = 20
@@ -59,6 +64,10 @@ def _lines(case: Case, output: Path) -> Iterator[str]:
     if "stdin" in case.flags:
         yield f"python sys.stdin = io.StringIO({case.program!r})"
         words.append("-")
+    elif "\n" in case.program:
+        file = output.with_suffix(".bt")
+        file.write_text(case.program)
+        words.append(str(file))
     else:
         words += ["-e", case.program]
     if "interrupt" in case.flags:
@@ -73,13 +82,45 @@ def _trouble(case: Case, printed: str) -> str:
     return case.trouble(printed)
 
 
+def troubles_of_bpftrace(guest: Guest, cases: Sequence[Case]) -> Iterator[tuple[Case, str]]:
+    """Yield each case with what bpftrace itself in a guest does not do as it says, "" where nothing is."""
+    for case in cases:
+        words = [option for flag, option in BESIDE.items() if flag in case.flags]
+        words += [word for flag in case.flags if flag.startswith("format=") for word in ("-f", flag.partition("=")[2])]
+        words += ["-c", f"/bin/{case.work}"] if case.work else []
+        words += ["-o", "/tmp/output"] if "output" in case.flags else []
+        words += ["-" if "stdin" in case.flags else "/tmp/case.bt", *case.arguments]
+        program = base64.b64encode(f"{case.program}\n".encode()).decode()
+        seconds = 10 if "interrupt" in case.flags else LONGEST * 3
+        run = f"timeout -s INT {seconds} bpftrace {shlex.join(words)} < /tmp/case.bt"
+        after = "; cat /tmp/output" if "output" in case.flags else ""
+        line = f"echo {program} | base64 -d > /tmp/case.bt; PATH=$PATH:/usr/bin; {run} 2>&1{after}"
+        status, printed = guest.run(line, timeout=bpftrace_guest.TIMEOUT)
+        if case.error:
+            yield case, "" if status else f"no error, but {printed!r}"
+        elif case.status is not None and status != case.status:
+            yield case, f"status {status}"
+        else:
+            yield case, case.trouble(printed)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/compat", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help="of tests/handlers/script/bpftrace; all without any")
+    parser.add_argument("--beside", action="store_true", help="have bpftrace 0.23 run them, which takes long")
     arguments = parser.parse_args(words)
     cases = [case for case in language_cases() if not arguments.topics or case.topic in arguments.topics]
     if not cases:
         parser.error("no case has such a topic")
+    if arguments.beside:
+        with Guest.start(bpftrace_guest.options("trixie", KERNEL)) as guest:
+            differ = 0
+            for case, trouble in troubles_of_bpftrace(guest, cases):
+                differ += bool(trouble)
+                if trouble:
+                    print(f"{case}: {trouble}", flush=True)
+        print(f"bpftrace does what {len(cases) - differ} of {len(cases)} cases say")
+        return 0
     with Guest.start(Options()) as guest:
         troubles = troubles_in_guest(guest, cases)
     print("\n".join(summary(troubles)))

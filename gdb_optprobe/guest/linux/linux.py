@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.arch.base import (
 )
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
-from gdb_optprobe.guest.linux.current import Current, or_missing
+from gdb_optprobe.guest.linux.current import Current, at_stop, or_missing
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -333,6 +333,11 @@ class LinuxGuest(Guest):
             return None
         site = scope.Site(address, self._named(function), returns=True)
         return self._names(site, self.debugger.debug(address, abi.of(self.isa), lambda: None))
+
+    def names_at_stop(self) -> NamesAt | None:
+        found = self._names(scope.Site(0, ""))
+        assert isinstance(found.names, scope.KernelScope), "of this kernel"
+        return replace(found, names=replace(found.names, current=at_stop(self.kernel, 0, self.current.members)))
 
     def _named(self, function: Function) -> str:
         """Return the name of a function, with the module's name for one of a module: the kernel's own types lack those.

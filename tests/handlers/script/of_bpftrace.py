@@ -9,11 +9,12 @@ own. Out of scope is what the probes themselves do, and what is not a script:
     addrspace, intptrcast                              kprobes and uprobes only
     the rest of each file below                        probes of the kernel, listings, the usage text
 
-bpftrace/unmet has the cases that are not as in bpftrace, with the reasons. One that is met all the same fails the suite.
-`scripts/compat` runs all in a guest, and prints how many are met.
+bpftrace/unmet has the cases that are not as in bpftrace, with the reasons. One that is met all the same fails the
+suite. `scripts/compat` runs all in a guest, and prints how many are met; with `--beside` bpftrace runs them.
 
 FLAGS: guest: the case needs a kernel's types, symbols or files. json, quiet, unsafe, dry, no-warnings, format=NAME: an
-option of the command. output: into a file, which is then looked at. stdin: the script comes from there. interrupt: Ctrl-C.
+option of the command. output: into a file, which is then looked at. stdin: the script comes from there. interrupt: it
+ends by Ctrl-C.
 """
 
 from __future__ import annotations
