@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import os
 import re
 import shlex
 import sys
@@ -21,9 +22,13 @@ from tests.handlers.script.cases import Case
 from tests.handlers.script.of_bpftrace import LEAST, error_trouble, language_cases, summary, unmet
 
 OPTIONS = {"json": "-json", "quiet": "-q", "unsafe": "-unsafe", "dry": "-dry-run", "no-warnings": "-no-warnings"}
-BESIDE = {"json": "-fjson", "quiet": "-q", "unsafe": "--unsafe", "dry": "--dry-run", "no-warnings": "--no-warnings"}
+BESIDE = {
+    "json": "-fjson", "quiet": "-q", "unsafe": "--unsafe", "dry": "--dry-run", "no-warnings": "--no-warnings",
+    "verbose": "-v",
+}  # fmt: skip
 """The same options of bpftrace's."""
 KERNEL = "6.1 cloud"
+FULL = bool(os.environ.get("OPTPROBE_FULL"))
 MARK = "@@case "
 FAILED = "optprobe: "
 LONGEST = 20

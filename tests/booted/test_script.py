@@ -77,7 +77,7 @@ def test_stacks_are_keys_and_texts(each_linux: Guest) -> None:
     """One key for one way to the function, its frames as bpftrace prints them."""
     program = (
         'kprobe:vfs_read /comm == "dd" && arg2 == 1/ { @[kstack] = count(); @by[kstack(2), comm] = count(); '
-        '@n++; if (@n == 1) { printf("<%s>", kstack(perf, 2)); } }'
+        '@n++; if (@n == 1) { printf("<%s>", kstack(perf, 2)); } @len[len(kstack), len(kstack(raw, 2))] = count(); }'
     )
     finished = script(each_linux, program, "-json")
     found = values(finished)
@@ -85,6 +85,7 @@ def test_stacks_are_keys_and_texts(each_linux: Guest) -> None:
     names = [line.partition("+")[0] for line in stack.splitlines()]
     assert count == READS and names[:3] == ["", "    vfs_read", "    ksys_read"] and stack.endswith("\n")
     assert len(names) > 4 and "(callers unknown)" not in names
+    assert found["@len"] == {f"{len(names) - 1},2": READS}
     assert found["@by"] == {f"{''.join(line + chr(10) for line in stack.splitlines()[:3])},dd": READS}
     (text,) = [line["data"] for line in map(json.loads, re.findall(r'^{"type": "printf".*', finished.output, re.M))]
     assert re.fullmatch(r"<\n\t[0-9a-f]{16} vfs_read\+\d+\n\t[0-9a-f]{16} ksys_read\+\d+\n>", text)
@@ -172,6 +173,8 @@ def test_events_that_no_function_serves_are_refused_with_the_reason(linux: Guest
         finished = batch(linux, [f"optprobe script -e 'kprobe:vfs_read {{ @ = count(); }} {kind} {{ @x = cpu; }}'"])
         assert finished.status == 1 and "Attaching" not in finished.output
         assert f"{kind[:-2]} is not supported: {why}" in finished.output
+    finished = batch(linux, ["optprobe script -e 'kprobe:no_such_function { @ = count(); }'"])
+    assert finished.status == 255, "as bpftrace, which attaches by names that it has not looked up"
 
 
 def test_exit_ends_the_script_with_its_status(linux: Guest) -> None:

@@ -91,6 +91,7 @@ AGGREGATES = {"count": (0, 0), "sum": (1, 1), "min": (1, 1), "max": (1, 1), "avg
 MOST_BUCKETS = 1000
 MOST_JOINED, JOINED_SIZE = 16, 128
 _DEEPEST_STACK = 127
+STACKS = ("kstack", "ustack")
 _CLOCKS = ("boot", "monotonic", "tai", "sw_tai")
 _REFUSED = {
     "signal": "it writes into the guest",
@@ -254,8 +255,15 @@ class Calls(Expressions):
             into = self.variable()
             self.emit(Length(self.map_of(self._map(node).name), into))
             return Word(INT64, into)
+        if isinstance(argument, tree.Name | tree.Call) and argument.name in STACKS:
+            _, depth = self._mode_and_depth(argument) if isinstance(argument, tree.Call) else ("", DEPTH)
+            walked = self.walked(argument.name == "ustack", depth, argument.where)
+            into = self.variable()
+            self.emit(Assign(into, walked.count))
+            return Word(INT64, into)
         if isinstance(self.value(argument).type, StackType):
-            raise wrong("the frames of a stack are not counted", argument.where, "they are known on the host only")
+            hint = "len(kstack) is counted where the stack is walked"
+            raise wrong("the frames of a stack that is kept are not counted", argument.where, hint)
         raise wrong("len() expects a map or stack to be provided", argument.where)
 
     # output
@@ -510,6 +518,9 @@ class Calls(Expressions):
         return self.read(self.value(node.arguments[0]))
 
     def _stack_of(self, node: tree.Call) -> Value:
+        return self.stack(node.name == "ustack", *self._mode_and_depth(node), node.where)
+
+    def _mode_and_depth(self, node: tree.Call) -> tuple[str, int]:
         mode, depth = self.declared.settings.stack_mode, DEPTH
         for at, argument in enumerate(node.arguments):
             if isinstance(argument, tree.Name) and argument.name in STACK_MODES and at == 0:
@@ -519,7 +530,7 @@ class Calls(Expressions):
         if not 0 < depth <= _DEEPEST_STACK:
             limit = f"limit shouldn't exceed {_DEEPEST_STACK}, {depth} given"
             raise wrong(f"{node.name}([int limit]): {limit}", node.where)
-        return self.stack(node.name == "ustack", mode, depth, node.where)
+        return mode, depth
 
     def _nsecs(self, node: tree.Call) -> Value:
         argument = node.arguments[0] if node.arguments else None
