@@ -127,9 +127,9 @@ class ScriptKernel:
         return [*self._functions(provider, target, name, offset)]
 
     def _on_host(self, provider: str) -> HostScope:
-        names = self._at_stop if provider == "interval" else self._at_stop.keys() - _OF_OWN_PROCESS.keys()
-        meanings = {name: self._at_stop[name] for name in names}
-        scope = replace(self.host, provider=provider, meanings=meanings, numbers=_OF_OWN_PROCESS)
+        numbers = {} if provider == "interval" else _OF_OWN_PROCESS
+        meanings = {name: meaning for name, meaning in self._at_stop.items() if name not in numbers}
+        scope = replace(self.host, provider=provider, meanings=meanings, numbers=numbers)
         offsets = self._names.names.name("__per_cpu_offset") if self._names is not None else None
         return replace(scope, offsets=offsets.address) if isinstance(offsets, Lvalue) else scope
 

@@ -202,11 +202,13 @@ def test_a_wildcard_shares_one_map(linux: Guest) -> None:
 
 def test_intervals_fire_where_the_host_runs_them(linux: Guest) -> None:
     program = (
-        'interval:ms:100 { @n++; printf("%d\\n", @n); if (@n == 3) { exit(); } } '
+        'interval:ms:100 { @n++; printf("%d\\n", @n); @at[cpu, pid == curtask->tgid, comm == curtask->comm] = count(); '
+        "if (@n == 3) { exit(); } } BEGIN { @begun[pid, uid, comm] = count(); } "
         "kprobe:vfs_read { @r = count(); }"
     )
     finished = script(linux, program, "-for", "20", work="sleep 20")
     assert re.search(r"^1\n2\n3\n", finished.output, re.MULTILINE)
+    assert "\n@at[0, 1, 1]: 3\n" in finished.output and "\n@begun[0, 0, bpftrace]: 1\n" in finished.output
 
 
 def test_a_file_and_its_parameters(linux: Guest, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ LONGEST_NAME = 63
 """Characters of a probe's name in blocks, at least, so that those of several functions have keys of one type."""
 HAS_TYPES = "BPFTRACE_HAVE_BTF"
 _ATTACHED_BY_NAME = ("kprobe", "kretprobe", "uprobe", "uretprobe")
-"""Providers whose names bpftrace does not look up before it attaches."""
+"""Providers of probes that bpftrace attaches by a name without a look at what there is."""
 
 
 class NotAttached(OptprobeError):
