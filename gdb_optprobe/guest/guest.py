@@ -85,6 +85,17 @@ class Guest(ABC):
         """Return how a hit finds the caller of code at an address that it does not know; None where it cannot."""
         return None
 
+    def file(self, name: str, now: int | None) -> str | None:
+        """Return the text of a file of the guest's that follows from its memory; None of any other.
+
+        now: nanoseconds since the guest's start; None where they are not known. Raises OptprobeError.
+        """
+        return None
+
+    def control_group(self, number: int) -> str | None:
+        """Return the path of a control group; None where there is none of that number. Raises OptprobeError."""
+        return None
+
     # names -----------------------------------------------------------------------------------------------------------
 
     @abstractmethod

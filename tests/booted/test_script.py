@@ -194,6 +194,19 @@ def test_kernel_types_and_strings(linux: Guest) -> None:
     assert [*found["@u"]] == ["0"]
 
 
+def test_control_groups_are_named_by_their_paths(linux: Guest) -> None:
+    linux.check("mkdir -p /tmp/cg; mount -t cgroup2 none /tmp/cg; mkdir -p /tmp/cg/outer/inner")
+    try:
+        program = 'kprobe:vfs_read /comm == "dd"/ { @[cgroup] = count(); @node[numaid] = count(); @last = cgroup; } '
+        program += 'END { printf("%s\\n", cgroup_path(@last)); printf("<%s>\\n", cgroup_path(123456)); }'
+        finished = script(linux, program, work=f"echo 0 > /tmp/cg/outer/inner/cgroup.procs; {DD}")
+    finally:
+        linux.check("rmdir /tmp/cg/outer/inner /tmp/cg/outer; umount /tmp/cg; rmdir /tmp/cg")
+    assert "\nunified:/outer/inner\n<>\n" in finished.output, finished.output
+    assert re.search(rf"^@\[\d+\]: {READS}$", finished.output, re.MULTILINE)
+    assert f"\n@node[0]: {READS}\n" in finished.output
+
+
 def test_a_wildcard_shares_one_map(linux: Guest) -> None:
     found = values(script(linux, "kprobe:vfs_* { @[func] = count(); @p[probe] = count(); }", "-json"))
     assert found["@"]["vfs_read"] >= READS and found["@"]["vfs_write"] >= READS

@@ -11,7 +11,7 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest, WalkedCode
 from gdb_optprobe.guest.lasting_text import LastingText
-from gdb_optprobe.guest.linux import boot, bypasses, event_name, frame
+from gdb_optprobe.guest.linux import boot, bypasses, control_groups, event_name, frame, proc_files
 from gdb_optprobe.guest.linux.arch.base import (
     Interrupted,
     LinuxArch,
@@ -217,6 +217,13 @@ class LinuxGuest(Guest):
     def symbols(self, addresses: Sequence[int]) -> list[str]:
         found = self.recovered.symbols.spelled(addresses)
         return [text or self.text.symbol(address) for address, text in zip(addresses, found, strict=True)]
+
+    def file(self, name: str, now: int | None) -> str | None:
+        types = self._types
+        return proc_files.text(name, self.kernel, now, lambda each: types.btf.constant(each) if types else None)
+
+    def control_group(self, number: int) -> str | None:
+        return control_groups.path(self.kernel, number)
 
     def clock(self) -> Callable[[int], int] | None:
         if self._clock[0] != self._moment:
