@@ -187,11 +187,12 @@ def test_exit_ends_the_script_with_its_status(linux: Guest) -> None:
 def test_kernel_types_and_strings(linux: Guest) -> None:
     program = (
         'kprobe:vfs_open { @[str(((struct path *)arg0)->dentry->d_name.name)] = count(); @u[uid] = count(); '
-        "@c[curtask->comm] = count(); }"
+        "@c[curtask->comm] = count(); @as[str(uptr(((struct path *)arg0)->dentry->d_name.name))] = count(); }"
     )
     found = values(script(linux, program, "-json", work="cat /proc/version /proc/version"))
     assert found["@"]["version"] == found["@c"]["cat"] - found["@"].get("cat", 0) == 2
     assert [*found["@u"]] == ["0"]
+    assert [*found["@as"]] == [""], "an address of the kernel's is none of the program's"
 
 
 def test_control_groups_are_named_by_their_paths(linux: Guest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from gdb_optprobe.guest_text import as_typed
 from gdb_optprobe.handlers import fold
@@ -514,8 +515,21 @@ class Calls(Expressions):
             raise wrong(found.message, node.where, found.hint)
         return Word(UINT64, found.expr)
 
-    def _same_address(self, node: tree.Call) -> Value:
-        return self.read(self.value(node.arguments[0]))
+    def _in_space(self, node: tree.Call) -> Value:
+        """Return an address of the kernel or of the program, as the name says; 0, which reads as nothing, for another.
+
+        The kernel's half of the addresses is the upper one on every ISA.
+        """
+        found = self.read(self.value(node.arguments[0]))
+        if not isinstance(found, Word) or not (is_integer(found.type) or isinstance(found.type, Pointer)):
+            if isinstance(found.type, Nothing) and not self.declared.final:
+                return found
+            raise wrong(f"{node.name}() expects an integer or pointer argument", node.where)
+        kept = self.kept(found)
+        assert isinstance(kept, Word)
+        upper = binary(Op.SHR, kept.expr, Constant(63))
+        sides = (Constant(0), kept.expr) if node.name == "uptr" else (kept.expr, Constant(0))
+        return replace(kept, expr=fold.choose(upper, *sides))
 
     def _stack_of(self, node: tree.Call) -> Value:
         return self.stack(node.name == "ustack", *self._mode_and_depth(node), node.where)
@@ -672,7 +686,7 @@ FUNCTIONS: Mapping[str, tuple[int, int, Callable[[Calls, tree.Call], Value]]] = 
     "has_key": (2, 2, Calls._has_key),
     "join": (1, 2, Calls._join),
     "kaddr": (1, 1, Calls._kaddr),
-    "kptr": (1, 1, Calls._same_address),
+    "kptr": (1, 1, Calls._in_space),
     "kstack": (0, 2, Calls._stack_of),
     "ksym": (1, 1, Calls._ksym),
     "len": (1, 1, Calls._len),
@@ -691,7 +705,7 @@ FUNCTIONS: Mapping[str, tuple[int, int, Callable[[Calls, tree.Call], Value]]] = 
     "strncmp": (3, 3, Calls._strncmp),
     "system": (1, 128, Calls._formatted),
     "time": (0, 1, Calls._time),
-    "uptr": (1, 1, Calls._same_address),
+    "uptr": (1, 1, Calls._in_space),
     "ustack": (0, 2, Calls._stack_of),
     "usym": (1, 1, Calls._ksym),
     "zero": (1, 1, Calls._zero),
