@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Interrupted
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import fold, stack_walk
-from gdb_optprobe.handlers.ctype import UNSIGNED_INT, UNSIGNED_LONG, Pointer
-from gdb_optprobe.handlers.ir import Clock, Constant, Expr, Load, Op
+from gdb_optprobe.handlers.ctype import UNSIGNED_INT, UNSIGNED_LONG, CType, Enum, Integer, Pointer, size_of
+from gdb_optprobe.handlers.ir import WORD, Clock, Constant, Expr, Load, Op
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Fields, Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.scope import TICKS, Meaning
@@ -74,6 +74,8 @@ class KernelHit:
     """What the stack is that of, where it is not the hit's."""
     register_of: Callable[[str], Rvalue | None] = lambda name: None
     program: int = 0
+    parameters: Callable[[], Mapping[str, CType]] = dict
+    """Those of the program's function that is entered here, in order. Raises OptprobeError."""
 
     def builtin(self, name: str) -> Meaning | Missing:
         scope = self.names.names
@@ -144,10 +146,30 @@ class KernelHit:
             return self.names.names.name(name)
         if self.provider in _EVENTS and isinstance(event, Missing):
             return event
-        if self.program:
-            return Missing("the parameters of a program's functions have no names here", "arg0, … are its arguments")
+        if self.program and self.provider == "uprobe":
+            return self._parameter(name)
         wanted = "tracepoint/fentry/uprobe probes"
         return Missing(f"The args builtin can only be used with {wanted} ({self.provider} used here)")
+
+    def _parameter(self, name: str) -> Meaning | Missing:
+        """Return a parameter of a program's function, of those that are passed as the ABI passes numbers."""
+        try:
+            known = self.parameters()
+        except OptprobeError as error:
+            return Missing(error.message, error.hint)
+        if name not in known:
+            what = f"it has: {', '.join(known)}" if known else "arg0, … are its arguments"
+            why = f"no parameter '{name}'" if known else "no debug information tells the parameters of this function"
+            return Missing(why, what)
+        for number, (each, type_) in enumerate(known.items()):
+            if not isinstance(type_, Integer | Enum | Pointer) or (size_of(type_) or 0) > WORD:
+                break
+            if each == name:
+                found = self.argument(number)
+                if isinstance(found, Missing) or isinstance(type_, Pointer):
+                    return found if isinstance(found, Missing) else Rvalue(found.expr, type_)
+                return Rvalue(fold.convert(found.expr, type_.width, type_.signed), type_)
+        return Missing(f"where '{name}' is passed is not known", "it, or one before it, is no number and no pointer")
 
     def function(self) -> Expr | tuple[Expr, Expr] | Missing:
         if self.provider not in _OF_FUNCTIONS:

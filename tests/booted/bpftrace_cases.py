@@ -24,7 +24,7 @@ from tests.handlers.script.of_bpftrace import LEAST, error_trouble, language_cas
 OPTIONS = {"json": "-json", "quiet": "-q", "unsafe": "-unsafe", "dry": "-dry-run", "no-warnings": "-no-warnings"}
 BESIDE = {
     "json": "-fjson", "quiet": "-q", "unsafe": "--unsafe", "dry": "--dry-run", "no-warnings": "--no-warnings",
-    "verbose": "-v",
+    "verbose": "-v", "runtime-errors": "-k",
 }  # fmt: skip
 """The same options of bpftrace's."""
 KERNEL = "6.1 cloud"
@@ -34,6 +34,7 @@ FAILED = "optprobe: "
 LONGEST = 20
 """Seconds after which a script ends that does not call exit: it has failed."""
 INTERRUPTED = 0.5
+_COLOURS = re.compile(r"\x1b\[\d*m")
 
 
 def troubles_in_guest(guest: Guest, cases: Sequence[Case]) -> dict[str, str]:
@@ -106,7 +107,7 @@ def troubles_of_bpftrace(guest: Guest, cases: Sequence[Case]) -> Iterator[tuple[
         elif case.status is not None and status != case.status:
             yield case, f"status {status}"
         else:
-            yield case, case.trouble(printed)
+            yield case, case.trouble(_COLOURS.sub("", printed))
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from qemu.guest import Guest
 from tests.booted import answer, calls
 from tests.booted.batch import Finished, batch
 from tests.booted.test_bad_input import attempt
+from tests.handlers.oracle import needs_gcc
 
 READS = 300
 CALLS = 50
@@ -326,6 +328,45 @@ def test_a_programs_stack_begins_where_it_is_probed(linux: Guest, tmp_path: Path
     ((stack, hits),) = found["@back"].items()
     assert hits == CALLS and inner < int(stack, 16) < elf.function(inner)[1], "where leaf returns to"
     assert linux.run("rm /tmp/calls")[0] == 0
+
+
+SERVED = r"""
+struct request { int kind; char name[8]; struct request *next; };
+static struct request second = { 9, "two", 0 }, first = { -4, "one", &second };
+__attribute__((noinline)) long serve(const struct request *request, short size, unsigned char flags, double weight)
+{ __asm__ volatile("" ::: "memory"); return request->kind + size + flags + weight; }
+void _start(void)
+{
+    long sum = *(volatile int *)&first.kind; /* what is not in memory yet reads as 0 */
+    for (int at = 0; at < 50; at++) sum += serve(at & 1 ? &first : &second, -7, 200, 1);
+    __asm__ volatile("syscall" :: "a"(60), "D"(sum & 0));
+}
+"""
+
+
+@needs_gcc
+def test_parameters_of_a_program_have_their_names_and_types(linux: Guest, tmp_path: Path) -> None:
+    """The debug information is in the guest's file, which is in memory there."""
+    (tmp_path / "served.c").write_text(SERVED)
+    built = tmp_path / "served"
+    words = ["gcc", "-g", "-O1", "-static", "-nostdlib", "-fno-stack-protector"]
+    subprocess.run([*words, "-o", built, tmp_path / "served.c"], check=True)
+    answer.put(linux, built, "/tmp/served")
+    program = (
+        "uprobe:/tmp/served:serve { @[args.request->kind, str(args.request->name), args.size, args.flags] = count(); "
+        "if (args.request->kind < 0) { @next[args.request->next->kind] = count(); } }"
+    )
+    found = values(script(linux, program, "-json", work="/tmp/served"))
+    assert found["@"] == {"-4,one,-7,200": 25, "9,two,-7,200": 25} and found["@next"] == {"9": 25}
+    refusals = {
+        "nothing": "no parameter 'nothing'",
+        "weight": "where 'weight' is passed is not known",
+        "request->nothing": "does not contain a field named 'nothing'",
+    }
+    lines = [f"optprobe script -e 'uprobe:/tmp/served:serve {{ print(args.{name}); }}'" for name in refusals]
+    finished = batch(linux, ["set optprobe exit-on-error off", *map(attempt, lines)])
+    assert all(why in finished.output for why in refusals.values()) and "Attaching" not in finished.output
+    assert linux.run("rm /tmp/served")[0] == 0
 
 
 def test_a_program_is_found_by_its_name(linux: Guest) -> None:

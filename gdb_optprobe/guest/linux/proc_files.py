@@ -1,4 +1,4 @@
-"""Files of /proc whose text follows from variables of the kernel (fs/proc/loadavg.c, fs/proc/uptime.c)."""
+"""Files of /proc that follow from variables of the kernel (fs/proc/loadavg.c, fs/proc/uptime.c)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ suite. `scripts/compat` runs all in a guest, and prints how many are met; with `
 
 FLAGS: guest: the case needs a kernel's types, symbols or files. json, quiet, unsafe, dry, no-warnings, format=NAME: an
 option of the command. output: into a file, which is then looked at. stdin: the script comes from there. interrupt: it
-ends by Ctrl-C. verbose: an option of bpftrace's alone.
+ends by Ctrl-C. verbose, runtime-errors: options of bpftrace's
+alone.
 """
 
 from __future__ import annotations
