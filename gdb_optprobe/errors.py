@@ -6,7 +6,10 @@ class OptprobeError(Exception):
 
     message: what was wrong, naming it, without the leading ``optprobe:``.
     hint:    what to do next; empty where the message says it all.
+    status:  of GDB, where the failure ends it.
     """
+
+    status = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

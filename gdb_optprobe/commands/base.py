@@ -161,7 +161,7 @@ def guarded(act: Callable[[], None]) -> None:
 
 
 def fail(error: Exception) -> None:
-    """Report an error as GDB does; with exit-on-error, end GDB with status 1."""
+    """Report an error as GDB does; with exit-on-error, end GDB with the error's status."""
     text = spoken(error)
     if not current_settings().exit_on_error:
         raise gdb.GdbError(text)
@@ -169,7 +169,8 @@ def fail(error: Exception) -> None:
     gdb.write(f"{text}\n", gdb.STDERR)
     gdb.flush(gdb.STDERR)
     gdb.execute("set confirm off")
-    gdb.execute("quit 1")
+    status = error.status if isinstance(error, OptprobeError) else 1
+    gdb.execute(f"quit {status:#x}")
 
 
 def spoken(error: Exception) -> str:

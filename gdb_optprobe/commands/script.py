@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -43,12 +44,18 @@ class ScriptCommand(Subcommand[ScriptArguments]):
       -guest COMMAND  run a command in the guest's shell, and end with it; the
                       guest must be one of scripts/guest
       -f json, -json  print lines of JSON
+      -o FILE         write what the script prints into a file of this machine
+      -q              do not print how many probes are attached
+      -no-warnings    print no warnings
       -unsafe         allow system(), which runs commands on this machine
       -keep           leave the probes and return, after -for and -guest where
                       they are given: optprobe report shows the maps, and what
                       printf said; optprobe delete ends it. END does not run
+      -dry-run        attach the probes and end: nothing runs, not even BEGIN
       -d              print the programs, and attach nothing
       -l PROBE        print what there is to attach to, by wildcards
+
+    FILE may be -, the standard input.
 
     Strings have 64 bytes, unless config = { max_strlen = N } says otherwise.
 
@@ -79,16 +86,17 @@ class ScriptCommand(Subcommand[ScriptArguments]):
             kernel = ScriptKernel(session.target, host, lambda event: tried.enter_context(trial([event])))
             known = session.optimizer.scripts.current() if args.keep else None
             script = compile_script(text, kernel, args.parameters, settings, args.unsafe, known)
+        warn = _warn if args.warns else _nothing
         for warning in script.warnings:
-            _warn(warning)
+            warn(warning)
         if args.dump:
             out.lines([*_programs(script)])
             return
         names = GuestNames(kernel, now, lambda: running.maps)
         output = JsonOutput(names) if args.json else TextOutput(names)
-        running = ScriptRun(session, script, output, GuestFiles(kernel), _write, _warn, kernel.now)
-        with gdb.with_parameter("pagination", False):
-            status = running.run(args.seconds, args.guest, args.keep)
+        with _written(args.output) as write, gdb.with_parameter("pagination", False):
+            running = ScriptRun(session, script, output, GuestFiles(kernel), write, warn, kernel.now, quiet=args.quiet)
+            status = running.attach_only() if args.dry else running.run(args.seconds, args.guest, args.keep)
         if status and current_settings().exit_on_error:
             gdb.execute("set confirm off")
             gdb.execute(f"quit {status & 0xFF:#x}")
@@ -98,14 +106,35 @@ class ScriptCommand(Subcommand[ScriptArguments]):
 
 
 def _read(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
     try:
         return Path(name).expanduser().read_text("utf-8", "surrogateescape")
     except OSError as error:
         raise OptprobeError(f"failed to open file '{one_line(name)}': {error.strerror}") from error
 
 
+@contextmanager
+def _written(name: str) -> Iterator[Callable[[str], object]]:
+    """Yield what takes the text that a script prints. name: of a file; "" for GDB's output. Raises OptprobeError."""
+    if not name:
+        yield _write
+        return
+    try:
+        # A line is there when it is printed, for a reader that follows the file.
+        file = Path(name).expanduser().open("w", buffering=1, encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise OptprobeError(f"failed to open file '{one_line(name)}': {error.strerror}") from error
+    with file:
+        yield file.write
+
+
 def _warn(text: str) -> None:
     gdb.write(f"WARNING: {text}\n", gdb.STDERR)
+
+
+def _nothing(text: str) -> None:
+    """Print no warning."""
 
 
 def _write(text: str) -> None:

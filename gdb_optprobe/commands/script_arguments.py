@@ -9,7 +9,10 @@ from gdb_optprobe.commands.options import seconds_of
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import one_line
 
-OPTIONS = ("-e", "-for", "-guest", "-f", "-json", "-unsafe", "-keep", "-d", "-l")
+OPTIONS = (
+    "-e", "-for", "-guest", "-f", "-json", "-o", "-q", "-no-warnings", "-unsafe", "-keep", "-dry-run", "-d", "-l",
+)  # fmt: skip
+_WITH_VALUE = ("-e", "-for", "-guest", "-f", "-o", "-l")
 USAGE = "optprobe script FILE [ARG...], or optprobe script -e 'PROGRAM' [ARG...]"
 
 
@@ -18,6 +21,7 @@ class ScriptArguments:
     """text: the script; "" where it is in `file`. parameters: of `$1`, …. seconds: how long it runs at most.
 
     guest: a command in the guest, with which the script ends. pattern: of probes that are to be listed.
+    output: a file for what the script prints. dry: attach, and end.
     """
 
     text: str
@@ -30,6 +34,10 @@ class ScriptArguments:
     keep: bool = False
     dump: bool = False
     pattern: str = ""
+    output: str = ""
+    quiet: bool = False
+    warns: bool = True
+    dry: bool = False
 
 
 def parse_script(text: str) -> ScriptArguments:
@@ -39,16 +47,18 @@ def parse_script(text: str) -> ScriptArguments:
     except ValueError:
         raise OptprobeError("a quote is never closed", USAGE) from None
     given: dict[str, str] = {}
-    while words and words[0].startswith("-") and "-e" not in given:
+    while words and words[0].startswith("-") and words[0] != "-" and "-e" not in given:
         option = words.pop(0)
         if option not in OPTIONS:
             raise OptprobeError(f"no option '{one_line(option)}'", USAGE)
-        takes = option in ("-e", "-for", "-guest", "-f", "-l")
+        takes = option in _WITH_VALUE
         if takes and not words:
             raise OptprobeError(f"{option} takes a value", USAGE)
         given[option] = words.pop(0) if takes else ""
     if given.get("-f", "text") not in ("text", "json"):
         raise OptprobeError(f'Invalid output format "{one_line(given["-f"])}"', "-f text, -f json")
+    if "-dry-run" in given and "-keep" in given:
+        raise OptprobeError("-dry-run and -keep exclude each other: the one detaches, the other does not", USAGE)
     if "-e" not in given and "-l" not in given and not words:
         raise OptprobeError("a script is missing", USAGE)
     return ScriptArguments(
@@ -62,4 +72,8 @@ def parse_script(text: str) -> ScriptArguments:
         keep="-keep" in given,
         dump="-d" in given,
         pattern=given.get("-l", ""),
+        output=given.get("-o", ""),
+        quiet="-q" in given,
+        warns="-no-warnings" not in given,
+        dry="-dry-run" in given,
     )

@@ -85,6 +85,17 @@ class Guest(ABC):
         """Return how a hit finds the caller of code at an address that it does not know; None where it cannot."""
         return None
 
+    def file(self, name: str, now: int | None) -> str | None:
+        """Return the text of a file of the guest's that follows from its memory; None of any other.
+
+        now: nanoseconds since the guest's start; None where they are not known. Raises OptprobeError.
+        """
+        return None
+
+    def control_group(self, number: int) -> str | None:
+        """Return the path of a control group; None where there is none of that number. Raises OptprobeError."""
+        return None
+
     # names -----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -106,6 +117,13 @@ class Guest(ABC):
     @abstractmethod
     def names_at_return(self, address: int) -> NamesAt | None:
         """Return the meaning of names after the return of the function entered at `address`; None for no entry."""
+
+    def names_at_stop(self) -> NamesAt | None:
+        """Return what names mean where the host runs a program while the guest is stopped: of the first CPU's thread.
+
+        None where the guest has no threads.
+        """
+        return None
 
     def event_addresses(self, event: EventName) -> tuple[int, ...]:
         """Return where an event of the kernel's can be probed, ascending. Raises OptprobeError."""

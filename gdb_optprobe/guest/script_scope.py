@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Interrupted
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import fold, stack_walk
-from gdb_optprobe.handlers.ctype import UNSIGNED_LONG, Pointer
-from gdb_optprobe.handlers.ir import Clock, Expr, Load, Op
+from gdb_optprobe.handlers.ctype import UNSIGNED_INT, UNSIGNED_LONG, CType, Enum, Integer, Pointer, size_of
+from gdb_optprobe.handlers.ir import WORD, Clock, Constant, Expr, Load, Op
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Fields, Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.scope import Meaning
@@ -22,7 +22,11 @@ SECOND = 10**9
 _MULTIPLIER = 6364136223846793005
 _OURS = {"pid": "tgid", "tid": "pid", "comm": "comm", "cpu": "cpu", "curtask": "task"}
 """bpftrace's names, and ours."""
-_OF_TASK = {"uid": "$task->cred->uid.val", "gid": "$task->cred->gid.val"}
+_OF_TASK = {
+    "uid": "$task->cred->uid.val",
+    "gid": "$task->cred->gid.val",
+    "cgroup": "$task->cgroups->dfl_cgrp->kn->id",
+}
 _RETURNS = ("kretprobe", "uretprobe", "fexit")
 _ENTRIES = ("kprobe", "uprobe", "fentry", "rawtracepoint")
 _OF_FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit", "uprobe", "uretprobe")
@@ -71,13 +75,15 @@ class KernelHit:
     """What the stack is that of, where it is not the hit's."""
     register_of: Callable[[str], Rvalue | None] = lambda name: None
     program: int = 0
+    parameters: Callable[[], Mapping[str, CType]] = dict
+    """Those of the program's function that is entered here, in order. Raises OptprobeError."""
 
     def builtin(self, name: str) -> Meaning | Missing:
         scope = self.names.names
         if name in _OURS:
             return scope.dollar(_OURS[name])
         match name:
-            case "uid" | "gid":
+            case "uid" | "gid" | "cgroup":
                 return self._typed(_OF_TASK[name])
             case "nsecs" | "nsecs monotonic" | "elapsed":
                 now = self.timing.nanoseconds()
@@ -91,6 +97,8 @@ class KernelHit:
             case "rand":
                 mixed = _product(Clock(), fold.constant(_MULTIPLIER))
                 return Rvalue(fold.binary(Op.LSHR, mixed, fold.constant(33), 64, False), UNSIGNED_LONG)
+            case "numaid":
+                return self._node()
             case "jiffies":
                 found = scope.name("jiffies_64")
                 return Lvalue(found.address, UNSIGNED_LONG, found.mapped) if isinstance(found, Lvalue) else found
@@ -100,6 +108,14 @@ class KernelHit:
             case "retval":
                 return Missing("The retval builtin can only be used with 'kretprobe', 'uretprobe' and 'fexit' probes")
         return Missing(f"'{name}' is not supported in {self.provider} probes")
+
+    def _node(self) -> Meaning | Missing:
+        """Return the number of this CPU's node, which a kernel with CONFIG_NUMA has."""
+        found = self.names.names.name("numa_node")
+        if not isinstance(found, Lvalue) or not isinstance(found.address, Constant):
+            return found if isinstance(found, Missing) else Missing("numa_node is no variable")
+        place = self.per_cpu(found.address.value, None)
+        return place if isinstance(place, Missing) else Lvalue(place, UNSIGNED_INT, mapped=True)
 
     def _typed(self, text: str) -> Meaning | Missing:
         part = Fragment.whole(text)
@@ -131,10 +147,30 @@ class KernelHit:
             return self.names.names.name(name)
         if self.provider in _EVENTS and isinstance(event, Missing):
             return event
-        if self.program:
-            return Missing("the parameters of a program's functions have no names here", "arg0, … are its arguments")
+        if self.program and self.provider == "uprobe":
+            return self._parameter(name)
         wanted = "tracepoint/fentry/uprobe probes"
         return Missing(f"The args builtin can only be used with {wanted} ({self.provider} used here)")
+
+    def _parameter(self, name: str) -> Meaning | Missing:
+        """Return a parameter of a program's function, of those that are passed as the ABI passes numbers."""
+        try:
+            known = self.parameters()
+        except OptprobeError as error:
+            return Missing(error.message, error.hint)
+        if name not in known:
+            what = f"it has: {', '.join(known)}" if known else "arg0, … are its arguments"
+            why = f"no parameter '{name}'" if known else "no debug information tells the parameters of this function"
+            return Missing(why, what)
+        for number, (each, type_) in enumerate(known.items()):
+            if not isinstance(type_, Integer | Enum | Pointer) or (size_of(type_) or 0) > WORD:
+                break
+            if each == name:
+                found = self.argument(number)
+                if isinstance(found, Missing) or isinstance(type_, Pointer):
+                    return found if isinstance(found, Missing) else Rvalue(found.expr, type_)
+                return Rvalue(fold.convert(found.expr, type_.width, type_.signed), type_)
+        return Missing(f"where '{name}' is passed is not known", "it, or one before it, is no number and no pointer")
 
     def function(self) -> Expr | tuple[Expr, Expr] | Missing:
         if self.provider not in _OF_FUNCTIONS:

@@ -50,6 +50,7 @@ CODE = Map(
 )
 """By the address of code that a hit does not know: WANTED, or what the host has found for it, with the bit KNOWN."""
 WANTED, KNOWN = 1, 1 << 62
+_NONE = Constant(0)
 DEEPEST = 127
 PC, LOST = Variable("%walk.pc"), Variable("%walk.lost")
 _LEFT, _NUMBER, _BEFORE = (Variable(f"%walk.{name}") for name in ("left", "number", "before"))
@@ -73,10 +74,11 @@ class Walker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What a program does to have a stack, and the words of it then."""
+    """What a program does to have a stack, and the words of it then. count: its frames."""
 
     statements: tuple[Statement, ...]
     words: tuple[Expr, ...]
+    count: Expr = _NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def walk(walker: Walker, depth: int) -> Walk:
         Assign(_ADDING, Constant(1)),
     )
     found = binary(Op.OR, binary(Op.LSHL, _NUMBER, 1), LOST)
-    return Walk((Assign(_ADDING, Constant(0)), Loop(both, most=3), Assign(_WORD, found)), (_WORD,))
+    walked = (Assign(_ADDING, Constant(0)), Loop(both, most=3), Assign(_WORD, found))
+    return Walk(walked, (_WORD,), binary(Op.SUB, Constant(depth), _LEFT))
 
 
 def lost() -> tuple[Statement, ...]:

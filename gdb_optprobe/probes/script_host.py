@@ -15,12 +15,10 @@ from gdb_optprobe.handlers.script.types import Stack
 from gdb_optprobe.handlers.stack_walk import FRAMES
 from gdb_optprobe.probes.script_kernel import ScriptKernel
 
-LOADS = "/proc/loadavg"
 RETURN_PROBE = "(a return probe)"
 """A frame of a function that returns to a trampoline: its real return address is not on the stack."""
 CUT = "(callers unknown)"
 """The last line of a stack that continues where the hit could not follow it."""
-_FRACTION = 11  # bits, include/linux/sched/loadavg.h: FSHIFT
 
 
 class GuestNames(HostNames):
@@ -44,6 +42,14 @@ class GuestNames(HostNames):
 
     def user(self, number: int) -> str:
         return "root" if number == 0 else str(number)
+
+    def control_group(self, number: int) -> str:
+        """Return the path of a control group, "" as bpftrace where there is none; its number where it is not known."""
+        try:
+            path = self._guest.control_group(number)
+        except OptprobeError:
+            return f"(control group {number})"
+        return "" if path is None else f"unified:{path}"
 
     def stack(self, words: Sequence[int], stack: Stack, indent: int) -> str:
         """Return a stack as bpftrace prints it; a line of its own says that callers are missing."""
@@ -85,18 +91,12 @@ class GuestFiles(NoFiles):
         self._kernel = kernel
 
     def cat(self, name: str, most: int) -> str:
-        address = self._kernel.symbol("avenrun") if name == LOADS else None
-        if address is None:
+        now = self._kernel.now()
+        text = self._kernel.target.guest.file(name, None if isinstance(now, Missing) else now)
+        if text is None:
             raise OptprobeError("a file of the guest, which is not read from outside")
-        data = self._kernel.target.guest.machine.read(address, 24)
-        return f"{' '.join(_load(data[at : at + 8]) for at in (0, 8, 16))}\n"[:most]
+        return text[:most]
 
     def shell(self, command: str) -> str:
         done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
         return lines("\n".join(until_zero(line) for line in done.stdout.split(b"\n")))
-
-
-def _load(data: bytes) -> str:
-    """Return a load as the kernel prints it: rounded to hundredths."""
-    value = int.from_bytes(data, "little") + (1 << _FRACTION) // 200
-    return f"{value >> _FRACTION}.{(value & (1 << _FRACTION) - 1) * 100 >> _FRACTION:02}"

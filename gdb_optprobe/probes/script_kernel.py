@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from gdb_optprobe.handlers.ctype import CType
 from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.host import HostScope
-from gdb_optprobe.handlers.script.scope import HitScope, Matched, Unsupported
+from gdb_optprobe.handlers.script.scope import HitScope, Matched, Meaning, Unsupported
 from gdb_optprobe.probes import script_events
 from gdb_optprobe.probes.script_events import ScriptEvents
 from gdb_optprobe.probes.script_programs import PROGRAMS, ScriptPrograms
@@ -29,6 +29,9 @@ PROBED = (*FUNCTIONS, *EVENTS, *script_events.PROVIDERS, *PROGRAMS)
 RETURNS = ("kretprobe", "fexit")
 ON_HOST = ("BEGIN", "END", "interval")
 SECOND = 10**9
+_OF_OWN_PROCESS = {"pid": 0, "tid": 0, "comm": 0, "uid": 0, "gid": 0, "cgroup": 1}
+"""In BEGIN and END, which bpftrace runs in its own process: root's, in the first control group."""
+_OF_CPU = (*_OF_OWN_PROCESS, "cpu", "numaid", "curtask", "jiffies")
 _EARLY = 300
 _ANYWHERE = ("schedule", "vfs_read", "start_kernel")
 """Functions of every kernel: what names mean apart from a probe is asked at one."""
@@ -124,10 +127,21 @@ class ScriptKernel:
         return [*self._functions(provider, target, name, offset)]
 
     def _on_host(self, provider: str) -> HostScope:
+        numbers = {} if provider == "interval" else _OF_OWN_PROCESS
+        meanings = {name: meaning for name, meaning in self._at_stop.items() if name not in numbers}
+        scope = replace(self.host, provider=provider, meanings=meanings, numbers=numbers)
         offsets = self._names.names.name("__per_cpu_offset") if self._names is not None else None
-        if not isinstance(offsets, Lvalue):
-            return replace(self.host, provider=provider)
-        return replace(self.host, provider=provider, offsets=offsets.address)
+        return replace(scope, offsets=offsets.address) if isinstance(offsets, Lvalue) else scope
+
+    @cached_property
+    def _at_stop(self) -> Mapping[str, Meaning]:
+        """What built-in variables are while the guest is stopped: those of the first CPU and its thread."""
+        names = self.target.guest.names_at_stop()
+        if names is None:
+            return {}
+        hit = self._hit("interval", names, 0)
+        found = {name: hit.builtin(name) for name in _OF_CPU}
+        return {name: meaning for name, meaning in found.items() if not isinstance(meaning, Missing)}
 
     def unmatched(self, provider: str, target: str, name: str) -> HitScope:
         if self._names is None or provider not in PROBED:

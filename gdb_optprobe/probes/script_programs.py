@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.guest import abi
@@ -97,6 +98,7 @@ class ScriptPrograms:
             is_entry = program.is_entry(address)
             names = self._names(provider, address, is_entry, program.bits)
             hit = self._hit(provider, address - offset, program.inode, names, timing)
+            hit = replace(hit, parameters=partial(program.parameters, address))
             yield Matched(f"{provider}:{program.path}:{place}", hit, address)
 
     def _names(self, provider: str, address: int, is_entry: bool, bits: int) -> NamesAt:

@@ -87,6 +87,7 @@ class ScriptRun:
     """A script in a guest. write: gets the text as it comes. warn: gets what is left out.
 
     now: the guest's time in nanoseconds since its start, at a stop. clock: of the host, in seconds.
+    quiet: nothing is said of the probes that are attached.
     """
 
     session: Session
@@ -97,6 +98,7 @@ class ScriptRun:
     warn: Callable[[str], object]
     now: Callable[[], int | Missing]
     clock: Callable[[], float] = time.monotonic
+    quiet: bool = False
     lost: int = 0
     _numbers: list[int] = field(default_factory=list)
     _pause: float = FIRST
@@ -120,7 +122,7 @@ class ScriptRun:
         """
         self._check_maps(keep)
         attached = self._attachable()
-        self.write(self.output.attached(len(self.script.probes) - self._left_out))
+        self._announce()
         self._on_host(self.script.of("BEGIN"))
         stays = False
         try:
@@ -137,6 +139,21 @@ class ScriptRun:
         self._on_host(self.script.of("END"))
         self.write(self.output.before_maps() + self.runtime.at_end())
         return self.runtime.status or 0
+
+    def attach_only(self) -> int:
+        """Attach the probes and detach them: nothing of the script runs on the host. Return 0. Raises OptprobeError."""
+        self._check_maps(False)
+        attached = self._attachable()
+        self._announce()
+        try:
+            self._attach(attached, False)
+        finally:
+            self._detach()
+        return 0
+
+    def _announce(self) -> None:
+        if not self.quiet:
+            self.write(self.output.attached(len(self.script.probes) - self._left_out))
 
     def _run_guest(self, seconds: float | None, guest: str) -> None:
         command = self.session.target.debugger.begin(guest) if guest else None

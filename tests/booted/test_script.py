@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from qemu.guest import Guest
 from tests.booted import answer, calls
 from tests.booted.batch import Finished, batch
 from tests.booted.test_bad_input import attempt
+from tests.handlers.oracle import needs_gcc
 
 READS = 300
 CALLS = 50
@@ -77,7 +79,7 @@ def test_stacks_are_keys_and_texts(each_linux: Guest) -> None:
     """One key for one way to the function, its frames as bpftrace prints them."""
     program = (
         'kprobe:vfs_read /comm == "dd" && arg2 == 1/ { @[kstack] = count(); @by[kstack(2), comm] = count(); '
-        '@n++; if (@n == 1) { printf("<%s>", kstack(perf, 2)); } }'
+        '@n++; if (@n == 1) { printf("<%s>", kstack(perf, 2)); } @len[len(kstack), len(kstack(raw, 2))] = count(); }'
     )
     finished = script(each_linux, program, "-json")
     found = values(finished)
@@ -85,6 +87,7 @@ def test_stacks_are_keys_and_texts(each_linux: Guest) -> None:
     names = [line.partition("+")[0] for line in stack.splitlines()]
     assert count == READS and names[:3] == ["", "    vfs_read", "    ksys_read"] and stack.endswith("\n")
     assert len(names) > 4 and "(callers unknown)" not in names
+    assert found["@len"] == {f"{len(names) - 1},2": READS}
     assert found["@by"] == {f"{''.join(line + chr(10) for line in stack.splitlines()[:3])},dd": READS}
     (text,) = [line["data"] for line in map(json.loads, re.findall(r'^{"type": "printf".*', finished.output, re.M))]
     assert re.fullmatch(r"<\n\t[0-9a-f]{16} vfs_read\+\d+\n\t[0-9a-f]{16} ksys_read\+\d+\n>", text)
@@ -172,6 +175,8 @@ def test_events_that_no_function_serves_are_refused_with_the_reason(linux: Guest
         finished = batch(linux, [f"optprobe script -e 'kprobe:vfs_read {{ @ = count(); }} {kind} {{ @x = cpu; }}'"])
         assert finished.status == 1 and "Attaching" not in finished.output
         assert f"{kind[:-2]} is not supported: {why}" in finished.output
+    finished = batch(linux, ["optprobe script -e 'kprobe:no_such_function { @ = count(); }'"])
+    assert finished.status == 255, "as bpftrace, which attaches by names that it has not looked up"
 
 
 def test_exit_ends_the_script_with_its_status(linux: Guest) -> None:
@@ -184,11 +189,25 @@ def test_exit_ends_the_script_with_its_status(linux: Guest) -> None:
 def test_kernel_types_and_strings(linux: Guest) -> None:
     program = (
         'kprobe:vfs_open { @[str(((struct path *)arg0)->dentry->d_name.name)] = count(); @u[uid] = count(); '
-        "@c[curtask->comm] = count(); }"
+        "@c[curtask->comm] = count(); @as[str(uptr(((struct path *)arg0)->dentry->d_name.name))] = count(); }"
     )
     found = values(script(linux, program, "-json", work="cat /proc/version /proc/version"))
     assert found["@"]["version"] == found["@c"]["cat"] - found["@"].get("cat", 0) == 2
     assert [*found["@u"]] == ["0"]
+    assert [*found["@as"]] == [""], "an address of the kernel's is none of the program's"
+
+
+def test_control_groups_are_named_by_their_paths(linux: Guest) -> None:
+    linux.check("mkdir -p /tmp/cg; mount -t cgroup2 none /tmp/cg; mkdir -p /tmp/cg/outer/inner")
+    try:
+        program = 'kprobe:vfs_read /comm == "dd"/ { @[cgroup] = count(); @node[numaid] = count(); @last = cgroup; } '
+        program += 'END { printf("%s\\n", cgroup_path(@last)); printf("<%s>\\n", cgroup_path(123456)); }'
+        finished = script(linux, program, work=f"echo 0 > /tmp/cg/outer/inner/cgroup.procs; {DD}")
+    finally:
+        linux.check("rmdir /tmp/cg/outer/inner /tmp/cg/outer; umount /tmp/cg; rmdir /tmp/cg")
+    assert "\nunified:/outer/inner\n<>\n" in finished.output, finished.output
+    assert re.search(rf"^@\[\d+\]: {READS}$", finished.output, re.MULTILINE)
+    assert f"\n@node[0]: {READS}\n" in finished.output
 
 
 def test_a_wildcard_shares_one_map(linux: Guest) -> None:
@@ -199,11 +218,13 @@ def test_a_wildcard_shares_one_map(linux: Guest) -> None:
 
 def test_intervals_fire_where_the_host_runs_them(linux: Guest) -> None:
     program = (
-        'interval:ms:100 { @n++; printf("%d\\n", @n); if (@n == 3) { exit(); } } '
+        'interval:ms:100 { @n++; printf("%d\\n", @n); @at[cpu, pid == curtask->tgid, comm == curtask->comm] = count(); '
+        "if (@n == 3) { exit(); } } BEGIN { @begun[pid, uid, comm] = count(); } "
         "kprobe:vfs_read { @r = count(); }"
     )
     finished = script(linux, program, "-for", "20", work="sleep 20")
     assert re.search(r"^1\n2\n3\n", finished.output, re.MULTILINE)
+    assert "\n@at[0, 1, 1]: 3\n" in finished.output and "\n@begun[0, 0, bpftrace]: 1\n" in finished.output
 
 
 def test_a_file_and_its_parameters(linux: Guest, tmp_path: Path) -> None:
@@ -307,6 +328,45 @@ def test_a_programs_stack_begins_where_it_is_probed(linux: Guest, tmp_path: Path
     ((stack, hits),) = found["@back"].items()
     assert hits == CALLS and inner < int(stack, 16) < elf.function(inner)[1], "where leaf returns to"
     assert linux.run("rm /tmp/calls")[0] == 0
+
+
+SERVED = r"""
+struct request { int kind; char name[8]; struct request *next; };
+static struct request second = { 9, "two", 0 }, first = { -4, "one", &second };
+__attribute__((noinline)) long serve(const struct request *request, short size, unsigned char flags, double weight)
+{ __asm__ volatile("" ::: "memory"); return request->kind + size + flags + weight; }
+void _start(void)
+{
+    long sum = *(volatile int *)&first.kind; /* what is not in memory yet reads as 0 */
+    for (int at = 0; at < 50; at++) sum += serve(at & 1 ? &first : &second, -7, 200, 1);
+    __asm__ volatile("syscall" :: "a"(60), "D"(sum & 0));
+}
+"""
+
+
+@needs_gcc
+def test_parameters_of_a_program_have_their_names_and_types(linux: Guest, tmp_path: Path) -> None:
+    """The debug information is in the guest's file, which is in memory there."""
+    (tmp_path / "served.c").write_text(SERVED)
+    built = tmp_path / "served"
+    words = ["gcc", "-g", "-O1", "-static", "-nostdlib", "-fno-stack-protector"]
+    subprocess.run([*words, "-o", built, tmp_path / "served.c"], check=True)
+    answer.put(linux, built, "/tmp/served")
+    program = (
+        "uprobe:/tmp/served:serve { @[args.request->kind, str(args.request->name), args.size, args.flags] = count(); "
+        "if (args.request->kind < 0) { @next[args.request->next->kind] = count(); } }"
+    )
+    found = values(script(linux, program, "-json", work="/tmp/served"))
+    assert found["@"] == {"-4,one,-7,200": 25, "9,two,-7,200": 25} and found["@next"] == {"9": 25}
+    refusals = {
+        "nothing": "no parameter 'nothing'",
+        "weight": "where 'weight' is passed is not known",
+        "request->nothing": "does not contain a field named 'nothing'",
+    }
+    lines = [f"optprobe script -e 'uprobe:/tmp/served:serve {{ print(args.{name}); }}'" for name in refusals]
+    finished = batch(linux, ["set optprobe exit-on-error off", *map(attempt, lines)])
+    assert all(why in finished.output for why in refusals.values()) and "Attaching" not in finished.output
+    assert linux.run("rm /tmp/served")[0] == 0
 
 
 def test_a_program_is_found_by_its_name(linux: Guest) -> None:

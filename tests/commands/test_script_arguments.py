@@ -20,6 +20,8 @@ PROGRAM = 'BEGIN { printf("a b"); }'
         ("-json -unsafe -d tool.bt", ScriptArguments("", "tool.bt", json=True, unsafe=True, dump=True)),
         ("-l 'kprobe:vfs_*'", ScriptArguments("", pattern="kprobe:vfs_*")),
         ("-guest 'ls -l' tool.bt", ScriptArguments("", "tool.bt", guest="ls -l")),
+        ("-o out -q -no-warnings tool.bt", ScriptArguments("", "tool.bt", output="out", quiet=True, warns=False)),
+        ("-dry-run - one", ScriptArguments("", "-", ("one",), dry=True)),
     ],
 )
 def test_arguments(text: str, expected: ScriptArguments) -> None:
@@ -33,6 +35,8 @@ def test_arguments(text: str, expected: ScriptArguments) -> None:
         ("-json", "a script is missing"),
         ("-e", "-e takes a value"),
         ("-nothing tool.bt", "no option '-nothing'"),
+        ("-o", "-o takes a value"),
+        ("-keep -dry-run tool.bt", "-dry-run and -keep exclude each other"),
         ("-f xml tool.bt", 'Invalid output format "xml"'),
         ("-e 'BEGIN", "a quote is never closed"),
         ("-for never tool.bt", "'never' is not a number of seconds"),

@@ -50,6 +50,14 @@ def test_the_word_leads_to_the_frames() -> None:
     assert frames(word_of(Down(0), kept), kept) == Frames(())
 
 
+def test_its_frames_are_counted() -> None:
+    for walker, depth, count in ((Down(48), 9, 3), (Down(64), 2, 2), (Down(48, lost_at=32), 9, 2), (Down(0), 9, 0)):
+        found = walk(walker, depth)
+        program = Program(None, (*found.statements, Emit(RECORD, (found.count,))), quiet=True)
+        done = run(program, Hit({}, lambda at, size: b"", maps={FRAMES.name: HostMap()})).done
+        assert int.from_bytes(done[-1].data, "little") == count
+
+
 def test_equal_stacks_have_one_word_and_others_another() -> None:
     kept = HostMap()
     words = {word_of(Down(16 * first), kept, depth) for first in range(1, 60) for depth in (1, 5, DEEPEST)}

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.handlers import fold
-from gdb_optprobe.handlers.ir import Expr, Frame, Op
+from gdb_optprobe.handlers.ir import Expr, Frame, Load, Op
 from gdb_optprobe.handlers.scope import Missing
 
 MEMBERS = ("pid", "tgid", "comm")
@@ -48,6 +50,17 @@ def unknown(why: str) -> Current:
     """Return a Current of which nothing is known, for the reason given in words."""
     missing = Missing(why)
     return Current(missing, missing, missing, dict.fromkeys(MEMBERS, missing))
+
+
+def at_stop(kernel: Kernel, number: int, members: Mapping[str, int | Missing]) -> Current:
+    """Return the expressions of a CPU and its thread while the guest is stopped: they read memory, and no register."""
+    cpus = or_missing(lambda: PerCpu.of(kernel))
+    if isinstance(cpus, Missing):
+        return Current(cpus, cpus, cpus, members)
+    # kernel/sched/sched.h: what every ISA has.
+    running = or_missing(lambda: cpus.addresses("runqueues", "rq", "curr")[number])
+    task = running if isinstance(running, Missing) else Load(fold.constant(running), 8, False)
+    return Current(task, fold.constant(number), fold.constant(cpus.bases[number]), members)
 
 
 def plus(expr: Expr, offset: int) -> Expr:

@@ -11,7 +11,7 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest, WalkedCode
 from gdb_optprobe.guest.lasting_text import LastingText
-from gdb_optprobe.guest.linux import boot, bypasses, event_name, frame
+from gdb_optprobe.guest.linux import boot, bypasses, control_groups, event_name, frame, proc_files
 from gdb_optprobe.guest.linux.arch.base import (
     Interrupted,
     LinuxArch,
@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.arch.base import (
 )
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
-from gdb_optprobe.guest.linux.current import Current, or_missing
+from gdb_optprobe.guest.linux.current import Current, at_stop, or_missing
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -218,6 +218,13 @@ class LinuxGuest(Guest):
         found = self.recovered.symbols.spelled(addresses)
         return [text or self.text.symbol(address) for address, text in zip(addresses, found, strict=True)]
 
+    def file(self, name: str, now: int | None) -> str | None:
+        types = self._types
+        return proc_files.text(name, self.kernel, now, lambda each: types.btf.constant(each) if types else None)
+
+    def control_group(self, number: int) -> str | None:
+        return control_groups.path(self.kernel, number)
+
     def clock(self) -> Callable[[int], int] | None:
         if self._clock[0] != self._moment:
             self._clock = self._moment, log_clock(self.kernel, self.arch.clock, self.arch.log_clock)
@@ -333,6 +340,11 @@ class LinuxGuest(Guest):
             return None
         site = scope.Site(address, self._named(function), returns=True)
         return self._names(site, self.debugger.debug(address, abi.of(self.isa), lambda: None))
+
+    def names_at_stop(self) -> NamesAt | None:
+        found = self._names(scope.Site(0, ""))
+        assert isinstance(found.names, scope.KernelScope), "of this kernel"
+        return replace(found, names=replace(found.names, current=at_stop(self.kernel, 0, self.current.members)))
 
     def _named(self, function: Function) -> str:
         """Return the name of a function, with the module's name for one of a module: the kernel's own types lack those.

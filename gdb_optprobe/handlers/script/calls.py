@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from gdb_optprobe.guest_text import as_typed
 from gdb_optprobe.handlers import fold
@@ -91,6 +92,7 @@ AGGREGATES = {"count": (0, 0), "sum": (1, 1), "min": (1, 1), "max": (1, 1), "avg
 MOST_BUCKETS = 1000
 MOST_JOINED, JOINED_SIZE = 16, 128
 _DEEPEST_STACK = 127
+STACKS = ("kstack", "ustack")
 _CLOCKS = ("boot", "monotonic", "tai", "sw_tai")
 _REFUSED = {
     "signal": "it writes into the guest",
@@ -254,8 +256,15 @@ class Calls(Expressions):
             into = self.variable()
             self.emit(Length(self.map_of(self._map(node).name), into))
             return Word(INT64, into)
+        if isinstance(argument, tree.Name | tree.Call) and argument.name in STACKS:
+            _, depth = self._mode_and_depth(argument) if isinstance(argument, tree.Call) else ("", DEPTH)
+            walked = self.walked(argument.name == "ustack", depth, argument.where)
+            into = self.variable()
+            self.emit(Assign(into, walked.count))
+            return Word(INT64, into)
         if isinstance(self.value(argument).type, StackType):
-            raise wrong("the frames of a stack are not counted", argument.where, "they are known on the host only")
+            hint = "len(kstack) is counted where the stack is walked"
+            raise wrong("the frames of a stack that is kept are not counted", argument.where, hint)
         raise wrong("len() expects a map or stack to be provided", argument.where)
 
     # output
@@ -506,10 +515,26 @@ class Calls(Expressions):
             raise wrong(found.message, node.where, found.hint)
         return Word(UINT64, found.expr)
 
-    def _same_address(self, node: tree.Call) -> Value:
-        return self.read(self.value(node.arguments[0]))
+    def _in_space(self, node: tree.Call) -> Value:
+        """Return an address of the kernel or of the program, as the name says; 0, which reads as nothing, for another.
+
+        The kernel's half of the addresses is the upper one on every ISA.
+        """
+        found = self.read(self.value(node.arguments[0]))
+        if not isinstance(found, Word) or not (is_integer(found.type) or isinstance(found.type, Pointer)):
+            if isinstance(found.type, Nothing) and not self.declared.final:
+                return found
+            raise wrong(f"{node.name}() expects an integer or pointer argument", node.where)
+        kept = self.kept(found)
+        assert isinstance(kept, Word)
+        upper = binary(Op.SHR, kept.expr, Constant(63))
+        sides = (Constant(0), kept.expr) if node.name == "uptr" else (kept.expr, Constant(0))
+        return replace(kept, expr=fold.choose(upper, *sides))
 
     def _stack_of(self, node: tree.Call) -> Value:
+        return self.stack(node.name == "ustack", *self._mode_and_depth(node), node.where)
+
+    def _mode_and_depth(self, node: tree.Call) -> tuple[str, int]:
         mode, depth = self.declared.settings.stack_mode, DEPTH
         for at, argument in enumerate(node.arguments):
             if isinstance(argument, tree.Name) and argument.name in STACK_MODES and at == 0:
@@ -519,7 +544,7 @@ class Calls(Expressions):
         if not 0 < depth <= _DEEPEST_STACK:
             limit = f"limit shouldn't exceed {_DEEPEST_STACK}, {depth} given"
             raise wrong(f"{node.name}([int limit]): {limit}", node.where)
-        return self.stack(node.name == "ustack", mode, depth, node.where)
+        return mode, depth
 
     def _nsecs(self, node: tree.Call) -> Value:
         argument = node.arguments[0] if node.arguments else None
@@ -661,7 +686,7 @@ FUNCTIONS: Mapping[str, tuple[int, int, Callable[[Calls, tree.Call], Value]]] = 
     "has_key": (2, 2, Calls._has_key),
     "join": (1, 2, Calls._join),
     "kaddr": (1, 1, Calls._kaddr),
-    "kptr": (1, 1, Calls._same_address),
+    "kptr": (1, 1, Calls._in_space),
     "kstack": (0, 2, Calls._stack_of),
     "ksym": (1, 1, Calls._ksym),
     "len": (1, 1, Calls._len),
@@ -680,7 +705,7 @@ FUNCTIONS: Mapping[str, tuple[int, int, Callable[[Calls, tree.Call], Value]]] = 
     "strncmp": (3, 3, Calls._strncmp),
     "system": (1, 128, Calls._formatted),
     "time": (0, 1, Calls._time),
-    "uptr": (1, 1, Calls._same_address),
+    "uptr": (1, 1, Calls._in_space),
     "ustack": (0, 2, Calls._stack_of),
     "usym": (1, 1, Calls._ksym),
     "zero": (1, 1, Calls._zero),

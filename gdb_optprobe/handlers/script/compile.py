@@ -30,6 +30,14 @@ MOST_WALKS = 12
 LONGEST_NAME = 63
 """Characters of a probe's name in blocks, at least, so that those of several functions have keys of one type."""
 HAS_TYPES = "BPFTRACE_HAVE_BTF"
+_ATTACHED_BY_NAME = ("kprobe", "kretprobe", "uprobe", "uretprobe")
+"""Providers of probes that bpftrace attaches by a name without a look at what there is."""
+
+
+class NotAttached(OptprobeError):
+    """A function that the guest does not have, and no other probe: bpftrace ends with the status of -1."""
+
+    status = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +205,9 @@ def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
 def _missing(point: AttachPoint, why: Missing | None) -> OptprobeError:
     if why is not None:
         return wrong(why.message, point.where, why.hint)
-    return wrong(f"No probes to attach: nothing matches '{point}'", point.where)
+    error = wrong(f"No probes to attach: nothing matches '{point}'", point.where)
+    named = point.provider in _ATTACHED_BY_NAME and not point.has_wildcard
+    return NotAttached(error.message, error.hint) if named else error
 
 
 def _find_types(probes: Sequence[_Probe], declared: Declared) -> None:

@@ -82,6 +82,7 @@ from gdb_optprobe.handlers.script.values import (
     size_or,
     text,
 )
+from gdb_optprobe.handlers.stack_walk import Walk
 from gdb_optprobe.handlers.types import member_of
 
 BUILTINS: dict[str, Type | None] = {
@@ -264,15 +265,20 @@ class Expressions(Body):
 
     def stack(self, user: bool, mode: str, depth: int, where: Place) -> Value:
         """Return a stack, as the words of which the host makes frames."""
-        found = self.site.hit.stack(user, depth)
-        if isinstance(found, Missing):
-            raise wrong(found.message, where, found.hint)
-        self.emit(*found.statements)
+        found = self.walked(user, depth, where)
         type_ = StackType(user, mode, depth, len(found.words))
         buffer = self.buffer(bytes_of(type_))
         for at, word in enumerate(found.words):
             self.emit(Copy(Slice(buffer.buffer, WORD * at, WORD), word))
         return Data(type_, buffer)
+
+    def walked(self, user: bool, depth: int, where: Place) -> Walk:
+        """Emit what walks a stack, and return where its words are."""
+        found = self.site.hit.stack(user, depth)
+        if isinstance(found, Missing):
+            raise wrong(found.message, where, found.hint)
+        self.emit(*found.statements)
+        return found
 
     # maps
 

@@ -26,7 +26,6 @@ SECOND = 10**9
 _MILLION = 6364136223846793005
 _OF_CLOCK = ("nsecs", "elapsed", "rand")
 _NO_CPUS = Missing("per-CPU variables are not known where the host runs the probe")
-_NO_TASK = Missing("curtask is not known where the host runs the probe")
 _ON_HOST = ("BEGIN", "END", "interval")
 
 
@@ -35,6 +34,7 @@ class HostScope:
     """The names in a program that the host runs; a HitScope.
 
     started: nsecs when the script began. numbers: further built-in variables.
+    meanings: what is read of the guest for a built-in variable.
     untimed: why the time is not known; None where it is.
     offsets: the address of the kernel's array of the CPUs' offsets of per-CPU variables.
     """
@@ -43,13 +43,15 @@ class HostScope:
     started: int = 0
     pid: int = 0
     numbers: Mapping[str, int] = field(default_factory=dict)
-    task: Meaning | Missing = _NO_TASK
+    meanings: Mapping[str, Meaning] = field(default_factory=dict)
     untimed: Missing | None = None
     offsets: Expr | Missing = _NO_CPUS
 
     def builtin(self, name: str) -> Meaning | Missing:
         if self.untimed is not None and name.partition(" ")[0] in _OF_CLOCK:
             return self.untimed
+        if name in self.meanings:
+            return self.meanings[name]
         match name:
             case "comm":
                 return Known(Literal.text(COMM, _COMM_SIZE), _COMM_SIZE)
@@ -65,8 +67,6 @@ class HostScope:
             case "rand":
                 mixed = fold.binary(Op.MUL, Clock(), fold.constant(_MILLION), 64, False)
                 return Rvalue(fold.binary(Op.LSHR, mixed, fold.constant(33), 64, False), UNSIGNED_LONG)
-            case "curtask":
-                return self.task
             case "retval":
                 return Missing("The retval builtin can only be used with 'kretprobe', 'uretprobe' and 'fexit' probes")
             case "ctx":

@@ -27,7 +27,7 @@ from gdb_optprobe.handlers.script.scope import HitScope, Matched, Meaning
 from gdb_optprobe.handlers.stack_walk import Walk
 
 CONSTANTS = {"AF_INET": 2, "AF_INET6": 10, "TASK_RUNNING": 0, "EPERM": 1}
-HEADERS = ("linux/", "net/", "asm/", "sys/socket.h")
+HEADERS = ("linux/", "net/", "asm/", "sys/socket.h", "errno.h")
 TASK, RECORD = 0xFFFF_8880_0000_1000, "r15"
 ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 PROVIDERS_WITH_ARGUMENTS = ("kprobe", "uprobe", "fentry")

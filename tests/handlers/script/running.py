@@ -26,7 +26,7 @@ MEMBERS = {"pid": Member("pid", 0, INT), "comm": Member("comm", 8, Array(CHAR, 1
 TASK = Struct("task_struct", 64, lookup=MEMBERS.get, names=lambda: tuple(MEMBERS))
 NUMBERS = {"uid": 0, "gid": 0, "cpu": 0, "numaid": 0, "cgroup": 1, "jiffies": 4_300_000_000}
 POINTER = Rvalue(fold.constant(0xFFFF_8880_0000_1000), Pointer(TASK))
-HOST = HostScope(started=STARTED, pid=PID, numbers=NUMBERS, task=POINTER)
+HOST = HostScope(started=STARTED, pid=PID, numbers=NUMBERS, meanings={"curtask": POINTER})
 
 
 class Files(NoFiles):

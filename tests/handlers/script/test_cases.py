@@ -19,6 +19,7 @@ def test_case(case: Case) -> None:
             ran(case.program, case.arguments, **flags)
         told = f"{caught.value.message}\n{caught.value.hint}"
         assert case.error in re.sub("^ {4}", "", told, flags=re.MULTILINE)
+        assert case.status is None or caught.value.status == case.status
         return
     found = ran(case.program, case.arguments, **flags)
     assert not case.trouble(found.printed)

@@ -34,6 +34,7 @@ from tests.handlers.running import (
 )
 from tests.handlers.script.cases import Case, cases
 from tests.handlers.script.kernel import FakeKernel
+from tests.handlers.script.of_bpftrace import language_cases, unmet
 from tests.handlers.script.running import HOST
 
 SMALL = Settings(max_map_keys=8, max_strlen=64)
@@ -78,7 +79,15 @@ def differences(program: Program) -> Iterator[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("case", [case for case in cases() if not case.error], ids=str)
+def compiled_cases() -> Iterator[Case]:
+    """Yield the cases whose programs compile without a real kernel."""
+    yield from (case for case in cases() if not case.error)
+    without = unmet()
+    of_peer = (case for case in language_cases() if "guest" not in case.flags and str(case) not in without)
+    yield from (case for case in of_peer if not case.error)
+
+
+@pytest.mark.parametrize("case", [*compiled_cases()], ids=str)
 def test_same_as_the_interpreter(case: Case) -> None:
     for program in programs(case):
         if any(isinstance(each, Loop) and each.most > MOST_ROUNDS for each in program.statements()):

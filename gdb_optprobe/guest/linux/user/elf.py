@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from itertools import islice
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.cfi import CallFrames
+from gdb_optprobe.guest.linux.user.dwarf import DebugInfo
 from gdb_optprobe.guest_text import printable
 
 Read = Callable[[int, int], bytes]
@@ -30,6 +32,7 @@ LITTLE_ENDIAN = 1
 EXECUTABLE, SHARED = 2, 3  # e_type
 LOAD, NOTE = 1, 4  # p_type
 CODE = 1  # PF_X
+COMPRESSED, ZLIB = 1 << 11, 1  # SHF_COMPRESSED, ELFCOMPRESS_ZLIB
 PROGBITS, SYMTAB, DYNSYM = 1, 2, 11  # sh_type
 UNWIND = 0x7000_0001  # sh_type that a processor's own ABI may give .eh_frame: clang and lld do
 NOTHING, FUNCTION = 0, 2  # STT_NOTYPE, STT_FUNC
@@ -343,6 +346,37 @@ class Elf:
             if kind in (PROGBITS, UNWIND) and strings[name : name + len(EH_FRAME)] == EH_FRAME:
                 return CallFrames(_bounded(self.read, offset, length, size, self.name), address, self.bits // 8)
         return CallFrames()
+
+    @cached_property
+    def debug_info(self) -> DebugInfo:
+        """Its debug information, or that of the file that its symbols are from."""
+        return DebugInfo(self.name, self._content) if self.named_by is None else self.named_by.debug_info
+
+    def _content(self, wanted: str) -> bytes:
+        """Return the content of a section, b"" where the file has none of the name. Raises OptprobeError."""
+        headers, size = self._sections(), self.sections[2]
+        if self.names >= len(headers):
+            return b""
+        strings = _bounded(self.read, headers[self.names][4], headers[self.names][5], size, self.name)
+        looked_for = wanted.encode() + b"\0"
+        for name, kind, flags, _, offset, length, *_ in headers:
+            if kind == PROGBITS and strings[name : name + len(looked_for)] == looked_for:
+                data = _bounded(self.read, offset, length, size, self.name)
+                return self._unpacked(data) if flags & COMPRESSED else data
+        return b""
+
+    def _unpacked(self, data: bytes) -> bytes:
+        """Return the content of a compressed section (System V ABI, 4.22). Raises OptprobeError."""
+        header = 24 if self.bits == 64 else 12
+        if int.from_bytes(data[:4], "little") != ZLIB:
+            raise OptprobeError(f"{self.name} has sections that are compressed in a way that is not known")
+        try:
+            found = zlib.decompressobj().decompress(data[header:], LARGEST_TABLE)
+        except zlib.error as error:
+            raise OptprobeError(f"{self.name} is damaged: {error}") from None
+        if len(found) == LARGEST_TABLE:
+            raise OptprobeError(f"{self.name} has a section of over {LARGEST_TABLE >> 20} MiB: none is read")
+        return found
 
     def _sections(self) -> list[tuple[int, ...]]:
         layout = _LAYOUTS[self.bits]

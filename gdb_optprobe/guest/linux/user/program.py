@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gdb_optprobe.guest.linux.user.files import File
 from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 from gdb_optprobe.guest.linux.user.pagecache import NotInMemory, PageCache
 from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.handlers.ctype import CType
 from gdb_optprobe.host_files import expanded, read_regular
 
 SOME = 4096
@@ -79,6 +81,17 @@ class Program:
         """Return whether arguments are where the ABI has them: at a function's symbol, and at its local entry."""
         bounds = self.elf.function(address)
         return bounds is not None and address in (bounds[0], self.elf.entry_of(address))
+
+    def parameters(self, address: int) -> Mapping[str, CType]:
+        """Return the parameters of the function that is entered at an address, in order. Raises OptprobeError.
+
+        None where the file has no debug information of it. A copy that a compiler has made of a function for some of
+        its callers takes others.
+        """
+        bounds = self.elf.function(address)
+        if self.bits != 64 or bounds is None or not self.is_entry(address):
+            return {}
+        return {} if "." in self.elf.spell(bounds[0]) else self.elf.debug_info.parameters(bounds[0])
 
     def offset(self, address: int) -> int:
         """Return the offset in the file of the page mapped there: code, or the rest of its last page.
