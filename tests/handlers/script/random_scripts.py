@@ -34,7 +34,9 @@ class Dialect:
     """What scripts may use.
 
     inputs:  expressions of numbers that no compiler knows. addresses: those that lead to texts.
-    defined: what bpftrace leaves to LLVM is left out: a division by 0, a shift by more bits than there are.
+    defined: what bpftrace 0.23 does otherwise, or as LLVM likes it, is left out: a division by 0, a shift by more bits
+        than there are, a comparison as a number (it is -1 there, or 1), arithmetic on less than 64 bits, `?` with sides
+        that are more than a word (it crashes), and a map whose first value in the text does not tell its type.
     ends:    `return` is there.
     """
 
@@ -119,6 +121,11 @@ class _Script:
     def all(self) -> Iterator[Statement]:
         self.depth = 1 if self.chosen.randrange(LARGE) else 3
         self.maps = [self._map(number) for number in range(self.chosen.randrange(1, 2 + self.depth // 2))]
+        if self.dialect.defined or self.chosen.random() < 0.5:
+            maps, self.maps = self.maps, []
+            for map_ in maps:
+                yield self._put_into(map_, last=True)
+                self.maps.append(map_)
         yield from self._given()
         for _ in range(self.chosen.randrange(1, 2 + self.depth)):
             yield from self._statement(self.depth)
@@ -162,24 +169,36 @@ class _Script:
         left, right = self.number(depth - 1), self.number(depth - 1)
         match self.chosen.randrange(14):
             case 0 | 1 | 2 | 3:
-                return f"({left} {self._some(*ARITHMETIC)} {right})"
+                return f"({self._whole(left)} {self._some(*ARITHMETIC)} {self._whole(right)})"
             case 4:
                 return self._divided(left, right)
             case 5:
                 return self._shifted(left, right)
             case 6 | 7:
-                return f"({left} {self._some(*COMPARISONS)} {right})"
+                return self._decided(f"{left} {self._some(*COMPARISONS)} {right}")
             case 8:
-                return f"({self._some('-', '~', '!')}{left})"
+                sign = self._some("-", "~", "!")
+                return self._decided(f"!{left}") if sign == "!" else f"({sign}{self._whole(left)})"
             case 9 | 10:
                 return f"(({self._some(*INTEGERS)}){left})"
             case 11:
                 type_ = self._some("int64", "uint64")
+                if self.dialect.defined:
+                    left, right = self._plain(), self._plain()
                 return f"({self.number(depth - 1)} ? ({type_}){left} : ({type_}){right})"
             case 12:
                 return self._of_texts(depth - 1)
             case _:
                 return self._called(left)
+
+    def _whole(self, value: str) -> str:
+        return f"(({self._some('int64', 'uint64')}){value})" if self.dialect.defined else value
+
+    def _decided(self, condition: str) -> str:
+        return f"({condition} ? 1 : 0)" if self.dialect.defined else f"({condition})"
+
+    def _plain(self) -> str:
+        return self._some(*self._variables(text=False), f"({self._some(*EDGES)})")
 
     def _leaf(self) -> str:
         kind = self.chosen.randrange(8)
@@ -197,6 +216,8 @@ class _Script:
 
     def _read(self) -> str:
         """Return what a map has, as a number; "" where there is none."""
+        if not self.maps:
+            return ""
         map_ = self.chosen.choice(self.maps)
         place = f"{map_.name}{self._key(map_)}"
         kind = self.chosen.randrange(4)
@@ -209,13 +230,14 @@ class _Script:
         return f"{place}.0" if map_.kind == "tuple" else ""
 
     def _divided(self, left: str, right: str) -> str:
+        right = self._whole(right)
         if self.dialect.defined:
             right = f"({right} | 1)"
-        return f"({left} {self._some('/', '%')} {right})"
+        return f"({self._whole(left)} {self._some('/', '%')} {right})"
 
     def _shifted(self, left: str, right: str) -> str:
         if self.dialect.defined:
-            left, right = f"(({self._some('int64', 'uint64')}){left})", f"({right} & 63)"
+            left, right = self._whole(left), f"({right} & 63)"
         return f"({left} {self._some('<<', '>>')} {right})"
 
     def _of_texts(self, depth: int) -> str:
@@ -227,7 +249,7 @@ class _Script:
             case 1 if variables:
                 return f"strcontains({self._some(*variables)}, {right})"  # native code searches in a text of the hit
             case _:
-                return f"({left} {self._some('==', '!=')} {right})"
+                return self._decided(f"{left} {self._some('==', '!=')} {right}")
 
     def _called(self, value: str) -> str:
         match self.chosen.randrange(3):
@@ -320,10 +342,10 @@ class _Script:
         whole = f"({'int64' if map_.signed else 'uint64'}){value}"
         match map_.kind:
             case "int":
-                operator = self._some("=", "=", "=", "+=", "-=", "|=", "&=", "^=", "*=")
-                return self._some(f"{place}++;", f"--{place};") if self.chosen.random() < 0.3 else (
-                    f"{place} {operator} (int64){value};"
-                )
+                if not last and self.chosen.random() < 0.3:
+                    return self._some(f"{place}++;", f"--{place};")
+                operator = "=" if last else self._some("=", "=", "=", "+=", "-=", "|=", "&=", "^=", "*=")
+                return f"{place} {operator} (int64){value};"
             case "text":
                 return f"{place} = {self.text(1) if not last else self._word()};"
             case "tuple":
