@@ -25,7 +25,7 @@ AGGREGATES = ("count", "sum", "min", "max", "avg", "stats")
 HISTOGRAMS = ("hist", "hist2", "lhist")
 READABLE = ("count", "sum", "min", "max", "avg")
 KINDS = ("int", "int", "int", "text", "tuple", *AGGREGATES, *HISTOGRAMS)
-LARGE = 8
+LARGE = 16
 """One script in so many is large: most failures need little, and small ones take little time."""
 
 
@@ -36,7 +36,8 @@ class Dialect:
     inputs:  expressions of numbers that no compiler knows. addresses: those that lead to texts.
     defined: what bpftrace 0.23 does otherwise, or as LLVM likes it, is left out: a division by 0, a shift by more bits
         than there are, a comparison as a number (it is -1 there, or 1), arithmetic on less than 64 bits, `?` with sides
-        that are more than a word (it crashes), and a map whose first value in the text does not tell its type.
+        that are more than a word (it crashes), a map whose first value in the text does not tell its type, and
+        whether a histogram has a key (it looks for one without a bucket).
     ends:    `return` is there.
     """
 
@@ -221,13 +222,16 @@ class _Script:
         map_ = self.chosen.choice(self.maps)
         place = f"{map_.name}{self._key(map_)}"
         kind = self.chosen.randrange(4)
-        if kind == 0 and map_.key:
+        if kind == 0 and map_.key and self._has_whole_keys(map_):
             return f"has_key({map_.name}, {self._key(map_)[1:-1]})" if len(map_.key) == 1 else f"len({map_.name})"
         if map_.kind == "int":
             return self._some(f"{place}++", f"--{place}").join("()") if kind == 1 else place
         if map_.kind in READABLE:
             return f"((int64){place})"
         return f"{place}.0" if map_.kind == "tuple" else ""
+
+    def _has_whole_keys(self, map_: Map) -> bool:
+        return not self.dialect.defined or map_.kind not in HISTOGRAMS
 
     def _divided(self, left: str, right: str) -> str:
         right = self._whole(right)
@@ -361,6 +365,8 @@ class _Script:
 
     def _remove(self) -> Iterator[Statement]:
         map_ = self.chosen.choice(self.maps)
+        if not self._has_whole_keys(map_):
+            return
         if map_.key and self.chosen.random() < 0.8:
             key = self._key(map_)
             yield f"delete({map_.name}, {key[1:-1] if len(map_.key) == 1 else key[1:-1].join('()')});"
