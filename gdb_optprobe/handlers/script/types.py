@@ -228,7 +228,7 @@ def same_kind(one: Type, other: Type) -> bool:
         case (Integer() | Enum(), Integer() | Enum()):
             return True
         case (Tuple(left), Tuple(right)):
-            # A part whose type an early walk has not found yet may be anything; the last walk refuses it.
+            # A part of a type that an early walk has not found yet may be anything; the last walk refuses it.
             return len(left) == len(right) and all(
                 same_kind(*parts) or any(isinstance(each, Nothing) for each in parts)
                 for parts in zip(left, right, strict=True)

@@ -223,7 +223,8 @@ class _Script:
         place = f"{map_.name}{self._key(map_)}"
         kind = self.chosen.randrange(4)
         if kind == 0 and map_.key and self._has_whole_keys(map_):
-            return f"has_key({map_.name}, {self._key(map_)[1:-1]})" if len(map_.key) == 1 else f"len({map_.name})"
+            key = self._key(map_)[1:-1]
+            return self._decided(f"has_key({map_.name}, {key})") if len(map_.key) == 1 else f"len({map_.name})"
         if map_.kind == "int":
             return self._some(f"{place}++", f"--{place}").join("()") if kind == 1 else place
         if map_.kind in READABLE:
@@ -251,7 +252,8 @@ class _Script:
             case 0:
                 return f"strncmp({left}, {right}, {self.chosen.randrange(1, 9)})"
             case 1 if variables:
-                return f"strcontains({self._some(*variables)}, {right})"  # native code searches in a text of the hit
+                # Native code searches in a text of the hit.
+                return self._decided(f"strcontains({self._some(*variables)}, {right})")
             case _:
                 return self._decided(f"{left} {self._some('==', '!=')} {right}")
 
