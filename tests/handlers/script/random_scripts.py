@@ -374,11 +374,17 @@ class _Script:
             yield f"delete({map_.name}, {key[1:-1] if len(map_.key) == 1 else key[1:-1].join('()')});"
         elif map_.key:
             yield f"{self._some('clear', 'zero')}({map_.name});"
+        else:
+            yield f"{self._some('clear', 'delete')}({map_.name});"
 
     def _print(self) -> Iterator[Statement]:
         one, other, text = self.number(self.depth), self.number(1), self.text(1)
         width = self._some("", "-5", "05", "12")
         number = self._some("d", "u", "x", "ld", "lu", "lx", "lld", "hd", "hhd", "hhu")
+        map_ = self.chosen.choice(self.maps)
+        if map_.kind in ("int", "text", "tuple") and self.chosen.random() < 0.2:
+            yield f"print({map_.name}{self._key(map_)});" if map_.key else f"print(({map_.name}, {one}));"
+            return
         yield self._some(
             f'printf("%{width}{number} %s %{self._some("d", "ld", "lx")}\\n", {one}, {text}, {other});',
             f"print(({one}, {text}, {other}));",
