@@ -53,7 +53,7 @@ class Place:
     """Where an ISA's code runs.
 
     arguments: registers, by number. texts: where texts are, in a page that probe_read reads. faults: of objects.
-    before: memory, by address. kept_from: of the pages of the stack, what is there stays. peek: as interpreter.Hit's.
+    before: memory, by address. frame: of it, where code may have its stack. peek: as interpreter.Hit's.
     """
 
     side: Side
@@ -63,7 +63,7 @@ class Place:
     texts: int
     faults: int
     stack: int
-    kept_from: int
+    frame: range
     per_cpu: int
     before: Mapping[int, bytes]
     around: Callable[[Program, Dead], LoweringContext]
@@ -79,8 +79,7 @@ class Machine:
         self._uc.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
         self._frames: dict[int, int] = {}
         physical = PAGE
-        self._maps_at = place.faults + MAPS_OFFSET
-        for at, data in (*place.before.items(), (self._maps_at, bytes(MAPS_ROOM))):
+        for at, data in (*place.before.items(), (place.faults + MAPS_OFFSET, bytes(MAPS_ROOM))):
             self._frames |= {at + page: physical + page for page in range(0, len(data), PAGE)}
             physical += len(data)
         self._uc.mem_map(0, physical)
@@ -193,9 +192,13 @@ class Machine:
         for at, before in place.before.items():
             if at & -PAGE == place.code & -PAGE or at <= place.faults < at + len(before):
                 continue
-            start = max(0, place.kept_from - at) if at <= place.stack < at + len(before) else 0
-            if bytes(uc.mem_read(self._frames[at] + start, len(before) - start)) != before[start:]:
+            left = bytearray(uc.mem_read(self._frames[at], len(before)))
+            if place.frame.start in range(at, at + len(before)):
+                own = slice(place.frame.start - at, place.frame.stop - at)
+                left[own] = before[own]
+            if left != before:
                 yield f"memory at {at:#x} changed"
+                uc.mem_write(self._frames[at], before)
 
     def _wrong(
         self,
@@ -231,14 +234,12 @@ def _places(program: Program, faults: int) -> dict[str, int]:
 
 
 def intel() -> Machine:
+    """Return one of x86-64."""
     before = running.memory_of(running.state({}), {})
     texts = running.DATA + 64
     page = bytearray(before[running.DATA])
     page[64 : 64 + len(b"".join(TEXTS))] = b"".join(TEXTS)
     before[running.DATA] = bytes(page)
-
-    def around(program: Program, dead: Dead) -> LoweringContext:
-        return running.surroundings(program, dead)
 
     @lru_cache(1 << 12)
     def place_of(page: int) -> int | None:
@@ -256,20 +257,22 @@ def intel() -> Machine:
         return data
 
     arguments = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
+    frame = range(running.STACK - PAGE, running.STACK)
     return Machine(Place(
-        INTEL, INTEL_BACKEND, arguments, running.START, texts, running.FAULTS, running.STACK, running.STACK,
-        running.GS, before, around, peek,
+        INTEL, INTEL_BACKEND, arguments, running.START, texts, running.FAULTS, running.STACK, frame,
+        running.GS, before, running.surroundings, peek,
     ))  # fmt: skip
 
 
 def ibm() -> Machine:
-    page = bytearray(power._PRISTINE)
+    """Return one of ppc64le."""
+    page = bytearray(power.PRISTINE)
     texts = power.POINTED + 64
     at = texts - power.DATA
     page[at : at + len(b"".join(TEXTS))] = b"".join(TEXTS)
     at = power.PACA + power.DATA_OFFSET - power.DATA
     page[at : at + WORD] = (power.PER_CPU - running.PER_CPU & MASK).to_bytes(WORD, "little")
-    routine = encodings.encode_items([*power._routine()])
+    routine = encodings.encode_items([*power.read_routine()])
     code = bytes(oracle.CODE_SIZE // 2) + routine.ljust(oracle.CODE_SIZE // 2, b"\0")
     split = power.FAULTS - power.DATA
     before = {oracle.HERE: code, power.DATA: bytes(page[:split]), power.FAULTS: bytes(page[split:])}
@@ -285,8 +288,8 @@ def ibm() -> Machine:
         return before[power.DATA][address - power.DATA :][:size]
 
     arguments = ("r3", "r4", "r5", "r6", "r7", "r8")
-    kept_from = oracle.STACK - IBM.below
+    frame = range(power.DATA + oracle.DATA_SIZE // 2, oracle.STACK - IBM.below)
     return Machine(Place(
-        IBM, POWER_BACKEND, arguments, oracle.HERE, texts, power.FAULTS, oracle.STACK, kept_from,
+        IBM, POWER_BACKEND, arguments, oracle.HERE, texts, power.FAULTS, oracle.STACK, frame,
         power.PER_CPU - running.PER_CPU & MASK, before, around, peek,
     ))  # fmt: skip

@@ -85,9 +85,11 @@ def all_of(first: int, count: int) -> Iterator[tuple[list[str], int]]:
 def test_random_scripts_leave_what_the_interpreter_says() -> None:
     began = time.monotonic()
     found, refused = [], 0
-    for wrong, without in all_of(FIRST, COUNT):
+    for number, (wrong, without) in enumerate(all_of(FIRST, COUNT)):
         found += wrong
         refused += without
+        if number % 20 == 19:
+            print(f"{TOGETHER * (number + 1)} scripts, {len(found)} wrong", flush=True)
     print(f"{COUNT} scripts, {refused} refused, {COUNT / (time.monotonic() - began):.0f} a second")
     assert not found, f"{len(found)} scripts; the shortest:\n{min(found, key=len)}"
     assert refused <= MOST_REFUSED * COUNT * len(MACHINES)
