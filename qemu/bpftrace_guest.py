@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -32,7 +33,10 @@ DISK = (
 )
 """/dev/nvme0n1, which Debian's cloud kernels know without a module. It forgets what is written."""
 PACKAGES = ("bpftrace", "bash", "libc-bin", "openssl", "procps", "zstd")
-PROGRAMS = ("usr/bin/bpftrace", "bin/bash", "usr/bin/getent", "usr/bin/openssl", "usr/bin/free", "usr/bin/zstd")
+PROGRAMS = (
+    *("usr/bin/bpftrace", "bin/bash", "usr/bin/getent", "usr/bin/openssl", "usr/bin/free", "usr/bin/zstd"),
+    "sbin/ldconfig",
+)
 FOLDERS = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "bin", "usr/bin")
 BESIDE = re.compile(r"(usr/)?lib/x86_64-linux-gnu/(libnss_files|libpthread)\S*|etc/ssl/openssl\.cnf")
 """What programs open by name, which their headers do not tell."""
@@ -53,6 +57,8 @@ _start: mov $35, %eax; lea time(%rip), %rdi; xor %esi, %esi; syscall
 time:   .quad 0, 100000000
 """
 """nanosleep and setuid, which no program of the guest calls as the tools see it."""
+LIBRARIES = "mkdir -p /etc && /sbin/ldconfig /lib/x86_64-linux-gnu /usr/lib/x86_64-linux-gnu"
+"""Makes the cache in which bpftrace looks for libraries that have no path."""
 OUT, PID = "/tmp/theirs", "/tmp/their-pid"
 GONE = f"read p < {PID}; [ -e /proc/$p/exe ] || break; sleep 0.1"
 READY = f"for i in $(seq 600); do [ $(wc -l < {OUT}) -ge {{lines}} ] && break; {GONE}; done; sleep 1"
@@ -88,6 +94,7 @@ def running_bpftrace(guest: Guest, arguments: str, lines: int = 1) -> Iterator[C
 
     Raises GuestError.
     """
+    guest.check(f"[ -e /etc/ld.so.cache ] || {LIBRARIES}", timeout=TIMEOUT)
     start = f"rm -f {OUT}; /usr/bin/bpftrace {arguments} > {OUT} 2>&1 & echo $! > {PID}"
     guest.check(f"{start}; {READY.format(lines=lines)}", timeout=TIMEOUT)
     ended: list[str] = []
@@ -109,7 +116,8 @@ def is_running(guest: Guest) -> bool:
 
 
 def _initramfs(suite: str, package: str, of: str) -> Path:
-    place = cache_directory() / f"initramfs-bpftrace-{suite}-{of}-{package}.gz"
+    made_of = zlib.crc32(repr((PACKAGES, PROGRAMS, BESIDE, HEADERS, CALLS)).encode())
+    place = cache_directory() / f"initramfs-bpftrace-{suite}-{of}-{package}-{made_of:08x}.gz"
     files = {f"lib/modules/{name}.ko": data for name, data in stock_modules(package, "amd64", MODULES, of).items()}
     with locked(place.with_name(f".{place.name}.lock")):
         if not place.is_file():

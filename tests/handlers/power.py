@@ -43,7 +43,7 @@ DATA_OFFSET = 0x30  # in the PACA
 _USABLE = [name for name in abi.GENERAL if name not in abi.RESERVED]
 _CAN_BE_DEAD = (*_USABLE, *abi.CR_FIELDS[1:], abi.CTR, abi.LR)
 _ROOMS = (128, 512, 3900)  # the last is what oracle.s can take
-_PRISTINE = b"".join(
+PRISTINE = b"".join(
     struct.pack("<Q", rotated(at * -0x61C8_864F, 29)) for at in range(DATA, DATA + DATA_SIZE, 8)
 ).ljust(SIZE, b"\0")  # as oracle.s fills it
 
@@ -106,7 +106,7 @@ class Trial:
     @cached_property
     def memory(self) -> bytes:
         """Before the program."""
-        memory = bytearray(_PRISTINE)
+        memory = bytearray(PRISTINE)
         struct.pack_into("<Q", memory, PACA + DATA_OFFSET - DATA, self.base)
         for at, data in running.objects(self.program, FAULTS).items():
             memory[at - DATA : at - DATA + len(data)] = data
@@ -117,9 +117,9 @@ class Trial:
         code = self.code + to_bytes(TRAP)
         patches = [(HERE + i, code[i : i + 4]) for i in range(0, len(code), 4)]
         if self.program.dereferences:
-            routine = encodings.encode_items([*_routine()])
+            routine = encodings.encode_items([*read_routine()])
             patches += [(ROUTINE + i, routine[i : i + 4]) for i in range(0, len(routine), 4)]
-        words = zip(memoryview(self.memory).cast("I"), memoryview(_PRISTINE).cast("I"), strict=True)
+        words = zip(memoryview(self.memory).cast("I"), memoryview(PRISTINE).cast("I"), strict=True)
         data = [(DATA + 4 * i, word.to_bytes(4, "little")) for i, (word, there) in enumerate(words) if word != there]
         return self.registers, patches + data
 
@@ -132,7 +132,7 @@ class Trial:
             lost = _dead_bits(name, dead)
             if name != abi.PC and (value ^ left.registers[name]) & ~lost:
                 yield f"{name}: {left.registers[name]:#x} for {value:#x}"
-        memory = bytearray(_PRISTINE)
+        memory = bytearray(PRISTINE)
         for at, word in left.memory.items():
             struct.pack_into("<Q", memory, at - DATA, word)
         for kept in (slice(DATA_SIZE // 2), slice(STACK - abi.RED_ZONE - DATA, DATA_SIZE)):
@@ -171,7 +171,7 @@ def differences(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
     assert all(len(patches) <= smallest for _, (_, patches) in steps)
 
 
-def _routine() -> Iterator[Item]:
+def read_routine() -> Iterator[Item]:
     """As guest/linux/arch/ppc64le/probe_read.py has it, of the page at POINTED; what is lost is lost."""
     some, fault, out = Label(), Label(), Label()
     yield from load(9, POINTED)

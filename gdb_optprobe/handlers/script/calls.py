@@ -89,6 +89,7 @@ from gdb_optprobe.maps.aggregate import (
 AGGREGATES = {"count": (0, 0), "sum": (1, 1), "min": (1, 1), "max": (1, 1), "avg": (1, 1), "stats": (1, 1),
               "hist": (1, 2), "lhist": (4, 4)}  # fmt: skip
 """Functions that are assigned to a map, and how many arguments they take."""
+HISTOGRAMS = ("hist", "lhist")
 MOST_BUCKETS = 1000
 MOST_JOINED, JOINED_SIZE = 16, 128
 _DEEPEST_STACK = 127

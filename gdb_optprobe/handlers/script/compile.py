@@ -185,7 +185,10 @@ def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
                 if declared.settings.missing_probes == "warn":
                     declared.warnings.append(f"could not attach probe {point}, skipping.")
                 continue
-            matches += [(point, each) for each in here]
+            # libc has what libpthread had: a list that names both has the function once, as in bpftrace.
+            there = {each.name for other, each in matches if other.target != point.target}
+            in_programs = point.provider in ("uprobe", "uretprobe")
+            matches += [(point, each) for each in here if not in_programs or each.name not in there]
             declared.warnings += dict.fromkeys(each.note for each in here if each.note)
         total += len(matches)
         if total > declared.settings.max_probes:

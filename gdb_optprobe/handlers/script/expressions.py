@@ -289,12 +289,13 @@ class Expressions(Body):
         value = found.value.aggregate if isinstance(found.value, Folded) else columns(found.value)
         return Map(name[1:], key, value, self.declared.settings.max_map_keys)
 
-    def key_of(self, node: tree.Map) -> tuple[Operand, ...]:
-        """Return the key of a map, as its columns."""
+    def key_of(self, node: tree.Map, kept: bool = False) -> tuple[Operand, ...]:
+        """Return the key of a map, as its columns. kept: no later statement changes it."""
         if node.key is None:
             self.declared.key_given(node.name, NOTHING, node.where)
             return ()
-        return self.key(node.name, self.value(node.key), node.where)
+        value = self.read(self.value(node.key))
+        return self.key(node.name, self.kept(value) if kept else value, node.where)
 
     def key(self, name: str, value: Value, where: Place) -> tuple[Operand, ...]:
         """Return a value as the key of a map."""
@@ -346,7 +347,9 @@ class Expressions(Body):
         if node.op == "!":
             return Word(integer(_size(word.type), False), fold.negation(word.expr))
         op = UnaryOp.NEGATE if node.op == "-" else UnaryOp.INVERT
-        return Word(integer(8, is_signed(word.type)), fold.unary(op, word.expr, 64, is_signed(word.type)))
+        # The bits of the operand alone count, and the result has 64 of the same sign, as in bpftrace.
+        found_ = narrowed(fold.unary(op, word.expr, 64, is_signed(word.type)), word.type)
+        return Word(integer(8, is_signed(word.type)), found_)
 
     def _pointed_to(self, value: Value, where: Place, of: Place) -> Value:
         found = self.read(value)
@@ -663,7 +666,10 @@ class Expressions(Body):
             if found.literal and isinstance(found.expr, Constant) and known and found.expr.value not in known:
                 message = f"Enum: {type_.name} doesn't contain a variant value of {found.expr.value}"
                 raise wrong(message, node.value.where)
-        return Word(plain(type_), fold.convert(found.expr, type_.width, type_.signed), found.literal)
+        # More bits are filled by the sign of the type that is cast to, as bpftrace does it, not of the one cast from.
+        width = min(8 * _size(found.type), type_.width)
+        widened = fold.convert(found.expr, width, type_.signed) if width < type_.width else found.expr
+        return Word(plain(type_), fold.convert(widened, type_.width, type_.signed), found.literal)
 
     def _as_array(self, type_: Array, value: Value, node: tree.Cast) -> Data:
         word = self.integer(value, node.value.where)

@@ -47,6 +47,7 @@ from gdb_optprobe.maps.aggregate import (
     Powers,
     Stats,
     Sum,
+    initial,
     number,
 )
 
@@ -397,6 +398,8 @@ def amount(type_: Folded, words: Sequence[int]) -> int:
             return sum(words)
         case Count():
             return words[0]
+        case Least() | Greatest() if tuple(words) == initial(type_.aggregate):
+            return 0  # after `zero`
         case Sum(signed) | Least(signed) | Greatest(signed):
             return number(words[0], signed)
         case Average() | Stats():

@@ -12,11 +12,13 @@ from gdb_optprobe.handlers.ir import (
     Continue,
     Copy,
     Each,
+    Expr,
     If,
     Literal,
     Loop,
     Modify,
     Op,
+    Operand,
     Return,
     Set,
     Slice,
@@ -26,7 +28,7 @@ from gdb_optprobe.handlers.ir import (
 )
 from gdb_optprobe.handlers.script import tree
 from gdb_optprobe.handlers.script.body import Local
-from gdb_optprobe.handlers.script.calls import AGGREGATES, Calls
+from gdb_optprobe.handlers.script.calls import AGGREGATES, HISTOGRAMS, Calls
 from gdb_optprobe.handlers.script.place import Place, wrong
 from gdb_optprobe.handlers.script.types import (
     INT64,
@@ -47,6 +49,7 @@ from gdb_optprobe.handlers.script.types import (
     stored,
 )
 from gdb_optprobe.handlers.script.values import Value, Word, narrowed
+from gdb_optprobe.maps.aggregate import Aggregate
 
 MOST_UNROLLED = 100
 MOST_ROUNDS = 1 << 14
@@ -108,8 +111,7 @@ class Statements(Calls):
 
     def _assign_map(self, node: tree.Assign, target: tree.Map) -> None:
         if isinstance(node.value, tree.Call) and node.value.name in AGGREGATES:
-            aggregate, value = self.aggregate(node.value)
-            by = self.key_of(target)
+            aggregate, value, by = self._aggregated(node.value, target)
             self.declared.value_given(target.name, Folded(aggregate), node.where)
             self.emit(Update(self.map_of(target.name), value, by))
             return
@@ -123,6 +125,8 @@ class Statements(Calls):
             type_ = value_.type
         if isinstance(type_, Nothing) and self.declared.final:
             raise wrong(f"Invalid expression for assignment: {spelled(type_)}", node.value.where)
+        if _has_steps(target.key):
+            value_ = self.kept(value_)
         by = self.key_of(target)
         kept = self.declared.value_given(target.name, stored(type_), node.where)
         if isinstance(kept, Nothing):
@@ -132,6 +136,18 @@ class Statements(Calls):
             message = f"Type mismatch for {target.name}: trying to assign value of type '{spelled(type_)}' {known_}"
             raise wrong(message, node.where)
         self.emit(Set(self.map_of(target.name), by, self.stored_operands(value_, kept)))
+
+    def _aggregated(self, call: tree.Call, target: tree.Map) -> tuple[Aggregate, Expr | None, tuple[Operand, ...]]:
+        """Return what is added to a map, and its key, in bpftrace's order: the key first, but for histograms."""
+        if call.name in HISTOGRAMS:
+            aggregate, value = self.aggregate(call)
+            if value is not None and _has_steps(target.key):
+                kept = self.kept(Word(INT64, value))
+                assert isinstance(kept, Word)
+                value = kept.expr
+            return aggregate, value, self.key_of(target)
+        by = self.key_of(target, kept=any(map(_has_steps, call.arguments)))
+        return *self.aggregate(call), by
 
     def _of_aggregate(self, node: tree.Assign, target: tree.Map, value: Value, known: Type) -> Value:
         """Return the number that an aggregate amounts to, where the map has numbers."""
@@ -150,6 +166,8 @@ class Statements(Calls):
             return False
         if not is_integer(self.declared.map(target.name).value):
             return False
+        if _has_steps(target.key) or _has_steps(found.right):
+            return False  # the key counts twice then: where the old value is, and where the new one will be
         value = self.read(self.value(found.right))
         if not isinstance(value, Word) or not (is_integer(value.type) or is_readable(value.type)):
             return False
@@ -339,6 +357,11 @@ class Statements(Calls):
             raise wrong(f"'{kind}' statement outside of a loop", where)
         else:
             self.emit(Break() if kind == "break" else Continue())
+
+
+def _has_steps(node: tree.Expression | None) -> bool:
+    """Return whether an expression has a `++` or a `--`."""
+    return node is not None and any(isinstance(each, tree.Step) for each in tree.nodes(node))
 
 
 def _leaves(body: tuple[tree.Statement, ...]) -> bool:

@@ -228,7 +228,11 @@ def same_kind(one: Type, other: Type) -> bool:
         case (Integer() | Enum(), Integer() | Enum()):
             return True
         case (Tuple(left), Tuple(right)):
-            return len(left) == len(right) and all(map(same_kind, left, right))
+            # A part of a type that an early walk has not found yet may be anything; the last walk refuses it.
+            return len(left) == len(right) and all(
+                same_kind(*parts) or any(isinstance(each, Nothing) for each in parts)
+                for parts in zip(left, right, strict=True)
+            )
         case (Folded(left), Folded(right)):
             return type(left) is type(right)
         case (Stack(user, mode, depth), Stack(other_user, other_mode, other_depth)):
@@ -247,6 +251,8 @@ def same_kind(one: Type, other: Type) -> bool:
 def larger(one: Type, other: Type) -> Type:
     """Return the type that holds values of both, which are of one kind."""
     match one, other:
+        case (Nothing(), _):
+            return other
         case (Text(size), Text(other_size)):
             return Text(max(size, other_size))
         case (Blob(size), Blob(other_size)):

@@ -51,6 +51,7 @@ class FakeHit:
     types: BtfTypes | None
     record: Struct | None = None
     parameters: Mapping[str, CType] = field(default_factory=dict)
+    arguments: Sequence[str] = ARGUMENTS
 
     def builtin(self, name: str) -> Meaning | Missing:
         match name:
@@ -70,7 +71,7 @@ class FakeHit:
     def argument(self, number: int) -> Rvalue | Missing:
         if self.provider not in PROVIDERS_WITH_ARGUMENTS:
             return Missing(f"The arg{number} builtin can only be used with 'kprobes', 'uprobes' and 'usdt' probes")
-        return Rvalue(Register(ARGUMENTS[number]), UNSIGNED_LONG)
+        return Rvalue(Register(self.arguments[number]), UNSIGNED_LONG)
 
     def register(self, name: str) -> Rvalue | Missing:
         return Rvalue(Register("rip"), UNSIGNED_LONG)
@@ -80,7 +81,7 @@ class FakeHit:
             type_ = self.parameters[name]
             number = [*self.parameters].index(name)
             assert isinstance(type_, Integer | Enum | Pointer)
-            return Rvalue(Register(ARGUMENTS[number]), type_)
+            return Rvalue(Register(self.arguments[number]), type_)
         found = self.record.lookup(name) if self.record is not None else None
         if found is None:
             names = self.record.names() if self.record is not None else [*self.parameters]
@@ -110,6 +111,7 @@ class FakeKernel:
     types: BtfTypes | None = None
     absent: Sequence[str] = ()
     host: HostScope = field(default_factory=HostScope)
+    arguments: Sequence[str] = ARGUMENTS
 
     def type(self, keyword: str, name: str) -> CType | Missing:
         found = self.types.named(keyword, name) if self.types is not None else None
@@ -146,7 +148,7 @@ class FakeKernel:
         parameters: dict[str, CType] = {}
         if provider in ("fentry", "fexit") and self.types is not None and (found := self.types.btf.function(name)):
             parameters = {each.name: self.types.type(each.type) for each in found.parameters}
-        return FakeHit(provider, self.types, parameters=parameters)
+        return FakeHit(provider, self.types, parameters=parameters, arguments=self.arguments)
 
     def _record(self, system: str, event: str) -> Struct | None:
         if system == "syscalls":

@@ -1,0 +1,36 @@
+"""Where the probes of a script are attached, where several of its attach points lead to one function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.script.compile import compile_script
+from gdb_optprobe.handlers.script.scope import Matched
+from tests.handlers.script.kernel import FakeKernel
+
+
+class OneLibrary(FakeKernel):
+    """libpthread has no functions of its own: libc has them."""
+
+    def matches(self, provider: str, target: str, name: str, offset: int) -> Sequence[Matched] | Missing:
+        return super().matches(provider, "/lib/libc.so.6" if target in ("libc", "libpthread") else target, name, offset)
+
+
+def attached(text: str) -> list[str]:
+    return [each.name for each in compile_script(text, OneLibrary()).probes]
+
+
+def test_a_function_that_two_libraries_lead_to_is_attached_once() -> None:
+    name = "uprobe:/lib/libc.so.6:pthread_create"
+    assert attached("uprobe:libpthread:pthread_create, uprobe:libc:pthread_create { @++; }") == [name]
+    assert attached("uprobe:libc:a, uprobe:libpthread:* { @++; }") == [
+        "uprobe:/lib/libc.so.6:a",
+        "uprobe:/lib/libc.so.6:b",
+    ]
+
+
+def test_what_a_list_names_twice_is_attached_twice() -> None:
+    assert len(attached("uprobe:libc:f, uprobe:libc:f { @++; }")) == 2
+    assert len(attached("kprobe:f, kprobe:f { @++; }")) == 2
+    assert len(attached("uprobe:libc:f { @a++; } uprobe:libpthread:f { @b++; }")) == 2

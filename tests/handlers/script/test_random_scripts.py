@@ -1,0 +1,120 @@
+"""Random scripts as native code of both ISAs: what hits leave is what the interpreter says. A seed names a script.
+
+$OPTPROBE_PROGRAMS: how many. $OPTPROBE_SEED: the first one's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.handlers.lower_expressions import NotLowered
+from tests.examples import FULL, examples
+from tests.handlers.script import native, random_scripts
+from tests.handlers.script.native import Machine
+from tests.handlers.script.random_scripts import Dialect, Statement, made, smaller, written
+
+NATIVE = Dialect(inputs=("arg0", "arg1", "arg2", "arg3"), addresses=("arg4", "arg5"))
+COUNT = int(os.environ.get("OPTPROBE_PROGRAMS", 20_000 if FULL else examples(100)))
+FIRST = int(os.environ.get("OPTPROBE_SEED", 0))
+TOGETHER = 250
+"""Scripts of one process, before it says what it found."""
+REFUSED = "refused"
+"""Scripts that are not compiled, or for which there is no native code: too many bytes of variables."""
+MOST_REFUSED = 0.05
+MACHINES = {"x86-64": native.intel, "ppc64le": native.ibm}
+
+
+@cache
+def machine(name: str) -> Machine:
+    return MACHINES[name]()
+
+
+def trouble(statements: Sequence[Statement], seed: int, name: str) -> str:
+    """Return what is wrong with a script; "" if nothing is, and REFUSED where there is no native code."""
+    try:
+        return "; ".join(machine(name).differences(f"kprobe:f {{ {written(statements)} }}", seed))
+    except NotLowered as refused:
+        assert any(limit in refused.why for limit in native.LIMITS), refused.why
+        return REFUSED
+    except OptprobeError:
+        return REFUSED
+
+
+def some(first: int, count: int) -> tuple[list[str], int]:
+    """Return what is wrong with so many scripts, and how many were refused."""
+    found, refused = [], Counter[str]()
+    for seed in range(first, first + count):
+        for name in MACHINES:
+            statements = made(seed, NATIVE)
+            wrong = trouble(statements, seed, name)
+            refused[name] += wrong == REFUSED
+            if wrong and wrong != REFUSED:
+                found.append(reported(statements, seed, name))
+    return found, refused.total()
+
+
+def reported(statements: tuple[Statement, ...], seed: int, name: str) -> str:
+    """Return the smallest script that fails as this one does, and how."""
+
+    def fails(some: tuple[Statement, ...]) -> bool:
+        return trouble(some, seed, name) not in ("", REFUSED)
+
+    least = smaller(statements, fails)
+    return f"seed {seed} on {name}: {trouble(least, seed, name)}\n    kprobe:f {{ {written(least)} }}"
+
+
+def all_of(first: int, count: int) -> Iterator[tuple[list[str], int]]:
+    """Yield what parts of so many scripts leave, in several processes where they are many."""
+    parts = [(at, min(TOGETHER, first + count - at)) for at in range(first, first + count, TOGETHER)]
+    if len(parts) == 1:
+        yield some(*parts[0])
+        return
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(some, *zip(*parts, strict=True))
+
+
+@pytest.mark.stress
+def test_random_scripts_leave_what_the_interpreter_says() -> None:
+    began = time.monotonic()
+    found, refused = [], 0
+    for number, (wrong, without) in enumerate(all_of(FIRST, COUNT)):
+        found += wrong
+        refused += without
+        if number % 20 == 19:
+            print(f"{TOGETHER * (number + 1)} scripts, {len(found)} wrong", flush=True)
+    print(f"{COUNT} scripts, {refused} refused, {COUNT / (time.monotonic() - began):.0f} a second")
+    assert not found, f"{len(found)} scripts; the shortest:\n{min(found, key=len)}"
+    assert refused <= MOST_REFUSED * COUNT * len(MACHINES)
+
+
+def test_a_seed_names_a_script() -> None:
+    assert written(made(7, NATIVE)) == written(made(7, NATIVE)) != written(made(8, NATIVE))
+
+
+def test_what_fails_is_made_smaller() -> None:
+    """A script fails where it has a `while` with a `print` in it; nothing else is left."""
+
+    def fails(some: tuple[Statement, ...]) -> bool:
+        return any(isinstance(each, random_scripts.Nest) and "while" in each.head and "print" in written([each])
+                   for each in some)  # fmt: skip
+
+    seed = next(seed for seed in range(1000) if fails(made(seed, NATIVE)))
+    least = smaller(made(seed, NATIVE), fails)
+    assert len(least) == 1 and isinstance(least[0], random_scripts.Nest) and len(least[0].body) == 1
+
+
+def test_a_wrong_result_is_seen() -> None:
+    """Of two scripts, the code of one and the interpretation of another."""
+    for name in MACHINES:
+        here = machine(name)
+        texts = ("@ = arg0;", "@ = arg0 + 1;")
+        assert not [*here.differences(f"kprobe:f {{ {texts[0]} }}", 1)]
+        assert [*here.differences(f"kprobe:f {{ {texts[0]} }}", 1, f"kprobe:f {{ {texts[1]} }}")]
