@@ -33,6 +33,7 @@ from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.event_probes import handled, names_at, names_at_return
 from gdb_optprobe.probes.follower import Drained, Follower
+from gdb_optprobe.probes.guest_traces import GuestTraces
 from gdb_optprobe.probes.kprobes import Kprobes, LeftOut
 from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.module_tracker import ModuleTracker
@@ -53,6 +54,7 @@ from gdb_optprobe.probes.views import (
     CollectorView,
     CountsView,
     ExplainView,
+    GuestTraceView,
     LeftOutView,
     ObjectView,
     ProbeView,
@@ -72,7 +74,7 @@ A_RETURN = 20_000
 """Bytes of data that a return probe with a table of its own takes, at most, where it counts or gathers times."""
 OWN_UNWINDER = (
     "with so many returns probed, the guest's own traces of its stacks (an oops, /proc/PID/stack, lockdep, livepatch) "
-    "end where a probed function returns; GDB's do not"
+    "end where a probed function returns; GDB's do not, and optprobe report has what the guest prints of an oops, whole"
 )
 OWN_TABLE = OptprobeError("a return probe with a table of calls of its own is for few functions: name them")
 SLICE = 0.1
@@ -142,6 +144,7 @@ class Session:
         self.batches = Batches(*common, settings, *shared, self.block_planner, self.block_members)
         self.block_adoption = BlockAdoption(*common, *shared, self.block_planner, self.block_members)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
+        self.guest_traces = GuestTraces(target, self.optimizer.rethooks)
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
         )
@@ -238,6 +241,7 @@ class Session:
                 self._put_in(spec, addresses, new)
             self.module_tracker.update_load_hook()
             self._check_room(new)
+            self.watch_traces()
         except BaseException as error:
             lack = self._lack(new) if isinstance(error, Refused) else None
             others = sum(len(addresses) for _, addresses in places) - (have := new.with_counters)
@@ -472,6 +476,7 @@ class Session:
         self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
+        self.watch_traces()
         if failure is not None and left:
             raise OptprobeError(f"{left} of {number} probes are left in the guest: {failure.message}")
         if failure is not None:
@@ -500,6 +505,7 @@ class Session:
         self.uprobes.settle(probes)
         self.optimizer.write_records(probes)
         self.module_tracker.update_load_hook()
+        self.watch_traces()
         return switched
 
     def resettle(self) -> None:
@@ -699,6 +705,15 @@ class Session:
         """Return what the slot collector has done; None where there was nothing to do."""
         return self.optimizer.collector.view(self.optimizer.arena)
 
+    def watch_traces(self) -> None:
+        """Have the guest stop as it prints a trace, while so many returns are probed that it is likely to end at one.
+        """
+        self.guest_traces.watch(self._functions_with_returns() > MANY_RETURNS)
+
+    def printed_traces(self) -> Sequence[GuestTraceView]:
+        """Return the traces that the guest has printed, and that ended where a return is probed."""
+        return self.guest_traces.views()
+
     def clear(self, numbers: Sequence[int] | None = None) -> None:
         """Start counting from zero."""
 
@@ -713,6 +728,9 @@ class Session:
         self.optimizer.scripts.clear([probe.number for probe in probes])
         for block in blocks:
             self.returns.clear(block)
+        if numbers is None:
+            self.guest_traces.clear()
+            self.watch_traces()
         self.optimizer.write_records(probes)
 
     def saved(self) -> SavedProbes:
@@ -987,6 +1005,7 @@ class Session:
         self.uprobes.abandon()
         self.registry.abandon()
         self.optimizer.rethooks.abandon()
+        self.guest_traces.abandon()
         self.module_tracker.abandon()
         self.optimizer.traps.dispatcher.abandon()
         self.optimizer.tracepoints.abandon()
