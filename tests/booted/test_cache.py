@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from qemu.debugger import Debugger
-from qemu.guest import Guest
+from qemu.guest import Guest, Options
+from tests.booted.conftest import ACCELERATOR
 
 TRACING = "/sys/kernel/tracing"
 PLANS = Path(__file__).with_name("guest_plans.py")
@@ -96,3 +97,11 @@ def test_what_one_boot_finds_out_holds_in_the_next_wherever_the_kernel_is_loaded
     assert found["compared"] > 0.9 * made > 100
     assert {"optimized", "breakpoint"} <= {*found["tiers"]}
     assert len(list(cached.glob("*/*/*-*"))) == files + 1, "that of the plans"
+
+
+def test_plans_of_one_boot_hold_in_the_next_on_ppc64le(ppc_guest: Guest, cached: Path) -> None:
+    made = plans(ppc_guest, "keep-plans")["made"]
+    with Guest.start(Options(arch="ppc64le", extra=ACCELERATOR)) as later:
+        found = plans(later, "compare-plans")
+    assert found["others"] == []
+    assert found["compared"] > 0.9 * made > 80 and "optimized" in found["tiers"]
