@@ -51,7 +51,7 @@ from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
-from gdb_optprobe.probes.stops import Hit, OnHit, ProbeStop
+from gdb_optprobe.probes.stops import Caller, Hit, OnHit, ProbeStop
 from gdb_optprobe.probes.target import Command, NoModules, Target
 from tests.detours.fakes import code
 from tests.guest.linux import fake_kernel
@@ -638,6 +638,9 @@ class FakeDebugger:
 
     def breakpoints(self) -> frozenset[int]:
         return self.guest.breakpoints
+
+    def callers(self, hit: Hit) -> Sequence[Caller]:
+        return ()
 
     def run(self, seconds: float | None, until: Command | None = None) -> None:
         """The time is up at once."""

@@ -23,7 +23,15 @@ from gdb_optprobe.handlers.source import legible
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.follower import Follower
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.views import CollectorView, ExplainView, ProbeView, SavedProbes, SessionMapView, ShowView
+from gdb_optprobe.probes.views import (
+    CollectorView,
+    ExplainView,
+    GuestTraceView,
+    ProbeView,
+    SavedProbes,
+    SessionMapView,
+    ShowView,
+)
 
 
 class Session(Protocol):
@@ -57,6 +65,8 @@ class Session(Protocol):
     def missed(self, number: int) -> int: ...
 
     def commit(self, timeout: float, tell: Callable[[str], object]) -> Sequence[str]: ...
+
+    def printed_traces(self) -> Sequence[GuestTraceView]: ...
 
     def collector(self) -> CollectorView | None: ...
 

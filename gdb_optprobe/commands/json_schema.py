@@ -96,6 +96,12 @@ _VALUE: Schema = {
 _WORDS: Schema = {"type": ["string", "integer"]}
 
 
+_FRAME: Mapping[str, Schema] = {
+    "address": _a("string", "The address in the frame's function", pattern=_ADDRESS),
+    "symbol": _a("string", "The same by its symbol; empty where none is known"),
+}
+
+
 def _line(type_: str, what: str, required: Mapping[str, Schema], optional: Mapping[str, Schema]) -> Schema:
     kind = _a("string", "What the line is", const=type_)
     return _object(what, {"type": kind, **required}, optional)
@@ -273,10 +279,7 @@ DEFINITIONS: Mapping[str, Schema] = {
             "stack": _list(
                 _object(
                     "A frame",
-                    {
-                        "address": _a("string", "The address in the frame's function", pattern=_ADDRESS),
-                        "symbol": _a("string", "The same by its symbol; empty where none is known"),
-                    },
+                    _FRAME,
                     {"sure": _a("boolean", "False: the frame may be left from an earlier call")},
                 ),
                 "Of `stack`: the frames, the innermost first",
@@ -298,6 +301,26 @@ DEFINITIONS: Mapping[str, Schema] = {
             "own": _a("integer", "The same as instructions, without programs of other probes at the address"),
             "own_least": _a("integer", "The same as least, without programs of other probes at the address"),
         },
+    ),
+    "report_guest_trace": _line(
+        "guest_trace",
+        "Of `report` without numbers: a trace that the guest printed up to a probed return, and the callers beyond",
+        {
+            "number": _a("null", "It belongs to no probe"),
+            "pid": _a("integer|null", "The thread's id; null where it is not known"),
+            "comm": _a("string", "The thread's name"),
+            "cpu": _a("integer|null", "The CPU; null where it is not known"),
+            "frames": _list(
+                _object(
+                    "A frame",
+                    _FRAME,
+                    {"interrupted": _a("boolean", "True: a trap or an interrupt came there")},
+                ),
+                "The frames, the innermost first",
+            ),
+            "cut": _a("boolean", "Whether there are callers beyond the last frame"),
+        },
+        {"left_out": _a("integer", "Of the last one: traces behind it that were not unwound")},
     ),
     "report_collector": _line(
         "collector",

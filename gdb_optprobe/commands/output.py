@@ -12,6 +12,7 @@ from gdb_optprobe.probes.views import (
     CountsView,
     DoctorView,
     ExplainView,
+    GuestTraceView,
     ProbeView,
     RecordView,
     SessionMapView,
@@ -47,6 +48,9 @@ class Output(Protocol):
 
     def ran(self, text: str, follower: Follower | None = None) -> None:
         """Print the end of a run. follower: what has shown its records."""
+
+    def guest_traces(self, traces: Sequence[GuestTraceView]) -> None:
+        """Print the traces that the guest has printed up to a trampoline."""
 
     def collector(self, found: CollectorView) -> None: ...
 

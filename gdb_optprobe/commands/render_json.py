@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from operator import itemgetter
@@ -27,6 +27,7 @@ from gdb_optprobe.probes.views import (
     ExplainView,
     FacilityView,
     FrameView,
+    GuestTraceView,
     LeftOutView,
     ObjectView,
     ProbeView,
@@ -39,6 +40,9 @@ from gdb_optprobe.probes.views import (
 
 _COUNTS = ("hits", "missed", "active", "dropped", "faults", "stops", "missed_together", "calls")
 _REPORTED = ("number", "location", "address", "symbol", "tier", *_COUNTS)
+
+
+_INTERRUPTED: tuple[Mapping[str, object], ...] = ({}, {"interrupted": True})
 
 
 class Json:
@@ -74,6 +78,10 @@ class Json:
     def maps(self, maps: Sequence[SessionMapView]) -> None:
         for each in maps:
             self._write(f'{{"type": "session_map", "number": null, "map": {each.line}}}\n')
+
+    def guest_traces(self, traces: Sequence[GuestTraceView]) -> None:
+        for trace in traces:
+            self._value(_guest_trace(trace))
 
     def collector(self, found: CollectorView) -> None:
         self._value(_collector(found))
@@ -276,6 +284,20 @@ def _explanation(view: ExplainView) -> dict[str, object]:
         "displaced": [_code(line) for line in view.displaced],
         "refused": [{"tier": refused.tier, "code": refused.code, "text": refused.text} for refused in view.refused],
         **noted,
+    }
+
+
+def _guest_trace(found: GuestTraceView) -> dict[str, object]:
+    """Return the JSON of a report line. It belongs to no probe."""
+    return {
+        "type": "guest_trace",
+        "number": None,
+        "pid": found.pid,
+        "comm": found.name,
+        "cpu": found.cpu,
+        "frames": [{**_frame(frame), **_INTERRUPTED[frame.is_interrupted]} for frame in found.frames],
+        "cut": found.is_cut,
+        **({"left_out": found.left_out} if found.left_out else {}),
     }
 
 

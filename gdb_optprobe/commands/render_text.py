@@ -22,6 +22,7 @@ from gdb_optprobe.probes.views import (
     CountsView,
     DoctorView,
     ExplainView,
+    GuestTraceView,
     GuestView,
     LeftOutView,
     ProbeView,
@@ -170,6 +171,10 @@ class Text:
     def maps(self, maps: Sequence[SessionMapView]) -> None:
         for each in maps:
             self.lines(["", *each.text.split(_NEWLINE)])
+
+    def guest_traces(self, traces: Sequence[GuestTraceView]) -> None:
+        for trace in traces:
+            self.lines(["", *_guest_trace(trace)])
 
     def collector(self, found: CollectorView) -> None:
         self.lines(["", *_collector(found, self._width)])
@@ -519,6 +524,20 @@ def _threads(out: Sequence[ActiveCallView]) -> str:
 def _thread_numbers(pids: Sequence[int]) -> str:
     """Return numbers of threads as text. A thread that is in several calls is listed once."""
     return _listed([str(pid) for pid in sorted(set(pids))])
+
+
+# traces of the guest's own --------------------------------------------------------------------------------------------
+
+
+def _guest_trace(found: GuestTraceView) -> list[str]:
+    """Return the text, for a report."""
+    thread = "a thread" if found.pid is None else f"thread {found.pid} ({found.name})"
+    where = "" if found.cpu is None else f" on CPU {found.cpu}"
+    frames = [f"{_INDENT}{frame.text}{' (interrupted)' if frame.is_interrupted else ''}" for frame in found.frames]
+    told = [f"The guest's own trace of {thread}{where}, with the callers beyond probed returns:", *frames]
+    told += [f"{_INDENT}… and callers that are not known"] if found.is_cut else []
+    more = counted(found.left_out, "more trace")
+    return [*told, f"{more} of the guest's own: report -clear makes room"] if found.left_out else told
 
 
 # the slot collector ---------------------------------------------------------------------------------------------------

@@ -20,10 +20,12 @@ class ReportCommand(Subcommand[Selection]):
     optprobe report [N...] -timeline | -folded [-clear]
 
     Maps of scripts and of blocks in braces follow the probes, as bpftrace prints them.
+    A trace that the guest has printed (of an oops, a warning, a panic) up to a probed
+    return follows with the callers beyond, where more than 100 returns are probed.
     The last lines say when the slot collector ran, what it freed and how long it stopped the guest.
 
     -clear sets what was counted and gathered to zero afterwards, but for stops and a function's calls:
-    of all probes, or of N.... Those that -top leaves out are cleared too, so that
+    of all probes, with the guest's traces, or of N.... Those that -top leaves out are cleared too, so that
     the next -top compares the same time; a line says how many they were.
     -json prints a line of JSON for each probe.
     -sort sorts by hits, missed, dropped, faults or stops, or by the time of all
@@ -62,6 +64,8 @@ class ReportCommand(Subcommand[Selection]):
         records_alone = args.timeline or args.folded
         if session and not records_alone:
             out.maps(session.maps(numbers))
+        if session and numbers is None and not records_alone:
+            out.guest_traces(session.printed_traces())
         if session and numbers is None and not records_alone and (freed := session.collector()) is not None:
             out.collector(freed)
         if session and args.clear:

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import gdb
 
-from gdb_optprobe.debugger import kernel_symbols, kernel_types, objfiles
+from gdb_optprobe.debugger import kernel_symbols, kernel_types, objfiles, unwinder
 from gdb_optprobe.debugger.boot import NOT_STARTED, BootTracker, Nowhere, move_up_when_booted
 from gdb_optprobe.debugger.gdb_symbols import GdbSymbols
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
@@ -48,6 +48,7 @@ from gdb_optprobe.probes.probe import Presence
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site_tracer import SiteTracer
+from gdb_optprobe.probes.stops import Caller, Hit
 from gdb_optprobe.probes.target import Command, NoTracer, Target
 from gdb_optprobe.probes.unpatched_text import UnpatchedText
 
@@ -321,6 +322,12 @@ class GdbDebugger:
     def breakpoints(self) -> frozenset[int]:
         leaving = attachments.current.leaving if attachments.current is not None else None
         return addresses_of_users(without=leaving)
+
+    def callers(self, hit: Hit) -> Iterable[Caller]:
+        current = attachments.current
+        if current is None or current.unwind is None:
+            return ()
+        return unwinder.callers(hit.regs, current.session, current.unwind)
 
     def run(self, seconds: float | None, until: Ends | None = None) -> str | None:
         current = attachments.current

@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 
 import gdb
 import gdb.unwinder
@@ -22,9 +23,12 @@ from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.return_stops import key_after
 from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.stops import Caller
 
 MASK = (1 << 64) - 1
 WORD = 8
+MOST = 256
+"""Frames of one stack: the deepest of a kernel has some 100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,14 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The known registers of a frame. exact: its PC is the next instruction, not a return address."""
+    """The known registers of a frame. exact: its PC is the next instruction, not a return address.
+
+    hidden: that return address is in a table of calls; the stack has a trampoline's.
+    """
 
     registers: Mapping[str, int]
     exact: bool
+    hidden: bool = False
 
 
 class KernelUnwinder(gdb.unwinder.Unwinder):
@@ -93,38 +101,40 @@ class KernelUnwinder(gdb.unwinder.Unwinder):
         state = self._states.get(level)
         if state is None and (users := _through_programs(pending, kernel, session)) is not None:
             return users
-        found = self._caller(state, session, kernel) if state is not None else None
+        found = _caller(state, session, kernel) if state is not None else None
         if found is None:
             return None
         frame, caller = found
         self._states[level + 1] = caller
         return _info(pending, frame, caller.registers, kernel.isa.short_registers)
 
-    def _caller(self, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State] | None:
-        isa = kernel.isa
-        pc = state.registers[isa.pc]
-        if (resident := session.probe_read_code) is not None and session.in_probe_read(pc):
-            return _called(resident, pc, state, kernel)
-        if (routine := session.block_routines.at(pc)) is not None:
-            return _before_routine(routine.installed.detour, state, session, kernel)
-        detour = session.registry.detour_at(pc)
-        if detour is not None and (original := detour.original_pc(pc)) is not None:
-            sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
-            registers = _before_call(state.registers, detour, isa)
-            return FrameId(sp - WORD, pc), State({**registers, isa.pc: original, isa.sp: sp}, exact=True)
-        if (entry := session.optimizer.rethooks.shared_entry_at(pc)) is not None:
-            return _called_by_stub(entry, state, session, kernel)
-        if (trampoline := session.optimizer.rethooks.trampoline_at(pc)) is not None:
-            return _returning(trampoline, state, session, kernel)
-        try:
-            found = kernel.unwinder.caller(state.registers, state.exact)
-        except OptprobeError:
-            return None
-        if found is None:
-            # The kernel's stack ends here. A Python unwinder cannot tell GDB so; our symbol file does.
-            return None
-        caller = _through(State(*found), session, kernel)
-        return FrameId(caller.registers[isa.sp], kernel.function_start(pc) or pc), caller
+
+def _caller(state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State] | None:
+    """Return the identity of a frame, and its caller's state; None where the kernel's stack ends, or is not known."""
+    isa = kernel.isa
+    pc = state.registers[isa.pc]
+    if (resident := session.probe_read_code) is not None and session.in_probe_read(pc):
+        return _called(resident, pc, state, kernel)
+    if (routine := session.block_routines.at(pc)) is not None:
+        return _before_routine(routine.installed.detour, state, session, kernel)
+    detour = session.registry.detour_at(pc)
+    if detour is not None and (original := detour.original_pc(pc)) is not None:
+        sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
+        registers = _before_call(state.registers, detour, isa)
+        return FrameId(sp - WORD, pc), State({**registers, isa.pc: original, isa.sp: sp}, exact=True)
+    if (entry := session.optimizer.rethooks.shared_entry_at(pc)) is not None:
+        return _called_by_stub(entry, state, session, kernel)
+    if (trampoline := session.optimizer.rethooks.trampoline_at(pc)) is not None:
+        return _returning(trampoline, state, session, kernel)
+    try:
+        found = kernel.unwinder.caller(state.registers, state.exact)
+    except OptprobeError:
+        return None
+    if found is None:
+        # The kernel's stack ends here. A Python unwinder cannot tell GDB so; our symbol file does.
+        return None
+    caller = _through(State(*found), session, kernel)
+    return FrameId(caller.registers[isa.sp], kernel.function_start(pc) or pc), caller
 
 
 def _through(state: State, session: Session, kernel: Kernel) -> State:
@@ -134,7 +144,7 @@ def _through(state: State, session: Session, kernel: Kernel) -> State:
     if state.exact or session.optimizer.rethooks.trampoline_at(pc) is None:
         return state
     back = session.optimizer.rethooks.return_address(pc, key_after(sp, session.target.guest), kernel.read)
-    return State({**state.registers, isa.pc: back}, exact=False) if back is not None else state
+    return State({**state.registers, isa.pc: back}, exact=False, hidden=True) if back is not None else state
 
 
 def _returning(trampoline: Detour, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State]:
@@ -188,6 +198,19 @@ def _before_routine(routine: Detour, state: State, session: Session, kernel: Ker
     except OptprobeError:
         return None
     return FrameId(sp - WORD, pc), State(registers, exact=True)
+
+
+def callers(registers: Mapping[str, int], session: Session, kernel: Kernel) -> Iterator[Caller]:
+    """Yield the callers of the code that is about to run with these registers, the innermost first; at most MOST."""
+    isa = kernel.isa
+    once = replace(kernel, read=cache(kernel.read))  # a table of calls is read for each of its calls
+    state = State({name: registers[name] for name in kernel.registers()}, exact=True)
+    for _ in range(MOST):
+        found = _caller(state, session, once)
+        if found is None:
+            return
+        _, state = found
+        yield Caller(state.registers[isa.pc], state.registers[isa.sp], state.exact, state.hidden)
 
 
 def _innermost(pending: gdb.PendingFrame, kernel: Kernel, session: Session) -> dict[int, State]:

@@ -76,6 +76,13 @@ class Guest(ABC):
         """
         return ()
 
+    @property
+    def trace_printer(self) -> int | None:
+        """Return where the guest begins to print the trace of a stack; its thread is the first argument, or 0 for the
+        one that runs. None where that is not known.
+        """
+        return None
+
     def clock(self) -> Callable[[int], int] | None:
         """Return what makes ticks of the guest's clock nanoseconds since boot, as its log has them; None if not known.
         """

@@ -42,7 +42,7 @@ A_RETURN = 20_000
 """Bytes of data that a return probe with a table of its own takes, at most, where it counts or gathers times."""
 OWN_UNWINDER = (
     "with so many returns probed, the guest's own traces of its stacks (an oops, /proc/PID/stack, lockdep, livepatch) "
-    "end where a probed function returns; GDB's do not"
+    "end where a probed function returns; GDB's do not, and optprobe report has what the guest prints of an oops, whole"
 )
 OWN_TABLE = OptprobeError("a return probe with a table of calls of its own is for few functions: name them")
 NO_ROOM = OptprobeError("there is no room for more detours and counters")
@@ -94,7 +94,10 @@ class _Progress:
 
 @dataclass(frozen=True)
 class Adding:
-    """Puts probes in for a session. remove: takes some, and blocks, out again."""
+    """Puts probes in for a session.
+
+    remove: takes some, and blocks, out again. watch_traces: is called when they are in.
+    """
 
     target: Target
     registry: Registry
@@ -106,6 +109,7 @@ class Adding:
     modules: ModuleTracker
     views: SessionViews
     remove: Callable[[Sequence[Probe], Sequence[CountBlock]], None]
+    watch_traces: Callable[[], None]
 
     def add(self, specs: Sequence[Spec]) -> Added:
         """Put a probe at every address of each spec's location. Raises OptprobeError, with none put in."""
@@ -138,6 +142,7 @@ class Adding:
                 self._put_in(spec, addresses, new)
             self.modules.update_load_hook()
             self._check_room(new)
+            self.watch_traces()
         except BaseException as error:
             lack = self._lack(new) if isinstance(error, Refused) else None
             others = sum(len(addresses) for _, addresses in places) - (have := new.with_counters)

@@ -27,13 +27,14 @@ from gdb_optprobe.guest.text import Text
 from gdb_optprobe.isa.base import Dead, Insn
 from gdb_optprobe.isa.record import Isa
 
-FORMAT = 1
+FORMAT = 2
 PLANNERS = "detours", "guest", "isa"
 """What makes plans: with another version of it nothing that was kept is used."""
-COLUMNS = 10
+COLUMNS = 11
 MOST, MOST_DISPLACED, MOST_REFUSED = 1 << 18, 16, 8
 """Rows, instructions of a plan, better tiers that were refused."""
 LONGEST_TEXT = 1 << 10
+FARTHEST = 1 << 31
 ADDRESS = re.compile(r"0x[0-9a-f]{9,}")
 """In the words of a reason: an address, which is another one in the next boot."""
 ENVIRONMENT = ("ARENA_", "BOOTING", "USER_BREAKPOINT", "OVERLAPS_PROBE")
@@ -84,7 +85,7 @@ class KeptPlans:
     # a row -----------------------------------------------------------------------------------------------------------
 
     def _row(self, plan: Plan) -> Row:
-        if plan.base is not None or plan.ftrace is not None or plan.moved is not None:
+        if plan.ftrace is not None or plan.moved is not None:
             raise _Unfit
         if plan.reason != (plan.refused[0][1] if plan.refused else None) or not self.of.covers(plan.address):
             raise _Unfit
@@ -98,11 +99,12 @@ class KeptPlans:
             " ".join(sorted(plan.dead.registers)),
             int(plan.needs_quiescence),
             plan.near - self.of.base if plan.near is not None else None,
+            plan.base - self.of.base if plan.base is not None else None,
             [[tier.value, *self._packed(reason)] for tier, reason in plan.refused],
         ]
 
     def _plan(self, address: int, row: Row) -> Plan:
-        _, tier, back, sizes, patched, flags, registers, waits, near, refused = row
+        _, tier, back, sizes, patched, flags, registers, waits, near, base, refused = row
         if not 0 < len(sizes) <= MOST_DISPLACED or len(refused) > MOST_REFUSED or flags not in (0, 1):
             raise _Unfit
         head = address - _natural(back)
@@ -116,6 +118,7 @@ class KeptPlans:
             displaced,
             original=self._read(head, _natural(patched)),
             dead=Dead(bool(flags), frozenset(registers.split())),
+            base=self.of.base + _distance(base) if base is not None else None,
             needs_quiescence=bool(waits),
             reason=reasons[0][1] if reasons else None,
             refused=reasons,
@@ -169,6 +172,13 @@ class KeptPlans:
         if isinstance(value, str | int):
             return value
         raise _Unfit
+
+
+def _distance(value: object) -> int:
+    """Return how far from the text a register points that its code sets: to data of the same image."""
+    if type(value) is not int or abs(value) > FARTHEST:
+        raise _Unfit
+    return value
 
 
 def _natural(value: object) -> int:

@@ -128,6 +128,12 @@ class KernelRethooks:
         self.known[self.known.index(old)] = new
         return new
 
+    def shared_calls(self, guest: Guest) -> Iterator[int]:
+        """Yield the stack addresses of the active calls in tables that functions share."""
+        for rethook in self.known:
+            if isinstance(rethook, SharedRethook):
+                yield from (call.at for call in rethook.read_calls(guest).active if call.at is not None)
+
     def unhook(self, rethook: SharedRethook, guest: Guest, arena: Arena) -> None:
         """Have active calls return to their callers by themselves, those of threads at rest above all: they may last
         for ever. Calls stay that are just entered or left, and those that a tracer of the guest hides.

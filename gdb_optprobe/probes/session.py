@@ -18,7 +18,7 @@ from gdb_optprobe.handlers.types import member_names
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save
-from gdb_optprobe.probes.adding import Adding
+from gdb_optprobe.probes.adding import MANY_RETURNS, Adding
 from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.block_adoption import BlockAdoption
 from gdb_optprobe.probes.block_members import BlockMembers
@@ -27,6 +27,7 @@ from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.event_probes import handled, names_at, names_at_return
 from gdb_optprobe.probes.follower import Drained, Follower
+from gdb_optprobe.probes.guest_traces import GuestTraces
 from gdb_optprobe.probes.kinds import Kinds
 from gdb_optprobe.probes.kprobes import Kprobes
 from gdb_optprobe.probes.leftovers import clear_leftovers
@@ -45,6 +46,7 @@ from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import (
     CollectorView,
     ExplainView,
+    GuestTraceView,
     ProbeView,
     SavedProbes,
     SessionMapView,
@@ -79,6 +81,7 @@ class Session:
         self.block_adoption = BlockAdoption(*common, *shared, self.block_planner, self.block_members)
         self.uprobes = Uprobes(target, self.registry, self.optimizer, settings)
         self.kinds = Kinds(self.kprobes, self.uprobes)
+        self.guest_traces = GuestTraces(target, self.optimizer.rethooks)
         self.module_tracker = ModuleTracker(
             target, self.registry, self.optimizer, settings, self.kprobes, self.is_same_guest
         )
@@ -86,7 +89,9 @@ class Session:
             target, self.registry, self.kinds, self.returns, self.block_members, lambda: self.optimizer.scripts
         )
         together = self.batches, self.block_planner, self.module_tracker
-        self._adding = Adding(*common, settings, self.kinds, *together, self._views, self._remove)
+        self._adding = Adding(
+            *common, settings, self.kinds, *together, self._views, self._remove, self.watch_traces
+        )
         self._runs = Runs(*common, self.uprobes, self.hits, self.is_same_guest)
 
     # a guest that boots ------------------------------------------------------------------------------------------
@@ -196,6 +201,7 @@ class Session:
         self.optimizer.write_records(gone=probes)
         self.optimizer.tidy()
         self.module_tracker.update_load_hook()
+        self.watch_traces()
         if failure is not None and left:
             raise OptprobeError(f"{left} of {number} probes are left in the guest: {failure.message}")
         if failure is not None:
@@ -224,6 +230,7 @@ class Session:
         self.uprobes.settle(probes)
         self.optimizer.write_records(probes)
         self.module_tracker.update_load_hook()
+        self.watch_traces()
         return switched
 
     def resettle(self) -> None:
@@ -356,6 +363,15 @@ class Session:
         """Return what the slot collector has done; None where there was nothing to do."""
         return self.optimizer.collector.view(self.optimizer.arena)
 
+    def watch_traces(self) -> None:
+        """Have the guest stop as it prints a trace, while so many returns are probed that it is likely to end at one.
+        """
+        self.guest_traces.watch(self.registry.functions_with_returns() > MANY_RETURNS)
+
+    def printed_traces(self) -> Sequence[GuestTraceView]:
+        """Return the traces that the guest has printed, and that ended where a return is probed."""
+        return self.guest_traces.views()
+
     def clear(self, numbers: Sequence[int] | None = None) -> None:
         """Start counting from zero."""
 
@@ -370,6 +386,9 @@ class Session:
         self.optimizer.scripts.clear([probe.number for probe in probes])
         for block in blocks:
             self.returns.clear(block)
+        if numbers is None:
+            self.guest_traces.clear()
+            self.watch_traces()
         self.optimizer.write_records(probes)
 
     def saved(self) -> SavedProbes:
@@ -539,6 +558,7 @@ class Session:
         self.uprobes.abandon()
         self.registry.abandon()
         self.optimizer.rethooks.abandon()
+        self.guest_traces.abandon()
         self.module_tracker.abandon()
         self.optimizer.traps.dispatcher.abandon()
         self.optimizer.tracepoints.abandon()

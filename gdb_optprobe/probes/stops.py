@@ -44,6 +44,20 @@ class Hit:
             self.stopped_by.append(self.probe)
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A frame of a stopped guest's stack.
+
+    exact:  its PC is the next instruction, not a return address: an interrupt, or a trap, came there.
+    hidden: the stack has the address of a trampoline in place of `pc`.
+    """
+
+    pc: int
+    sp: int
+    exact: bool
+    hidden: bool
+
+
 # What a stop point calls at a hit. None: the instruction is to be single-stepped in place.
 OnHit = Callable[[Hit], Move | None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.stops import StopPoint, Stops
+from gdb_optprobe.probes.stops import Caller, Hit, StopPoint, Stops
 
 _FUNCTION = re.compile(r"([A-Za-z_][\w-]*:)?[A-Za-z_.$][\w.$]*(\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
 
@@ -39,6 +39,9 @@ class Debugger(Protocol):
 
     def breakpoints(self) -> frozenset[int]:
         """Return where the user's own breakpoints are now."""
+
+    def callers(self, hit: Hit) -> Iterable[Caller]:
+        """Return the callers of the code that is about to run at a hit, the innermost first; none where not known."""
 
     def run(self, seconds: float | None, until: Command | None = None) -> str | None:
         """Run the guest, at most so long, and at most until a command in it has ended. Return why it stopped, None

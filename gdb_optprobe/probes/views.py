@@ -109,11 +109,13 @@ class FrameView:
     symbol is "…" then, with the limit that ends the stack where there is one.
 
     sure: else it may be left on the stack from an earlier call.
+    is_interrupted: a trap or an interrupt came there.
     """
 
     address: int
     symbol: str
     sure: bool = True
+    is_interrupted: bool = False
 
     @property
     def text(self) -> str:
@@ -348,6 +350,22 @@ class CollectorView:
     garbage_slots: int
     garbage_bytes: int
     quarantined: str
+
+
+@dataclass(frozen=True, slots=True)
+class GuestTraceView:
+    """A trace of a stack that the guest has printed up to a trampoline, with the callers beyond.
+
+    pid, name: of the thread. frames: the innermost first. is_cut: calls beyond them are known to be there.
+    left_out: traces behind this one that were not unwound.
+    """
+
+    pid: int | None
+    name: str
+    cpu: int | None
+    frames: tuple[FrameView, ...]
+    is_cut: bool = False
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

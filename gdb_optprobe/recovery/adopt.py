@@ -121,6 +121,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     session.optimizer.collector.collect(arena, Trigger.GARBAGE)
     arena.refill_reserve()
     session.module_tracker.update_load_hook()
+    session.watch_traces()
     session.module_tracker.update()
     return Recovered(session.views_of(probes, blocks), tuple(lost))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -117,14 +118,40 @@ def test_every_function_of_a_kernel(linux: Guest) -> None:
         assert "holds what we wrote" in gdb("optprobe check", 60)
 
 
-def test_a_panic_shows_its_callers_in_gdb(boot: Boot) -> None:
-    """The guest's own dump ends at a trampoline: every function on the stack has its return probed."""
-    guest = boot()
-    guest.check("(sleep 3; echo c > /proc/sysrq-trigger) </dev/null >/dev/null 2>&1 &")
-    trace = "python print('@@bt'); gdb.execute('bt')"
-    script = ["optprobe add -glob * -return", "break panic", "continue", trace, "kill"]
+HELP = "for i in $(seq 200); do (echo h > /proc/sysrq-trigger); sleep 0.3; done </dev/null >/dev/null 2>&1 &"
+FAULT = ["break *(&proc_reg_write)", "continue", "set $FIRST = 0x10", "delete breakpoints", "optprobe run -for 1"]
+CRASH = ["break *(&__handle_sysrq)", "continue", "set $rdi = 'c'", "delete breakpoints", "break panic", "continue"]
+REPORTED = '{"type": "guest_trace"'
+BT = "python print('@@bt'); gdb.execute('bt'); print('@@end')"
+LAST = {"x86_64": "entry_SYSCALL_64_after_hwframe", "ppc64le": "system_call_vectored_common"}
+CALLER = re.compile(r"^\[ *[\d.]+\]  ?(?:\[[0-9a-f]{16}\] \[[0-9a-f]{16}\] )?([\w.]+)\+0x[0-9a-f]+/0x[0-9a-f]+$", re.M)
+
+
+def own_traces(log: str) -> list[list[str]]:
+    """Return the functions in each trace that the guest has printed, without those that it doubts."""
+    return [CALLER.findall(re.split(r"</TASK>|--- interrupt", part)[0]) for part in log.split("Call Trace:")[1:]]
+
+
+@pytest.mark.parametrize("arch", sorted(LAST))
+def test_an_oops_is_unwound_through_probed_returns(boot: Boot, arch: str) -> None:
+    """The same fault without probes and with: the report has the trace that the guest prints without.
+
+    In the panic that follows on x86-64, and that prints no trace after an oops, GDB's own backtrace has the callers.
+    """
+    guest = boot(arch=arch)
+    guest.check(HELP)
+    fault = [line.replace("FIRST", "rdi" if arch == "x86_64" else "r3") for line in FAULT]
+    panic = [*CRASH, BT] if arch == "x86_64" else []
+    probed = ["optprobe add -glob [kv]*s_* -return", *fault, *panic, "optprobe report -top 1"]
+    script = ["optprobe list", *fault, *probed, "optprobe report -top 1 -json", "kill"]
     finished = batch(guest, script, timeout=100)
-    lines = finished.output.split("@@bt\n")[1].splitlines()
-    frames = [found[1] for line in lines if (found := re.match(r"#\d+ .* in (\S+) \(\)", line))]
-    assert frames[:2] == ["panic", "sysrq_handle_crash"], finished.output
-    assert frames[-3:-1] == ["ksys_write", "do_syscall_64"] and "vfs_write" in frames
+    (trace,) = (json.loads(line) for line in finished.output.splitlines() if line.startswith(REPORTED))
+    assert "The guest's own trace of thread" in finished.output and not trace["cut"]
+    (fault_at,) = (place for place, frame in enumerate(trace["frames"]) if frame.get("interrupted"))
+    found = [frame["symbol"].partition("+")[0] for frame in trace["frames"][fault_at:]]
+    without, probed_trace, *_ = own_traces(guest.log())
+    assert found == ["proc_reg_write", *without] and found[-1] == LAST[arch], guest.log()
+    assert len(probed_trace) < len(without), "it ends at a trampoline"
+    if panic:
+        shown = re.findall(r"^#\d+ .* in (\S+) \(\)", finished.output.split("@@bt\n")[1].split("@@end")[0], re.M)
+        assert shown[:2] == ["panic", "sysrq_handle_crash"] and shown[-3:-1] == ["ksys_write", "do_syscall_64"]

@@ -16,6 +16,8 @@ from gdb_optprobe.probes.views import (
     CollectorView,
     DetourView,
     ExplainView,
+    FrameView,
+    GuestTraceView,
     ObjectView,
     ProbeView,
     ReasonView,
@@ -134,6 +136,16 @@ COLLECTOR = CollectorView(
     quarantined="",
 )
 
+PRINTED = GuestTraceView(
+    97,
+    "sh",
+    0,
+    (FrameView(VFS_READ + 0x118, "vfs_read+0x118"), FrameView(VFS_READ + 0x218, "ksys_read", is_interrupted=True)),
+    is_cut=True,
+    left_out=1,
+)
+"""A trace that the guest has printed."""
+
 
 @dataclass
 class FakeSession:
@@ -208,6 +220,9 @@ class FakeSession:
     def missed(self, number: int) -> int:
         self._check([number])
         return 0
+
+    def printed_traces(self) -> tuple[GuestTraceView, ...]:
+        return (PRINTED,) if self.probes else ()
 
     def collector(self) -> CollectorView | None:
         return COLLECTOR if self.probes else None

@@ -202,11 +202,11 @@ def test_a_report_of_some_tells_what_else_it_clears() -> None:
     assert "1000" not in ended.out.splitlines()[-1]
 
 
-def test_the_collector_is_told_behind_all_probes() -> None:
+def test_the_guests_traces_and_the_collector_are_told_behind_all_probes() -> None:
     commands = ("optprobe report", "optprobe add vfs_read", "optprobe report -json", "optprobe commit -timeout 3")
-    ended = shared_gdb(*commands)
-    assert [json.loads(line)["type"] for line in ended.out.splitlines()[2:5]] == ["probe", "cost", "collector"]
-    assert ended.out.splitlines()[5:] == ["fake: 2 wait", "fake: commit 3"]
+    ended, behind = shared_gdb(*commands), ("guest_trace", "collector")
+    assert [json.loads(line)["type"] for line in ended.out.splitlines()[2:6]] == ["probe", "cost", *behind]
+    assert ended.out.splitlines()[6:] == ["fake: 2 wait", "fake: commit 3"]
 
 
 def test_save_writes_over_and_says_what_it_could_not(tmp_path: Path) -> None:

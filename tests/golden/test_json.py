@@ -25,7 +25,7 @@ from gdb_optprobe.probes.views import (
     RowView,
     SessionMapView,
 )
-from tests.commands.fake_session import COLLECTOR, EXPLAINED, SHOWN, VFS_READ, boosted, probe
+from tests.commands.fake_session import COLLECTOR, EXPLAINED, PRINTED, SHOWN, VFS_READ, boosted, probe
 from tests.golden import golden
 
 CALLS = CallsView(
@@ -109,6 +109,7 @@ def test_report() -> None:
     probes = (GATHERED, boosted(stops=7), KRETPROBE, costly, SHARING)
     maps = [SessionMapView("@a[x]: 1", '{"type": "map", "data": {"@a": {"x": 1}}}')]
     found = written(lambda json: json.report(probes)) + written(lambda json: json.maps(maps))
+    found += written(lambda json: json.guest_traces([PRINTED]))
     found += written(lambda json: json.collector(COLLECTOR))
     assert found == golden("report.json")
 

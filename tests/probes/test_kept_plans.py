@@ -67,6 +67,16 @@ def test_in_the_next_boot_it_is_the_plan_that_would_be_made(
     assert made(later, limits).address == MOVED
 
 
+def test_a_register_that_points_into_the_image_does_so_wherever_it_is(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = FakeText(ONE)
+    kept(text, shelf).store([replace(made(text), base=fakes.START - 0x1000)])
+    monkeypatch.setattr(fakes, "START", MOVED)
+    later = FakeText(ONE)
+    assert found(later, shelf) == [replace(made(later), base=MOVED - 0x1000)]
+
+
 def test_other_settings_and_another_text_have_plans_of_their_own(shelf: Shelf) -> None:
     text = FakeText(ONE)
     kept(text, shelf).store([made(text)])
@@ -109,7 +119,7 @@ def test_instructions_that_are_not_there_are_no_plan(shelf: Shelf) -> None:
     [
         lambda _: b"",
         lambda _: b"[",
-        lambda _: b"[2,[]]",
+        lambda _: b"[1,[]]",
         lambda _: b'{"rows":[]}',
         lambda data: data[:-9],
         lambda data: data.replace(b'"optimized"', b'"fastest"'),
@@ -118,6 +128,8 @@ def test_instructions_that_are_not_there_are_no_plan(shelf: Shelf) -> None:
         lambda data: data.replace(b"[5]", b'["5"]'),
         lambda data: data.replace(b"[5]", b"[]"),
         lambda data: data.replace(b",null,", b",99999,"),
+        lambda data: data.replace(b",null,[]", b",9999999999,[]"),
+        lambda data: data.replace(b",null,[]", b',"5",[]'),
         lambda data: data.replace(b",[]]", b',[["trapped","NO_SUCH",{}]]]'),
         lambda data: data.replace(b",[]]", b',[["trapped","TOO_SHORT",[]]]]'),
         lambda data: data.replace(b",[]]", b',[["trapped","TOO_SHORT",{}]]]'),

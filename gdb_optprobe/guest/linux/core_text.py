@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
+from hashlib import sha256
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
+from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, is_idle
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
-from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, IdleSites, Mark
 
 LARGEST = 1 << 20
 """More bytes than any function has: a longer symbol is padding."""
+
+PIECE = 1 << 14
+"""Bytes of text that are read at once."""
 
 REMEMBERED = 1024
 """Functions kept decoded, so that a sweep over all of them needs no more memory."""
@@ -47,12 +54,17 @@ class CoreText(ABC):
         ftrace: FtraceSites,
         entry: tuple[int, int],
         modules: tuple[int, int],
+        shelf: Shelf | None = None,
     ) -> None:
-        """Take a kernel's text. entry, modules: start and end of entry text and of modules' text."""
+        """Take a kernel's text. entry, modules: start and end of entry text and of modules' text.
+        shelf: caches what is found in this kernel's text.
+        """
         self._kernel = kernel
         self.originals = originals
         self._functions: dict[int, Function] = {}
         self._ordinary: dict[tuple[int, int], bool] = {}
+        self._pieces: dict[int, bytes] = {}
+        self._shelf = shelf
         self.ftrace = ftrace
         self._text = kernel.range("_stext", "_etext")
         self._init = kernel.range("_sinittext", "_einittext")
@@ -86,6 +98,7 @@ class CoreText(ABC):
     def forget(self) -> None:
         """Drop what was read: the guest has run, or a branch was written or removed."""
         self._functions.clear()
+        self._pieces.clear()
         self.originals.forget()
 
     def area(self, address: int) -> Area:
@@ -134,11 +147,63 @@ class CoreText(ABC):
 
     def read_ahead(self) -> None:
         """See guest.Guest."""
-        return
+        start, end = self._text
+        missing = [at for at in range(start - start % PIECE, end, PIECE) if at not in self._pieces]
+        spans = [(max(at, start), min(at + PIECE, end)) for at in missing]
+        for at, (low, _), data in zip(missing, spans, runs.read_spans(spans, self._kernel.memory), strict=True):
+            self._pieces[at] = bytes(low - at) + self.originals(low, data)
+
+    def _read(self, start: int, end: int) -> bytes:
+        """Read original text, in pieces that many functions share.
+
+        A piece is original when it is read: a branch in it may be removed while the guest is stopped.
+        """
+        first = start - start % PIECE
+        for at in range(first, end, PIECE):
+            if at not in self._pieces:
+                low, high = max(at, self._text[0]), min(at + PIECE, self._text[1])
+                self._pieces[at] = bytes(low - at) + self.originals.read(low, high)
+        return b"".join(self._pieces[at] for at in range(first, end, PIECE))[start - first : end - first]
+
+    # text that lasts -------------------------------------------------------------------------------------------------
 
     def lasting(self) -> LastingText | None:
         """See guest.Guest.lasting_text."""
-        return None
+        if self._shelf is None or self.originals.missing:
+            return None
+        try:
+            key = self._text_key()
+        except OptprobeError:
+            return None
+        if not key:
+            return None
+        start, end = self._text
+        found = sha256(key.encode())
+        for table in self._table_rows():
+            found.update(f"{len(table)}\n".encode() + array("Q", [at - start & MASK for at in table]).tobytes())
+        return LastingText(start, end - start, found.hexdigest(), self._shelf, self._read, self._lasts)
+
+    @abstractmethod
+    def _text_key(self) -> str:
+        """Return a hash of the text and its symbols, the same in each boot; "" where none is. Raises OptprobeError."""
+
+    def _table_rows(self) -> Iterator[Sequence[int]]:
+        """Yield what the kernel's tables say of its text: addresses."""
+        yield [at for row in self.jump_labels.within(0, MASK) for at in row]
+        yield [at for row in self.exceptions.fixups(0, MASK) for at in row]
+        yield self.exceptions.faulting(0, MASK)
+        yield sorted(self.bugs.addresses) if self.bugs.addresses is not None else [MASK]
+        yield self.ftrace.within(*self._text)
+
+    def _lasts(self, address: int) -> bool:
+        """Return whether all that is known of the function around `address` follows from the text and the tables.
+
+        A tracer's site changes, and kprobes of the guest's come and go.
+        """
+        bounds = self._bounds(address)
+        return bounds is not None and not self.ftrace.within(*bounds) and not self.originals.kprobes(*bounds)
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         """See guest.Guest.idle_sites."""

@@ -58,6 +58,8 @@ MANY = 1000
 """Functions of which the planning takes seconds."""
 HEAD = 8
 """Bytes of a function that show where its entry is."""
+TRACE_PRINTERS = ("show_trace_log_lvl", "show_stack")
+"""The first that a kernel has: where it has both, an oops passes by the first alone."""
 RETURN_HOOKS = ("return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 
 
@@ -207,6 +209,11 @@ class LinuxGuest(Guest):
         """Return the addresses to which the kernel's tracers redirect returns (fgraph.c, rethook.c, kprobes.c)."""
         found = (self.kernel.symbols.address(name) for name in RETURN_HOOKS)
         return tuple(address for address in found if address is not None)
+
+    @cached_property
+    def trace_printer(self) -> int | None:
+        found = (self.kernel.symbols.address(name) for name in TRACE_PRINTERS)
+        return next((self.entry(address) for address in found if address is not None), None)
 
     # names -----------------------------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class _Linux:
         return kernel
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:
-        return PowerText(kernel, overlay)
+        return PowerText(kernel, overlay, shelf=shelf)
 
     def modular(self, kernel: Kernel, text: LinuxText) -> LoadedText:
         def of(module: Module) -> ModuleCode:

@@ -24,7 +24,9 @@ _EARLY = re.compile(
     r"|relocate_new_kernel|kexec_(wait|smp_wait|sequence)|swsusp_arch_"
 )
 _COPIED = re.compile(r"optprobe_template_|kvm_emulate_|ftrace_(regs_)?call(er)?$|ftrace_tramp_|ftrace_ool_stub_")
-_NO_CODE = frozenset(("optinsn_slot", "kvm_tmp", "kvm_template_end"))
+NO_CODE = frozenset(("optinsn_slot", "kvm_tmp", "kvm_template_end"))
+TRACERS = ("ftrace_call", "ftrace_regs_call", "ftrace_graph_call")
+"""Where the kernel's callers of a tracer call it (arch/powerpc/kernel/trace): rewritten as tracers come and go."""
 _ENTRY = re.compile(r"ret_from_|(fast_)?interrupt_return|system_call_|soft_nmi_common|replay_")
 
 
@@ -37,7 +39,7 @@ def entry_text(kernel: Kernel) -> tuple[int, int]:
 
 def of(name: str) -> Area:
     """Return the kind of code that the function `name` of the kernel's text is."""
-    if name in _NO_CODE:
+    if name in NO_CODE:
         return Area.NOT_TEXT
     for pattern, area in ((_EARLY, Area.EARLY), (_COPIED, Area.COPIED), (_ENTRY, Area.ENTRY)):
         if pattern.match(name):

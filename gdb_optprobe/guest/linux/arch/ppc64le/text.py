@@ -12,18 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 
 from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.arch.ppc64le import areas
 from gdb_optprobe.guest.linux.arch.ppc64le.barriers import Barriers
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import EXCEPTION_ROW
 from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED, SITE
 from gdb_optprobe.guest.linux.arch.ppc64le.kernel_tree import VMALLOC
 from gdb_optprobe.guest.linux.arch.ppc64le.restarts import Restarts
+from gdb_optprobe.guest.linux.arch.ppc64le.text_at_rest import at_rest
 from gdb_optprobe.guest.linux.core_text import CoreText
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
-from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import FORBIDDEN, Area, Fact, Function, IdleSites, Jump, Mark, Overlay, Whole
 from gdb_optprobe.isa.base import Flow, Hazard, Insn
@@ -44,11 +47,17 @@ class PowerText(CoreText):
     """Fills guest.text.Text for a kernel on ppc64le."""
 
     def __init__(
-        self, kernel: Kernel, overlay: Overlay | None = None, originals: OriginalText | None = None
+        self,
+        kernel: Kernel,
+        overlay: Overlay | None = None,
+        originals: OriginalText | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
-        """Take the text of `kernel`. originals: of a text that this one is beside, in place of an overlay."""
-        found = originals or OriginalText(kernel, PPC64LE, overlay)
-        super().__init__(kernel, found, FtraceSites(kernel, SITE), areas.entry_text(kernel), VMALLOC)
+        """Take the text of `kernel`. originals: of a text that this one is beside, in place of an overlay.
+        shelf: caches what is found in this kernel's text.
+        """
+        found, self._entry = originals or OriginalText(kernel, PPC64LE, overlay), areas.entry_text(kernel)
+        super().__init__(kernel, found, FtraceSites(kernel, SITE), self._entry, VMALLOC, shelf)
         self._never: dict[int, Mapping[int, Hazard]] = {}
 
     def through(self, read: Callable[[int, int], bytes]) -> PowerText:
@@ -115,10 +124,36 @@ class PowerText(CoreText):
         yield from self.restarts.within(*self._text)
         yield from self.bugs.addresses or ()
 
+    def _text_key(self) -> str:
+        """The vectors have words that each boot fills, so the text behind them counts."""
+        assert self._shelf is not None, "there is a cache"
+        (_, start), (base, end) = self._entry, self._text
+        found = sha256(f"{self._shelf.key}\n{start - base:x} {end - base:x}\n".encode())
+        found.update(self._at_rest(self.originals.read(start, end), start))
+        return found.hexdigest()
+
+    def _table_rows(self) -> Iterator[Sequence[int]]:
+        yield from super()._table_rows()
+        yield self.barriers.within(0, MASK)
+        yield self.restarts.within(*self._text)
+
+    def _lasts(self, address: int) -> bool:
+        return address >= self._entry[1] and super()._lasts(address)
+
+    def _at_rest(self, text: bytes, base: int) -> bytes:
+        """Return the text at `base` without what the kernel rewrites while it runs."""
+        end = base + len(text)
+        symbols = self._kernel.symbols
+        rooms = (symbols.function_bounds(at) for name in areas.NO_CODE for at in symbols.lookup(name))
+        tracers = [at for name in areas.TRACERS for at in symbols.lookup(name)]
+        sites = [*self.ftrace.within(base, end), *tracers]
+        return at_rest(text, base, sites, self.jump_labels.within(base, end), filter(None, rooms))
+
     # --- functions ---------------------------------------------------------------------------------------------
 
     def _decode(self, start: int, end: int) -> Function:
-        data = self.originals(start, self._kernel.read(start, end))
+        # Single functions are read by themselves, as for a backtrace.
+        data = self._read(start, end) if self._pieces else self.originals(start, self._kernel.read(start, end))
         tables = PPC64LE.jump_tables(data, start)
         words = {at + 4 * number for at, targets in tables.items() for number in range(len(targets))}
         code = {insn.address: insn for insn in instructions(data, start) if insn.address not in words}

@@ -14,17 +14,13 @@ A function's parts: the compiler moves unlikely blocks to `name.cold`, reached b
 from __future__ import annotations
 
 import re
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import sha256
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux.arch.x86_64 import areas, jump_tables, mid_function_entries, nops
 from gdb_optprobe.guest.linux.arch.x86_64.mid_function_entries import KernelEntries, MidFunctionEntries, foreign
 from gdb_optprobe.guest.linux.arch.x86_64.smp_locks import SmpLocks
@@ -48,7 +44,6 @@ _CLONE = re.compile(r"\.(constprop|isra|part|cold)\b")  # names that GCC and cla
 # Opcodes of branches with one byte of displacement, and the breakpoint that may replace one.
 _SHORT = frozenset((*range(0x70, 0x80), *range(0xE0, 0xE4), 0xEB, 0xCC))
 REACH = 129  # of a branch with one byte of displacement, its own two bytes included
-PIECE = 1 << 14
 TRACERS = ("ftrace_call", "ftrace_regs_call", "ftrace_graph_call")
 """Where the kernel's callers of a tracer call it (arch/x86/kernel/ftrace_64.S): rewritten as tracers come and go."""
 CONSTANTS = ("dentry_hashtable", "names_cachep")
@@ -78,11 +73,10 @@ class KernelText(CoreText):
         """
         entry = kernel.range("__entry_text_start", "__entry_text_end")
         sites = FtraceSites(kernel, nops.SITE, nop=lambda: nops.traced_place(kernel))
-        super().__init__(kernel, originals or OriginalText(kernel, isa, overlay), sites, entry, modules_area(kernel))
+        read = originals or OriginalText(kernel, isa, overlay)
+        super().__init__(kernel, read, sites, entry, modules_area(kernel), shelf)
         self._isa = isa
         self._parts: dict[int, Part] = {}
-        self._pieces: dict[int, bytes] = {}
-        self._shelf = shelf
         self._say = say
         self._landings: MidFunctionEntries | None = None
         self._entries: KernelEntries | None = None
@@ -104,7 +98,6 @@ class KernelText(CoreText):
     def forget(self) -> None:
         super().forget()
         self._parts.clear()
-        self._pieces.clear()
 
     # --- Text --------------------------------------------------------------------------------------------------
 
@@ -131,25 +124,6 @@ class KernelText(CoreText):
         return areas.is_dispatcher(name)
 
     # --- functions ---------------------------------------------------------------------------------------------
-
-    def _read(self, start: int, end: int) -> bytes:
-        """Read original text, in pieces that many functions share.
-
-        A piece is original when it is read: a branch in it may be removed while the guest is stopped.
-        """
-        first = start - start % PIECE
-        for at in range(first, end, PIECE):
-            if at not in self._pieces:
-                low, high = max(at, self._text[0]), min(at + PIECE, self._text[1])
-                self._pieces[at] = bytes(low - at) + self.originals.read(low, high)
-        return b"".join(self._pieces[at] for at in range(first, end, PIECE))[start - first : end - first]
-
-    def read_ahead(self) -> None:
-        start, end = self._text
-        missing = [at for at in range(start - start % PIECE, end, PIECE) if at not in self._pieces]
-        spans = [(max(at, start), min(at + PIECE, end)) for at in missing]
-        for at, (low, _), data in zip(missing, spans, runs.read_spans(spans, self._kernel.memory), strict=True):
-            self._pieces[at] = bytes(low - at) + self.originals(low, data)
 
     def _part(self, start: int, end: int) -> Part:
         if start not in self._parts:
@@ -229,42 +203,25 @@ class KernelText(CoreText):
             self._landings = self._entries.landings
         return self._landings
 
-    def lasting(self) -> LastingText | None:
-        if self._shelf is None or self.originals.missing or self.own_kprobes():
-            return None
-        try:
-            self.all_entries()
-        except OptprobeError:
-            return None
-        if self._entries is None or not self._entries.key:
-            return None
-        start, end = self._text
-        found = sha256(self._entries.key.encode())
-        for table in self._table_rows():
-            found.update(f"{len(table)}\n".encode() + array("Q", [at - start & MASK for at in table]).tobytes())
-        return LastingText(start, end - start, found.hexdigest(), self._shelf, self._read, self._lasts)
+    def _text_key(self) -> str:
+        if self.own_kprobes():
+            return ""  # which bytes a jump of one hides from another function is not known
+        self.all_entries()
+        return self._entries.key if self._entries is not None else ""
 
     def _table_rows(self) -> Iterator[Sequence[int]]:
-        """Return what the kernel's tables say of its text: addresses."""
-        yield [at for row in self.jump_labels.within(0, MASK) for at in row]
-        yield [at for row in self.exceptions.fixups(0, MASK) for at in row]
-        yield self.exceptions.faulting(0, MASK)
+        yield from super()._table_rows()
         yield sorted(self.static_calls.sites)
         yield list(self.static_calls.trampolines)
         yield self.smp_locks.within(0, MASK)
-        yield sorted(self.bugs.addresses) if self.bugs.addresses is not None else [MASK]
-        yield self.ftrace.within(*self._text)
 
     def _lasts(self, address: int) -> bool:
-        """Return whether all that is known of the function around `address` follows from the text and the tables.
-
-        A tracer's site changes, a pointer into it is in data, and so is the table of an indirect jump.
-        """
-        if (bounds := self._bounds(address)) is None or bounds[0] in self._by_data:
+        """See CoreText. A pointer into the function is in data, and so is the table of an indirect jump."""
+        if (bounds := self._bounds(address)) is None or bounds[0] in self._by_data or not super()._lasts(address):
             return False
         assert self._entries is not None
         pointed, place = self._entries.pointed, bisect_right(self._entries.pointed, bounds[0])
-        return not self.ftrace.within(*bounds) and (place == len(pointed) or pointed[place] >= bounds[1])
+        return place == len(pointed) or pointed[place] >= bounds[1]
 
     def _at_rest(self, text: bytes, base: int) -> bytes:
         symbols = self._kernel.symbols

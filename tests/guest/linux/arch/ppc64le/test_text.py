@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from struct import pack
+from types import MappingProxyType
 
 import pytest
 
@@ -11,6 +14,8 @@ from gdb_optprobe.detours.plan_request import PlanRequest
 from gdb_optprobe.detours.planner import plan
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.cache import Shelf
+from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux.arch.ppc64le.arch import LINUX_PPC64LE
 from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED, SITE
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
@@ -20,6 +25,7 @@ from tests.guest.linux.fake_kernel import Pages, kernel
 
 FIRST, STEP = TEXT + 0x100, 0x40
 PLAIN, NO_TOC, UNTRACED, BRANCHED, KNOWN, EARLY, TRACED, FAULTING = (FIRST + STEP * number for number in range(8))
+LABEL = UNTRACED + 8
 NAMED = {EARLY: "hcall_real_mode"}
 TABLES = TEXT + 0x20000
 NOP, BLR = words(0x60000000), words(0x4E800020)
@@ -35,10 +41,11 @@ def entry(function: int) -> int:
 ENTRIES = [entry(function) for function in FUNCTIONS]
 
 
-def text_of(functions: dict[int, bytes], bugs: int = 12) -> PowerText:
+def text_of(functions: dict[int, bytes], bugs: int = 12, shelf: Shelf | None = None) -> PowerText:
     """Return a kernel's text: `functions` with the site that each has behind its first instruction.
 
-    The bug table has one row, of the entry of KNOWN; the exception table that of FAULTING. bugs: bytes of the first.
+    The bug table has one row, of the entry of KNOWN; the exception table that of FAULTING; the table of jump labels
+    that of a word of UNTRACED. bugs: bytes of the first.
     """
     memory = Pages()
     memory.put(FIRST, NOP * (STEP // 4 * (len(functions) + 1)))
@@ -55,13 +62,19 @@ def text_of(functions: dict[int, bytes], bugs: int = 12) -> PowerText:
     bug, fault = TABLES + 0x2000, TABLES + 0x2100
     memory.put(bug, pack("<iiHH", entry(KNOWN) - bug, 0, 0, 0))
     memory.put(fault, pack("<ii", entry(FAULTING) - fault, PLAIN - fault - 4))
+    label = TABLES + 0x2200
+    memory.put(label, pack("<iiq", LABEL - label, UNTRACED - label - 4, 0))
+    memory.put(BASE, bytes(TEXT - BASE))
+    memory.put(TEXT, NOP * ((FIRST - TEXT) // 4))
+    memory.put(FIRST + STEP * (len(functions) + 1), bytes(TEXT + 0x10000 - FIRST - STEP * (len(functions) + 1)))
     names = {
         "_stext": BASE, "start_text": TEXT, "d__etext": TEXT + 0x10000, "ftrace_pages_start": TABLES,
         "__start___bug_table": bug, "__stop___bug_table": bug + bugs,
         "__start___ex_table": fault, "__stop___ex_table": fault + 8,
+        "__start___jump_table": label, "__stop___jump_table": label + 16,
     }  # fmt: skip
     names |= {NAMED.get(at, f"f{number}"): at for number, at in enumerate(functions)}
-    return PowerText(kernel(memory, names | {"tail": FIRST + STEP * len(functions)}))
+    return PowerText(kernel(memory, names | {"tail": FIRST + STEP * len(functions)}), shelf=shelf)
 
 
 def some() -> PowerText:
@@ -114,3 +127,41 @@ def test_entries_by_the_first_bytes_are_those_by_the_text() -> None:
         assert LINUX_PPC64LE.entry_by_head(at, head) == LINUX_PPC64LE.entry(at, text) == entry(at)
     assert LINUX_PPC64LE.entry_by_head(NO_TOC, ENTERED + words(0x4BFFF001)) == NO_TOC, "a tracer is there"
     assert LINUX_PPC64LE.entry_by_head(PLAIN, words(0x3C4C00C2) + BRANCH) is None, "a patch amid the two"
+
+
+# what is kept for later boots ---------------------------------------------------------------------------------------
+
+B_TO_UNTRACED = words(0x48000000 | UNTRACED - LABEL & 0x03FF_FFFC)
+BODIES = dict.fromkeys(FUNCTIONS, ENTERED + NOP) | {UNTRACED: ENTERED + NOP[:3] + b"\x61" + NOP}
+
+
+def lasting(folder: Path, others: Mapping[int, bytes] = MappingProxyType({})) -> LastingText:
+    """Return the text of `BODIES` but for `others`."""
+    found = text_of({**BODIES, **others}, shelf=Shelf(folder)).lasting()
+    assert found is not None
+    return found
+
+
+def test_what_the_kernel_rewrites_is_the_same_text(tmp_path: Path) -> None:
+    key = lasting(tmp_path).key
+    assert lasting(tmp_path, {PLAIN: ENTERED + words(0x4BFFF001)}).key == key, "a tracer"
+    label = BODIES[UNTRACED][:8] + B_TO_UNTRACED
+    assert lasting(tmp_path, {UNTRACED: label}).key == key, "a jump label"
+
+
+def test_any_other_patch_and_other_symbols_make_another_text(tmp_path: Path) -> None:
+    key = lasting(tmp_path).key
+    assert lasting(tmp_path, {UNTRACED: BODIES[UNTRACED][:8] + words(0x48000008)}).key != key, "a jump elsewhere"
+    assert lasting(tmp_path, {UNTRACED: words(0x48000008) + BODIES[UNTRACED][4:]}).key != key
+    assert lasting(tmp_path / "others").key != key
+
+
+def test_what_lasts_is_a_function_that_nothing_rewrites(tmp_path: Path) -> None:
+    found = lasting(tmp_path)
+    assert found.covers(UNTRACED) and found.read(UNTRACED, UNTRACED + 4) == ENTERED
+    assert not found.covers(PLAIN), "a tracer's site"
+    assert not found.covers(BASE + 0x100), "a vector"
+
+
+def test_nothing_lasts_without_a_cache() -> None:
+    assert text_of(BODIES).lasting() is None
