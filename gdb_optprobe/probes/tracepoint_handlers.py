@@ -30,7 +30,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.guest.linux.event_fields import ASSIGNS, EventFormat
 from gdb_optprobe.guest.linux.event_name import EventName
-from gdb_optprobe.guest.linux.tracepoints import Call, HandlerCode, Tracepoint, Tracepoints
+from gdb_optprobe.guest.linux.tracepoints import TOO_MANY, Call, HandlerCode, Tracepoint, Tracepoints, too_many
 from gdb_optprobe.guest.native_call import LATER, CallFailed, Runner
 from gdb_optprobe.isa.base import Code, Insn, OutOfReach
 from gdb_optprobe.isa.calling import Thunk
@@ -48,7 +48,8 @@ CALL = 30.0
 TRIAL = 256
 """Bytes between handlers that are only tried."""
 WORD = 8
-ONE = "name one tracepoint: each is registered by a call in the guest"
+SHOWN = 3
+"""Events that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +107,32 @@ class TracepointHandlers:
 
     # added -----------------------------------------------------------------------------------------------------------
 
+    def each(self, event: EventName, has_fields: bool) -> Sequence[EventName]:
+        """Return the tracepoints that a name means, and say which of several are left out: their fields are not known.
+
+        Raises OptprobeError where there is none, or there are too many.
+        """
+        facts, found = self._facts, list[EventName]()
+        left_out: dict[EventName, Refused] = {}
+        if not (matching := facts.matching(event)):
+            raise OptprobeError(f"no tracepoint matches {event}", "optprobe script -l 'tracepoint:*' lists them")
+        if why_not := too_many(event, len(matching)):
+            raise OptprobeError(why_not, TOO_MANY)
+        for one in matching:
+            try:
+                if has_fields:
+                    self._format(one)
+                found.append(one)
+            except Refused as refused:
+                left_out[one] = refused
+        for one, why in left_out.items():
+            if not found:
+                raise why
+            facts.say(f"{one} is left out: {why.message}")
+        return found
+
     def addresses(self, event: EventName, handled: EventName) -> tuple[int, ...]:
         """Return where the handler of an event is probed. Raises OptprobeError where there is none."""
-        if event.is_glob:
-            raise OptprobeError(f"{event} may be several tracepoints", ONE)
         self._facts.find(event)
         if not (found := self.guest.handlers.called(str(handled))):
             raise OptprobeError(f"no function is registered on {event}", f"optprobe add {event}")
@@ -124,7 +147,7 @@ class TracepointHandlers:
         handlers, tried = self.guest.handlers, list[int]()
         try:
             for event in events:
-                if event.is_glob or handlers.called(str(event)):
+                if handlers.called(str(event)):
                     continue
                 facts = self._facts
                 facts.find(event)
@@ -140,20 +163,34 @@ class TracepointHandlers:
             for at in tried:
                 handlers.remove(at)
 
-    def register(self, event: EventName, arena: Arena) -> None:
-        """Have the kernel call a handler at each event, if there is none yet; the guest runs for it.
+    def register(self, events: Sequence[EventName], arena: Arena) -> None:
+        """Have the kernel call a handler at each of these events, if there is none yet; the guest runs for it.
 
-        Raises OptprobeError with nothing registered, or CallFailed where that is not known yet.
+        Raises OptprobeError where one is not registered, or CallFailed where that is not known yet.
         """
         facts = self._facts
-        known = next((handler for handler in self._known.values() if handler.event == event), None)
-        if known is not None and self._is_registered(known, facts):
+        new = [event for event in dict.fromkeys(events) if not self._has_handler(event, facts)]
+        if not new:
             return
-        tracepoint = facts.find(event)
+        tracepoints = {event: facts.find(event) for event in new}
         if not arena.journal.is_open:
             raise OptprobeError("the journal in the guest is full, or none can be kept: another GDB could not find out")
-        facts.say(f"the guest runs until its kernel has registered a handler on {event}")
+        facts.say(f"the guest runs until its kernel has registered a handler on {_named(new)}")
         runner = facts.reach(self.may_stop_at, REACHING)
+        for event, tracepoint in tracepoints.items():
+            self._register(event, tracepoint, runner, facts, arena)
+
+    def _handler(self, event: EventName) -> EventHandler | None:
+        return next((handler for handler in self._known.values() if handler.event == event), None)
+
+    def _has_handler(self, event: EventName, facts: Tracepoints) -> bool:
+        known = self._handler(event)
+        return known is not None and self._is_registered(known, facts)
+
+    def _register(
+        self, event: EventName, tracepoint: Tracepoint, runner: Runner, facts: Tracepoints, arena: Arena
+    ) -> None:
+        known = self._handler(event)
         if known is not None:
             # An earlier call was interrupted: it may be under way.
             self._check_unused(known, arena)
@@ -279,7 +316,7 @@ class TracepointHandlers:
         unused = self._unused()
         if not unused:
             return
-        facts, names = self.guest.tracepoints, ", ".join(str(handler.event) for handler in unused)
+        facts, names = self.guest.tracepoints, _named([handler.event for handler in unused])
         try:
             facts.say(f"the guest runs until its kernel has taken what was registered off {names}")
             runner = facts.reach(self.may_stop_at, LEAVING)
@@ -395,6 +432,12 @@ class TracepointHandlers:
             return calling.thunk(at, call.function, call.arguments, back)
 
         return make_call(runner, encode, CALL, self.guest, arena, uses)
+
+
+def _named(events: Sequence[EventName]) -> str:
+    """Return events in words: all of a few, else how many more there are."""
+    shown = ", ".join(map(str, events[:SHOWN]))
+    return f"{shown} and {len(events) - SHOWN} more" if len(events) > SHOWN else shown
 
 
 def _code(made: EventFormat | None, missed: int, address: int, facts: Tracepoints) -> HandlerCode:

@@ -251,6 +251,10 @@ class LinuxGuest(Guest):
         placed = abi.slots(found.parameters, self._types.btf, abi.of(self.isa)) if found and self._types else {}
         return len(placed) if found is not None and len(placed) == len(found.parameters) else 0
 
+    def events(self, event: EventName) -> Sequence[EventName]:
+        of_calls = self.syscall_events.matching(event) if not event.is_raw else ()
+        return of_calls if event.is_syscall else (*of_calls, *self.tracepoints.matching(event))
+
     def event_addresses(self, event: EventName) -> tuple[int, ...]:
         if not event.is_syscall:
             return self.handlers.called(str(event))

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from struct import Struct
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux import event_fields
 from gdb_optprobe.guest.linux.event_fields import EventFormat
-from gdb_optprobe.guest.linux.event_name import EventName
+from gdb_optprobe.guest.linux.event_name import RAW_SYSCALLS, SYSCALLS, EventName
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
@@ -43,6 +44,9 @@ POINTER = Struct("<i")
 ROW = 24
 """Bytes of a struct tracepoint_func."""
 MOST_FUNCTIONS = 64
+MOST_TOGETHER = 256
+"""Of one name with wildcards: the guest makes a call for each."""
+TOO_MANY = "name fewer: those of one system, tracepoint:sched:*"
 LONGEST_NAME = 128
 MOST_ARGUMENTS = 6
 """Words that are passed in registers on every ISA, that of the registered data among them."""
@@ -103,6 +107,13 @@ class TracepointArch(Protocol):
         """Return why none that is at `address` can."""
 
 
+def too_many(event: EventName, number: int) -> str:
+    """Return why a name means too many tracepoints for each to have a handler, in words; "" where it does not."""
+    if number <= MOST_TOGETHER:
+        return ""
+    return f"{event} is {number} tracepoints, and no more than {MOST_TOGETHER} are registered together"
+
+
 @dataclass(frozen=True)
 class Tracepoints:
     """The tracepoints of the kernel itself; a module's come and go with it.
@@ -143,6 +154,25 @@ class Tracepoints:
         if event.system and not event.is_raw:
             event_fields.check_system(self.kernel, name, event.system)
         return Tracepoint(name, address)
+
+    def matching(self, event: EventName) -> Sequence[EventName]:
+        """Return the events that a name means, each of one tracepoint, ascending; none where no one matches wildcards.
+
+        System calls are not among them: functions serve those. Raises OptprobeError.
+        """
+        self.check()
+        if not event.is_glob:
+            self.find(event)
+            return (event,)
+        names = sorted(name for name in self._names() if fnmatchcase(name, event.event))
+        if event.is_raw and not event.system:
+            return [replace(event, event=name) for name in names]
+        found = sorted((event_fields.system_of(self.kernel, name), name) for name in names)
+        return [
+            replace(event, system=system, event=name)
+            for system, name in found
+            if system not in ("", SYSCALLS, RAW_SYSCALLS) and fnmatchcase(system, event.system)
+        ]
 
     def event_format(self, event: EventName) -> EventFormat:
         """Return how the fields of an event are assigned. Raises OptprobeError."""
@@ -203,16 +233,16 @@ class Tracepoints:
         return self.kernel.word(tracepoint + self.kernel.offset("tracepoint", member))
 
     def _similar(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._names(), 3)
+        try:
+            near = difflib.get_close_matches(name, self._names(), 3)
+        except Unreadable:
+            near = []
         listed = "the guest has a list: /sys/kernel/tracing/available_events"
         return f"did you mean {', '.join(near)}?" if near else listed
 
     def _names(self) -> Sequence[str]:
-        """Return the names of the kernel's tracepoints, as far as they can be read."""
+        """Return the names of the kernel's tracepoints. Raises OptprobeError."""
         start, end = self.kernel.range("__start___tracepoints_ptrs", "__stop___tracepoints_ptrs")
-        try:
-            rows = [at + distance for at, (distance,) in self.kernel.rows(start, end, POINTER)]
-        except Unreadable:
-            return ()
+        rows = (at + distance for at, (distance,) in self.kernel.rows(start, end, POINTER))
         symbols = (self.kernel.symbols.at(at & MASK) for at in rows)
-        return [one.name.removeprefix(SYMBOL) for one in symbols if one is not None]
+        return [one.name.removeprefix(SYMBOL) for one in symbols if one is not None and one.name.startswith(SYMBOL)]
