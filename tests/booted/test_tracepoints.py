@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from qemu.guest import Guest
+from qemu.kernels import WITH_TRACEPOINTS
 from tests.booted.batch import Finished, Workload, batch, keep
 from tests.booted.conftest import FULL, Boot
 from tests.booted.gdb import Console
@@ -211,6 +212,39 @@ def test_a_guest_that_comes_to_no_safe_point_is_as_it_was(linux: Guest) -> None:
     assert "no thread of the guest came to where it can call a function" in finished.output
     assert finished.json("functions") == 0 and "No probes." in finished.output
     gone(linux)
+
+
+WATCHED = "rawtracepoint:watchdog_st*"
+LISTED = "cat /proc/modules"
+LOAD = "; ".join(f"insmod /lib/modules/{name}.ko" for name in WITH_TRACEPOINTS)
+
+
+def test_a_module_stays_for_as_long_as_its_tracepoints_are_probed(boot: Boot) -> None:
+    """Also where GDB was killed. It goes afterwards without a warning of the kernel's, and comes back."""
+    guest = boot(modules=WITH_TRACEPOINTS)
+    write = "printf V > /dev/watchdog"
+    script: list[str | Workload] = ["set optprobe exit-on-error off", Workload(LOAD)]
+    script += [attempt("optprobe add tracepoint:watchdog:watchdog_ping do count by args->err")]
+    script += [f"optprobe add {WATCHED}", Workload(f"{write}; rmmod softdog; rmmod watchdog; {LISTED}")]
+    script += [keep("list", "optprobe list"), "optprobe check", "optprobe delete"]
+    script += [Workload(f"rmmod watchdog; {LISTED}"), attempt(f"optprobe add {WATCHED}"), Workload(LOAD)]
+    program = "tracepoint:*:watchdog_stop { @[probe] = count(); }"
+    script += [f"optprobe script -json -guest '{write}' -e '{program}'", "optprobe check"]
+    finished = batch(guest, script)
+    assert finished.status == 0, finished.output
+    found = {probe["location"]: probe["hits"] for probe in finished.json("list")}
+    assert found.pop("rawtracepoint:watchdog_start") > 0 and found == {"rawtracepoint:watchdog_stop": 1}
+    held, gone = finished.workloads[1:3]
+    assert "watchdog" in held and "softdog" not in held and gone == "", finished.workloads
+    for said in ("by a module's code", f"no tracepoint matches {WATCHED}", '"tracepoint:watchdog:watchdog_stop": 1'):
+        assert said in finished.output, said
+    with Console(guest) as gdb:
+        assert "optimized" in gdb(f"optprobe add {WATCHED}")
+        gdb.kill()
+    assert "watchdog" in guest.run(f"rmmod softdog; rmmod watchdog; {LISTED}")[1], "ours are registered"
+    recovered = batch(guest, ["optprobe recover", keep("list", "optprobe list"), "optprobe delete"])
+    assert len(recovered.json("list")) == 2, recovered.output
+    assert guest.run(f"rmmod watchdog; {LISTED}")[1] == "" and guest.problems() == []
 
 
 RENAMES = 20_000

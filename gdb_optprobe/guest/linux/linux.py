@@ -243,7 +243,10 @@ class LinuxGuest(Guest):
     def tracepoints(self) -> Tracepoints:
         if self.arch.tracepoints is None:
             raise OptprobeError(f"how functions of the kernel are called is not built for {self.isa.name} yet")
-        return Tracepoints(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say, self._words)
+        return Tracepoints(
+            *(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say, self._words),
+            modules=lambda: [code.module for code in self.text.modules()],
+        )
 
     def _words(self, function: str) -> int:
         """Return how many words of arguments a function has; 0 where that is not known."""
