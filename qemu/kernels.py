@@ -18,11 +18,13 @@ __all__ = ["MODULES", "Kernel", "busybox", "image_package", "stock_kernel", "sto
 
 MODULES = ("brd", "dummy")
 """Modules that the cache keeps beside each kernel, for guests that ask for them: small ones that need no others."""
+WITH_TRACEPOINTS = ("watchdog", "softdog")
+"""Others, in the order in which they are loaded: the first has tracepoints. An older cache gets them when asked for."""
 HOST_BUSYBOX = Path("/bin/busybox")
 ELF_MACHINES = {"amd64": 62, "ppc64el": 21, "arm64": 183}
 PT_INTERP = 3
 BOOT_FILE = re.compile(r"(boot|usr/lib/linux[^/]*|usr/lib/modules/[^/]+)/(vmlinu[xz]|System\.map|config)[^/]*")
-MODULE_FILE = re.compile(rf"({'|'.join(MODULES)})\.ko(\.xz)?")
+MODULE_FILE = re.compile(rf"({'|'.join((*MODULES, *WITH_TRACEPOINTS))})\.ko(\.xz)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +57,19 @@ def stock_kernel(package: str, arch: str, suite: str = "") -> Kernel:
 
 
 def stock_modules(package: str, arch: str, names: Iterable[str], suite: str = "") -> dict[str, bytes]:
-    """Return modules of a stock kernel by name, some of `MODULES`. FetchError as for `stock_kernel`."""
+    """Return modules of a stock kernel by name, of those that are kept. FetchError as for `stock_kernel`."""
     kernel = stock_kernel(package, arch, suite)
     place = kernel.image.parent / "modules"
+    names = tuple(names)
+    later = [place / f"{name}.ko" for name in names if name in WITH_TRACEPOINTS]
     with locked(_lock(kernel.image.parent)):
-        if not place.is_dir():
+        if not place.is_dir() or not all(module.is_file() for module in later):
             with tempfile.TemporaryDirectory(dir=place.parent.parent) as work:
                 image = f"linux-image-{kernel.release}"
                 _keep_modules(_image_packages(image, arch, suite, Path(work)), place)
-    unknown = [name for name in names if not (place / f"{name}.ko").is_file()]
-    if unknown:
-        raise debian.FetchError(f"no module {unknown[0]} is kept of {package}; there are: {', '.join(MODULES)}")
+    kept = sorted(each.stem for each in place.iterdir())
+    if unknown := [name for name in names if name not in kept]:
+        raise debian.FetchError(f"no module {unknown[0]} is kept of {package}; there are: {', '.join(kept)}")
     return {name: (place / f"{name}.ko").read_bytes() for name in names}
 
 
@@ -134,12 +138,15 @@ def _is_boot_file(path: str) -> bool:
 
 def _keep_modules(packages: Iterable[Path], place: Path) -> None:
     new = place.with_name(f"{place.name}.new")
+    place.mkdir(exist_ok=True)
     new.mkdir(exist_ok=True)
     for package_file in packages:
         for path, data in debian.package_files(package_file, _is_kept_module).items():
             name, _, packed = os.path.basename(path).partition(".ko")
             (new / f"{name}.ko").write_bytes(lzma.decompress(data) if packed else data)
-    new.rename(place)
+    for module in new.iterdir():
+        module.replace(place / module.name)
+    new.rmdir()
 
 
 def _is_kept_module(path: str) -> bool:

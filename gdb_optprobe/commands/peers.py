@@ -63,7 +63,7 @@ _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\bargs(?:->|\.)(?=\w)|(?<![\w$.>])[A-Za-z
 
 def check_location(typed: Fragment, command: str) -> None:
     """Raise OptprobeError, with the line as it is written here, where a location is in a peer's syntax."""
-    if event_name.parse(typed.text) is not None:
+    if all(event_name.parse(one) is not None for one in typed.text.split(",")):
         return
     found = _translated(typed.text)
     if found is None:

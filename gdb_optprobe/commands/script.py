@@ -151,9 +151,9 @@ def _programs(script: Script) -> Iterator[str]:
 def _listed(kernel: ScriptKernel, pattern: str) -> Iterator[str]:
     """Yield the names of what a pattern such as `kprobe:vfs_*` matches. Raises OptprobeError."""
     point = attach_point(tree.Point(Place(pattern, 0, len(pattern)), pattern))
-    found = kernel.matches(point.provider, point.target, point.name, point.offset)
+    found = kernel.listed(point.provider, point.target, point.name, point.offset)
     if isinstance(found, Missing):
         raise OptprobeError(found.message, found.hint)
     if not found:
         raise OptprobeError(f"nothing matches '{pattern}'")
-    yield from sorted({match.name for match in found})
+    yield from found

@@ -132,6 +132,10 @@ class Guest(ABC):
         """
         return None
 
+    def events(self, event: EventName) -> Sequence[EventName]:
+        """Return the events that a name means, which may have wildcards, ascending. Raises OptprobeError."""
+        raise OptprobeError(f"this guest has no events: no {event}", "probe a function")
+
     def event_addresses(self, event: EventName) -> tuple[int, ...]:
         """Return where an event of the kernel's can be probed, ascending. Raises OptprobeError."""
         raise OptprobeError(f"this guest has no events: no {event}", "probe a function")

@@ -32,7 +32,7 @@ def handled(spec: Spec) -> EventName | None:
         return None
     # What a script compiled has no text that names fields.
     has_fields = spec.program is not None or any(_FIELD.search(part) for part in (spec.condition, *spec.actions))
-    return event if has_fields and not event.is_raw else EventName("", event.event, is_raw=True)
+    return event if has_fields and not event.is_raw else event.raw
 
 
 def names_at(spec: Spec, address: int, guest: Guest) -> NamesAt:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi
 from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.script_constants import CONSTANTS, has_header
+from gdb_optprobe.guest.linux.tracepoints import TOO_MANY, too_many
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.script_scope import KernelHit, Timing
 from gdb_optprobe.handlers.ctype import CType
@@ -111,12 +113,14 @@ class ScriptKernel:
             return found.address.value
         return None
 
-    def matches(self, provider: str, target: str, name: str, offset: int) -> Sequence[Matched] | Missing:
+    def matches(
+        self, provider: str, target: str, name: str, offset: int, has_args: bool = True
+    ) -> Sequence[Matched] | Missing:
         if provider in ON_HOST:
             parts = ":".join(part for part in (provider, target, name) if part)
             return (Matched(parts, self._on_host(provider)),)
         if provider in EVENTS:
-            return self._events(provider, target, name)
+            return self._events(provider, target, name, has_args)
         if provider in script_events.PROVIDERS:
             return ScriptEvents(self.target, self._events, self._hit).matches(provider, target, name)
         if provider in PROGRAMS:
@@ -170,20 +174,58 @@ class ScriptKernel:
             hit = self._hit(provider, names, address)
             yield Matched(f"{whole}+{offset}" if offset else whole, hit, at)
 
-    def _events(self, provider: str, system: str, name: str) -> Sequence[Matched] | Missing:
-        """Return the events of a name, which may have wildcards where functions of system calls serve them."""
-        guest, event = self.target.guest, event_name.parse(":".join(filter(None, (provider, system, name))))
+    def listed(self, provider: str, target: str, name: str, offset: int) -> Sequence[str] | Missing:
+        """Return the names of what a pattern matches, ascending."""
+        event = event_name.parse(f"{provider}:{target}:{name}" if target else f"{provider}:{name}")
+        if provider not in EVENTS or event is None:
+            found = self.matches(provider, target, name, offset)
+            return found if isinstance(found, Missing) else sorted({match.name for match in found})
+        try:
+            return sorted(map(str, self.target.guest.events(event)))
+        except OptprobeError as error:
+            return Missing(error.message, error.hint)
+
+    def _events(self, provider: str, system: str, name: str, has_args: bool = True) -> Sequence[Matched] | Missing:
+        """Return the events of a name, which may have wildcards."""
+        event = event_name.parse(":".join(filter(None, (provider, system, name))))
         if event is None:
             return ()
         try:
-            if not event.is_syscall and not event.is_glob:
-                self.try_handler(event)
-            matches = []
-            for address in guest.event_addresses(event):
-                one = guest.event_at(event, address)
-                names = guest.event_names_at(one, address, one.returns)
-                hit = self._hit(provider, names, address)
-                matches.append(Matched(str(one), hit, address))
+            if not event.is_glob:
+                return [*self._event(event, has_args)]
+            return self._of_wildcards(event, has_args)
         except OptprobeError as error:
             return Missing(error.message, error.hint)
+
+    def _of_wildcards(self, event: EventName, has_args: bool) -> Sequence[Matched] | Missing:
+        """Return the events that a name means but for those without the fields asked for. Raises OptprobeError."""
+        guest, matches = self.target.guest, list[Matched]()
+        left_out: dict[EventName, Refused] = {}
+        events = guest.events(event)
+        if why_not := too_many(event, sum(not one.is_syscall for one in events)):
+            return Unsupported(why_not, TOO_MANY)
+        for one in events:
+            try:
+                matches += self._event(one, has_args)
+            except Refused as refused:
+                if refused.reason.code != Refusal.EVENT_FIELDS_MISSING.code:
+                    raise
+                left_out[one] = refused
+        for why in left_out.values():
+            if not matches:
+                raise why
+            note = f"could not attach {', '.join(map(str, left_out))}, skipping: {why.message}"
+            return [replace(matches[0], note=note), *matches[1:]]
         return matches
+
+    def _event(self, event: EventName, has_args: bool) -> Iterator[Matched]:
+        """Yield where a probe of one event is. Raises OptprobeError."""
+        guest, served = self.target.guest, event
+        if not event.is_syscall:
+            # A handler that has no use for fields has the arguments alone, which cost nothing.
+            served = event if has_args else event.raw
+            self.try_handler(served)
+        provider, location = str(event).partition(":")[0], str(served) if served != event else ""
+        for address in guest.event_addresses(served):
+            hit = self._hit(provider, guest.event_names_at(served, address, served.returns), address)
+            yield Matched(str(event), hit, address, location)

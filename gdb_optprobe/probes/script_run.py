@@ -320,10 +320,16 @@ def _rounds(probes: Sequence[Attached]) -> Iterator[list[Attached]]:
     while left:
         first: dict[int | str, Attached] = {}
         for each in left:
-            first.setdefault(each.name if each.point.provider in PROGRAMS else each.address, each)
+            first.setdefault(_place(each), each)
         yield [*first.values()]
         taken = {id(each) for each in first.values()}
         left = [each for each in left if id(each) not in taken]
+
+
+def _place(probe: Attached) -> int | str:
+    """Return what tells where a probe is: a program's address is one of a file, a handler's is not known yet."""
+    location = probe.location or probe.name
+    return location if probe.point.provider in PROGRAMS or kind_of(location) is Kind.TRACEPOINT else probe.address
 
 
 def _spec(attached: Attached) -> Spec:

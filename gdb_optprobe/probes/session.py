@@ -135,6 +135,7 @@ class Session:
         """
         self.check_alive()
         clear_leftovers(self.target, self.optimizer, self.uprobes)
+        specs = self._each_event(specs)
         try:
             self._register(specs)
             with uncollected():
@@ -155,8 +156,20 @@ class Session:
         self.explain(*(spec for spec, _ in some))
         self.target.debugger.guard()
         arena = self.optimizer.take_arena(borrow=True)
-        for _, event in some:
-            self.optimizer.tracepoints.register(event, arena)
+        self.optimizer.tracepoints.register([event for _, event in some], arena)
+
+    def _each_event(self, specs: Sequence[Spec]) -> tuple[Spec, ...]:
+        """Return the specs, with one for each tracepoint where wildcards name several. Raises OptprobeError."""
+        found: list[Spec] = []
+        for spec in specs:
+            event = spec.event
+            if event is None or not event.is_several_handlers:
+                found.append(spec)
+                continue
+            handler = handled(spec)
+            each = self.optimizer.tracepoints.each(event, has_fields=handler is not None and not handler.is_raw)
+            found += (replace(spec, location=str(one), glob=False) for one in each)
+        return tuple(found)
 
     def delete(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         """Take probes out of the guest and forget them."""
@@ -331,6 +344,7 @@ class Session:
     def explain(self, *specs: Spec) -> tuple[ExplainView, ...]:
         """Return what an `add` would do at every address of each spec's location; the guest is not touched."""
         self.check_alive()
+        specs = self._each_event(specs)
         events = filter(None, map(handled, specs))
         try:
             with self.optimizer.tracepoints.trial(events, self.optimizer.find_arena):

@@ -80,7 +80,7 @@ class SessionScripts:
         """
         event, provider, guest = spec.event, spec.kind.value, self.target.guest
         if event is not None:
-            name = str(event)
+            name = str(guest.event_at(event, address))
             provider = name.partition(":")[0]
         elif program is not None:
             self._kernel.programs.add(program)

@@ -30,7 +30,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.guest.linux.event_fields import ASSIGNS, EventFormat
 from gdb_optprobe.guest.linux.event_name import EventName
-from gdb_optprobe.guest.linux.tracepoints import Call, HandlerCode, Tracepoint, Tracepoints
+from gdb_optprobe.guest.linux.tracepoints import TOO_MANY, Call, HandlerCode, Tracepoint, Tracepoints, too_many
 from gdb_optprobe.guest.native_call import LATER, CallFailed, Runner
 from gdb_optprobe.isa.base import Code, Insn, OutOfReach
 from gdb_optprobe.isa.calling import Thunk
@@ -48,7 +48,9 @@ CALL = 30.0
 TRIAL = 256
 """Bytes between handlers that are only tried."""
 WORD = 8
-ONE = "name one tracepoint: each is registered by a call in the guest"
+HOLD = 2 * WORD
+SHOWN = 3
+"""Events that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class EventHandler:
     made:   how the kernel assigns the event's fields in it; None where it has the arguments alone.
     missed: what counts the events that had no room for their fields.
     hooks:  what leads from the assignment to the gates. frame: see HandlerText.add.
+    hold:   of a module's tracepoint, two words. The lowest byte of the first says that a reference to the module is
+            held. The second has the module while its reference waits for the call that gives it back.
     """
 
     event: EventName
@@ -69,16 +73,23 @@ class EventHandler:
     missed: Slot | None = None
     hooks: tuple[Patch, ...] = ()
     frame: int = 0
+    hold: Slot | None = None
 
     @property
     def value(self) -> list[Any]:
         """Return what the journal keeps of it."""
-        return [self.tracepoint.address, str(self.event), self.missed.address if self.missed is not None else 0]
+        of_module = [self.tracepoint.module, self.hold.address] if self.hold is not None else []
+        missed = self.missed.address if self.missed is not None else 0
+        return [self.tracepoint.address, str(self.event), missed, *of_module]
+
+    @property
+    def data(self) -> tuple[Slot, ...]:
+        return tuple(slot for slot in (self.missed, self.hold) if slot is not None)
 
     @property
     def uses(self) -> tuple[int, ...]:
         """Return what is used by code that leads to it."""
-        return (self.slot.address, *((self.missed.address,) if self.missed is not None else ()))
+        return (self.slot.address, *(slot.address for slot in self.data))
 
 
 @dataclass
@@ -95,7 +106,7 @@ class TracepointHandlers:
     @property
     def memory(self) -> tuple[Slot, ...]:
         """Data of handlers that are there."""
-        return tuple(handler.missed for handler in self._known.values() if handler.missed is not None)
+        return tuple(slot for handler in self._known.values() for slot in handler.data)
 
     def missed(self, address: int) -> int:
         """Return how many events the probes at an address missed: there was no room for their fields."""
@@ -106,10 +117,32 @@ class TracepointHandlers:
 
     # added -----------------------------------------------------------------------------------------------------------
 
+    def each(self, event: EventName, has_fields: bool) -> Sequence[EventName]:
+        """Return the tracepoints that a name means, and say which of several are left out: their fields are not known.
+
+        Raises OptprobeError where there is none, or there are too many.
+        """
+        facts, found = self._facts, list[EventName]()
+        left_out: dict[EventName, Refused] = {}
+        if not (matching := facts.matching(event)):
+            raise OptprobeError(f"no tracepoint matches {event}", "optprobe script -l 'tracepoint:*' lists them")
+        if why_not := too_many(event, len(matching)):
+            raise OptprobeError(why_not, TOO_MANY)
+        for one in matching:
+            try:
+                if has_fields:
+                    self._format(one)
+                found.append(one)
+            except Refused as refused:
+                left_out[one] = refused
+        for one, why in left_out.items():
+            if not found:
+                raise why
+            facts.say(f"{one} is left out: {why.message}")
+        return found
+
     def addresses(self, event: EventName, handled: EventName) -> tuple[int, ...]:
         """Return where the handler of an event is probed. Raises OptprobeError where there is none."""
-        if event.is_glob:
-            raise OptprobeError(f"{event} may be several tracepoints", ONE)
         self._facts.find(event)
         if not (found := self.guest.handlers.called(str(handled))):
             raise OptprobeError(f"no function is registered on {event}", f"optprobe add {event}")
@@ -124,7 +157,7 @@ class TracepointHandlers:
         handlers, tried = self.guest.handlers, list[int]()
         try:
             for event in events:
-                if event.is_glob or handlers.called(str(event)):
+                if handlers.called(str(event)):
                     continue
                 facts = self._facts
                 facts.find(event)
@@ -140,34 +173,54 @@ class TracepointHandlers:
             for at in tried:
                 handlers.remove(at)
 
-    def register(self, event: EventName, arena: Arena) -> None:
-        """Have the kernel call a handler at each event, if there is none yet; the guest runs for it.
+    def register(self, events: Sequence[EventName], arena: Arena) -> None:
+        """Have the kernel call a handler at each of these events, if there is none yet; the guest runs for it.
 
-        Raises OptprobeError with nothing registered, or CallFailed where that is not known yet.
+        Raises OptprobeError where one is not registered, or CallFailed where that is not known yet.
         """
         facts = self._facts
-        known = next((handler for handler in self._known.values() if handler.event == event), None)
-        if known is not None and self._is_registered(known, facts):
+        new = [event for event in dict.fromkeys(events) if not self._has_handler(event, facts)]
+        if not new:
             return
-        tracepoint = facts.find(event)
+        tracepoints = {event: facts.find(event) for event in new}
         if not arena.journal.is_open:
             raise OptprobeError("the journal in the guest is full, or none can be kept: another GDB could not find out")
-        facts.say(f"the guest runs until its kernel has registered a handler on {event}")
+        facts.say(f"the guest runs until its kernel has registered a handler on {_named(new)}")
         runner = facts.reach(self.may_stop_at, REACHING)
+        for event, tracepoint in tracepoints.items():
+            self._register(event, tracepoint, runner, facts, arena)
+
+    def _handler(self, event: EventName) -> EventHandler | None:
+        return next((handler for handler in self._known.values() if handler.event == event), None)
+
+    def _has_handler(self, event: EventName, facts: Tracepoints) -> bool:
+        known = self._handler(event)
+        return known is not None and self._is_registered(known, facts)
+
+    def _register(
+        self, event: EventName, tracepoint: Tracepoint, runner: Runner, facts: Tracepoints, arena: Arena
+    ) -> None:
+        known = self._handler(event)
         if known is not None:
             # An earlier call was interrupted: it may be under way.
             self._check_unused(known, arena)
+            if known.tracepoint != tracepoint:
+                self._forget(known, arena)  # its module has gone, and was loaded again
+                known = None
         made = known or self._place(event, tracepoint, facts, arena)
         try:
             if not made.hooks:
                 made = self._lead_to_gates(made, facts, arena)
+            self._hold_module(made, runner, facts, arena)
             result = self._call(runner, facts.register(tracepoint, made.slot.address), arena, made)
         except OptprobeError as failed:
-            if not (isinstance(failed, CallFailed) and failed.unfinished):
+            # A module that is held is given back with what is unused.
+            if not (isinstance(failed, CallFailed) and failed.unfinished) and not self._holds(made):
                 self._forget(made, arena)
             raise
         if not self._is_registered(made, facts):
-            self._forget(made, arena)
+            if not self._holds(made):
+                self._forget(made, arena)
             raise OptprobeError(f"the kernel has registered no handler on {event}: it returned {result:#x}", LATER)
 
     def _place(self, event: EventName, tracepoint: Tracepoint, facts: Tracepoints, arena: Arena) -> EventHandler:
@@ -176,8 +229,9 @@ class TracepointHandlers:
         made = self._format(event)
         missed = arena.allocate_data(WORD, near, isa.data_reach) if made is not None else None
         at = missed.address if missed is not None else 0
-        if missed is not None:
-            machine.write(missed.address, bytes(WORD))
+        hold = arena.allocate_data(HOLD, near, isa.data_reach) if tracepoint.module else None
+        for data in filter(None, (missed, hold)):
+            machine.write(data.address, bytes(data.size))
         size = len(_code(made, at, near, facts).data)
         while True:
             slot = arena.allocate_code(size, near, isa.branch_reach)
@@ -192,7 +246,7 @@ class TracepointHandlers:
                 continue  # the arena has struck that piece off
         detour = Detour(slot.address, code.data, slot.address, ())
         probed = slot.address + code.probed
-        handler = EventHandler(event, tracepoint, slot, detour, probed, made, missed, frame=code.frame)
+        handler = EventHandler(event, tracepoint, slot, detour, probed, made, missed, frame=code.frame, hold=hold)
         arena.journal.put(Item.EVENT, slot.address, handler.value)
         arena.journal.code(slot, detour)
         arena.set_references(slot, (at,) if at else ())
@@ -279,7 +333,7 @@ class TracepointHandlers:
         unused = self._unused()
         if not unused:
             return
-        facts, names = self.guest.tracepoints, ", ".join(str(handler.event) for handler in unused)
+        facts, names = self.guest.tracepoints, _named([handler.event for handler in unused])
         try:
             facts.say(f"the guest runs until its kernel has taken what was registered off {names}")
             runner = facts.reach(self.may_stop_at, LEAVING)
@@ -291,6 +345,8 @@ class TracepointHandlers:
                     raise CallFailed(f"the kernel has not taken the handler of {handler.event} off", LATER)
             for wait in facts.waits():
                 self._call(runner, wait, arena, *unused)
+            for handler in unused:
+                self._release_module(handler, runner, facts, arena)
         except OptprobeError as error:
             stays = f"a handler of {names} may stay registered: it does nothing, and goes with the next probe or GDB"
             raise OptprobeError(f"{stays}: {error.message}", error.hint) from error
@@ -324,13 +380,42 @@ class TracepointHandlers:
             self._gates.clear()
         arena.journal.drop(Item.EVENT, handler.slot.address)
         arena.retire(handler.slot, handler.detour)
-        if handler.missed is not None:
-            arena.data.release(handler.missed)
+        for data in handler.data:
+            arena.data.release(data)
         arena.journal.flush()
         self.collector.collect(arena, Trigger.COMMIT)
 
     def _is_registered(self, handler: EventHandler, facts: Tracepoints) -> bool:
+        if handler.hold is not None and not (self._holds(handler) and facts.is_there(handler.tracepoint)):
+            return False  # nothing is registered before the module is held, which its structure goes with
         return any(function == handler.slot.address for function, _ in facts.functions(handler.tracepoint))
+
+    # modules ---------------------------------------------------------------------------------------------------------
+
+    def _holds(self, handler: EventHandler) -> bool:
+        """Return whether a reference to the module is held, or is to be given back."""
+        if handler.hold is None:
+            return False
+        held, given_back = (self.guest.machine.read(handler.hold.address + at, WORD) for at in (0, WORD))
+        return bool(held[0] or any(given_back))
+
+    def _hold_module(self, handler: EventHandler, runner: Runner, facts: Tracepoints, arena: Arena) -> None:
+        """Keep the module of a handler from being unloaded. Raises CallFailed, OptprobeError."""
+        if handler.hold is None or self._holds(handler):
+            return
+        self._call(runner, facts.hold(handler.tracepoint, handler.hold.address), arena, handler)
+        if not self._holds(handler):
+            raise OptprobeError(f"the module of {handler.event} is about to be unloaded")
+
+    def _release_module(self, handler: EventHandler, runner: Runner, facts: Tracepoints, arena: Arena) -> None:
+        """Let the module of a handler be unloaded again. GDB may be killed between any two writes: see EventHandler."""
+        if handler.hold is None or not self._holds(handler):
+            return
+        if facts.is_there(handler.tracepoint):
+            write, back = self.guest.machine.write, handler.hold.address + WORD
+            write(back, handler.tracepoint.module.to_bytes(WORD, "little"))
+            write(handler.hold.address, bytes(WORD))
+            self._call(runner, facts.release(back), arena, handler)
 
     # an earlier GDB's ------------------------------------------------------------------------------------------------
 
@@ -353,10 +438,12 @@ class TracepointHandlers:
         """Return the handler of a journal record. Raises Damaged, OptprobeError."""
         facts = self.guest.tracepoints
         try:
-            address, name, counter = validate.row(value, 3)
+            address, name, counter, *of_module = validate.row(value, 3, 5)
             event = event_name.parse(validate.text(name))
             if event is None or event.is_syscall or event.is_glob:
                 raise ValueError("an event")
+            if of_module:
+                return self._read_of_module(at, event, validate.number(address), of_module, slot, left)
             tracepoint = facts.find(event)
             made = self._format(event)
             missed = left.data_at(validate.number(counter)) if made is not None else None
@@ -369,6 +456,17 @@ class TracepointHandlers:
             raise Damaged(f"code at {at:#x} is for no tracepoint: {wrong}") from None
         detour = Detour(at, code.data, at, ())
         return EventHandler(event, tracepoint, slot, detour, at + code.probed, made, missed, frame=code.frame)
+
+    def _read_of_module(
+        self, at: int, event: EventName, address: int, of_module: Sequence[Any], slot: Slot, left: ArenaContents
+    ) -> EventHandler:
+        """Return the handler of a module's tracepoint, which may have gone if the module is not held."""
+        module, hold = validate.number(of_module[0]), left.data_at(validate.number(of_module[1]))
+        code = _code(None, 0, at, self.guest.tracepoints)
+        if not event.is_raw or hold is None or hold.size != HOLD or not module or slot.size < len(code.data):
+            raise ValueError("what keeps its module")
+        detour = Detour(at, code.data, at, ())
+        return EventHandler(event, Tracepoint(event.event, address, module), slot, detour, at + code.probed, hold=hold)
 
     def problems(self) -> Iterator[str]:
         """Yield what is not as it was left, in words."""
@@ -392,9 +490,15 @@ class TracepointHandlers:
         uses = [at for handler in handlers for at in handler.uses]
 
         def encode(at: int, back: int) -> Thunk:
-            return calling.thunk(at, call.function, call.arguments, back)
+            return calling.thunk(at, call.function, call.arguments, back, call.takes, call.gives)
 
         return make_call(runner, encode, CALL, self.guest, arena, uses)
+
+
+def _named(events: Sequence[EventName]) -> str:
+    """Return events in words: all of a few, else how many more there are."""
+    shown = ", ".join(map(str, events[:SHOWN]))
+    return f"{shown} and {len(events) - SHOWN} more" if len(events) > SHOWN else shown
 
 
 def _code(made: EventFormat | None, missed: int, address: int, facts: Tracepoints) -> HandlerCode:

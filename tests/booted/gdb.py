@@ -35,6 +35,7 @@ EVENTS = Path(__file__).with_name("guest_events.py")
 TRACING = "/sys/kernel/tracing"
 PROMPT = "(gdb) "
 CTRL_C = b"\x03"
+SCROLLED = "\r<"
 # A prompt with nothing behind it for so long is where GDB waits for us.
 QUIET = 0.04
 # Seconds until a GDB that has not answered has failed: a busy machine that sees a kernel for the first time takes 10.
@@ -169,7 +170,10 @@ class Console(Gdb):
 
     def _answer(self, line: str, timeout: float) -> str:
         text = self.until(re.escape(PROMPT) + "$", timeout)
-        return text.removeprefix(line).removeprefix("\n").removesuffix(PROMPT)
+        # Of a line that is longer than the terminal, readline shows the end.
+        shown = text.partition("\n")[0]
+        echo = shown if shown.startswith(SCROLLED) and line.endswith(shown.removeprefix(SCROLLED)) else line
+        return text.removeprefix(echo).removeprefix("\n").removesuffix(PROMPT)
 
     def probe(self, number: int) -> dict[str, Any]:
         """One probe, as `optprobe list -json` has it."""

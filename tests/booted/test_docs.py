@@ -40,6 +40,8 @@ ON_PPC64LE = (
     (re.compile(r"entry_SYSCALL_64_after_hwframe"), "system_call_vectored_common"),
 )
 """What the pages have for x86-64, and what is there on ppc64le: the kernel there has no types."""
+DISK = ("-drive", "if=none,id=disk,driver=null-co,read-zeroes=on,size=16M", "-device", "nvme,drive=disk,serial=1")
+"""A disk that a page tells how to have, where the kernel has its driver: arguments for QEMU."""
 LOCAL_ENTRY = "+0x8"
 PROGRAM = "/tmp/calls"
 """A program with symbols, which the guest has none of."""
@@ -76,6 +78,8 @@ class Reader:
         self._guest: Guest | None = None
         self._gdb: Console | None = None
         self._work: Command | None = None
+        self._files: dict[str, Path] = {}
+        """Files of the page, by the names that it has for them."""
         self._before = 0
         """The number of the last probe before this block, where numbers begin anew."""
 
@@ -93,8 +97,8 @@ class Reader:
 
     def _type(self, step: Step) -> str:
         if step.machine == "host":
-            return self._host(step.command)
-        typed = step.command
+            return self._file(step) if step.command.startswith("cat ") else self._host(step.command)
+        typed = " ".join(str(self._files.get(word, word)) for word in step.command.split(" "))
         if typed.startswith("target remote "):
             self.close()
             self._gdb = self._connect()
@@ -174,6 +178,13 @@ class Reader:
         self._work = None
         return printed
 
+    def _file(self, step: Step) -> str:
+        """Have the file that a page shows, for the commands behind."""
+        name, text = step.command.removeprefix("cat "), "\n".join(step.shown)
+        self._files[name] = self._folder / name
+        self._files[name].write_text(text)
+        return text
+
     def _host(self, typed: str) -> str:
         """Run a command of the host's. The guest is started once, and stopped by `stop`."""
         words = shlex.split(typed)
@@ -194,7 +205,8 @@ class Reader:
             self.close()
             return ""
         if words[1] == "start" and self._guest is None:
-            options = (*ACCELERATOR, "--arch", self.arch, "--modules", *MODULES)
+            disk = [f"--extra={word}" for word in DISK] if self.arch == "x86_64" else []
+            options = (*ACCELERATOR, *disk, "--arch", self.arch, "--modules", *MODULES)
             started = self._run([*words, *options])
             self._started = started.replace(str(self._place.parent), SHOWN).replace(str(ROOT), ANY)
             self._guest = Guest.find(self._place)
@@ -266,6 +278,9 @@ def other(words: Sequence[str]) -> str:
 
 
 def on_ppc64le(step: Step) -> Step:
+    if step.command.startswith("optprobe script "):
+        return step  # its arguments go by number everywhere
+
     def there(text: str) -> str:
         for pattern, other in ON_PPC64LE:
             text = pattern.sub(other, text)

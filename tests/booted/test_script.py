@@ -274,12 +274,16 @@ def test_system_calls_are_events(each_linux: Guest) -> None:
 def test_tracepoints_have_their_fields(linux: Guest) -> None:
     program = (
         "tracepoint:sched:sched_switch { @[args->prev_comm] = count(); @all = count(); @from[kstack(2)] = count(); } "
-        "rawtracepoint:sched_switch { @raw = count(); }"
+        "rawtracepoint:sched_switch { @raw = count(); } "
+        "tracepoint:s*:sched_process_ex*,tracepoint:*:sys_enter_execv* { @p[probe] = count(); }"
     )
     finished = script(linux, program, "-json", work=f"{DD}; sleep 0.1; sleep 0.1")
     found = values(finished)
     assert found["@all"] == sum(found["@"].values()) > 0 and found["@"]["sleep"] >= 2
     assert {stack.split("+")[0].strip() for stack in found["@from"]} <= {"__schedule", "__traceiter_sched_switch"}
+    events = "sched:sched_process_exec", "sched:sched_process_exit", "syscalls:sys_enter_execve"
+    assert {*found["@p"]} == {f"tracepoint:{each}" for each in events}
+    assert min(found["@p"].values()) >= 3
     # Handlers are registered one behind the other, while the guest runs.
     assert min(found["@raw"], found["@all"]) > 0 and finished.status == 0
     assert "No probes." in batch(linux, ["optprobe list"]).output

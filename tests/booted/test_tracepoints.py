@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from qemu.guest import Guest
+from qemu.kernels import WITH_TRACEPOINTS
 from tests.booted.batch import Finished, Workload, batch, keep
 from tests.booted.conftest import FULL, Boot
 from tests.booted.gdb import Console
@@ -89,14 +90,15 @@ def test_counts_and_fields_are_those_of_the_guests_own_event(linux: Guest) -> No
 
 
 def test_events_of_one_class_share_the_assignment_of_their_fields(linux: Guest) -> None:
-    """One function of the kernel's assigns both; it is as it was when the last one has gone."""
-    names = "sched_wakeup", "sched_wakeup_new"
-    adds = [f"optprobe add tracepoint:sched:{name} do count by args->pid" for name in names]
-    script: list[str | Workload] = [*adds, Workload(WORK), keep("list", "optprobe list"), "optprobe check"]
+    """One function of the kernel's assigns both; it is as it was when the last one has gone. Wildcards are each."""
+    add = "optprobe add tracepoint:sch?d:sched_wakeup* do count by args->pid"
+    script: list[str | Workload] = [add, Workload(WORK), keep("list", "optprobe list"), "optprobe check"]
     script += ["optprobe delete 1", Workload(WORK), keep("later", "optprobe list"), "optprobe check", "optprobe delete"]
     finished = batch(linux, script)
     assert finished.status == 0 and finished.output.count("holds what we wrote") == 2, finished.output
-    assert all(probe["hits"] >= SLEEPS for probe in finished.json("list")), finished.output
+    found = {probe["location"]: probe["hits"] for probe in finished.json("list")}
+    assert [*found] == ["tracepoint:sched:sched_wakeup", "tracepoint:sched:sched_wakeup_new"], finished.output
+    assert all(hits >= SLEEPS for hits in found.values()), finished.output
     (later,) = finished.json("later")
     assert later["hits"] >= 2 * SLEEPS, "each sleep is a new process"
     gone(linux)
@@ -118,15 +120,17 @@ def test_the_guests_own_event_comes_and_goes_beside_ours(linux: Guest) -> None:
 
 
 def test_dynamic_fields_and_what_is_refused(linux: Guest) -> None:
-    refused = ("tracepoint:sched:sched_swich", "tracepoint:block:sched_switch", "rawtracepoint:sched_*",
-               "tracepoint:sched:sched_switch do count by args->pid", "rawtracepoint:sched_switch -return")  # fmt: skip
+    refused = ("tracepoint:sched:sched_swich", "tracepoint:block:sched_switch", "tracepoint:block:sched_*",
+               "rawtracepoint:*", "tracepoint:sched:sched_switch do count by args->pid",
+               "rawtracepoint:sched_switch -return")  # fmt: skip
     script: list[str | Workload] = ["set optprobe exit-on-error off"]
     script += [attempt(f"optprobe add {each}") for each in refused]
     script += [FUNCTIONS, "optprobe add tracepoint:sched:sched_process_exec do count by str(args->filename)"]
     finished = batch(linux, [*script, Workload("/bin/busybox true; /bin/busybox true"), rows(1), "optprobe delete"])
     assert finished.status == 0, finished.output
     assert finished.json("functions") == 0, "what is refused registers nothing"
-    for said in ("no tracepoint sched_swich", "is none of block", "may be several", "no field 'pid'", "of functions"):
+    for said in ("no tracepoint sched_swich", "is none of block", "matches tracepoint:block:sched_*",
+                 "no more than 256", "no field 'pid'", "of functions"):  # fmt: skip
         assert said in finished.output, said
     assert finished.json("rows 1")["/bin/busybox"] == 2, finished.output
     gone(linux)
@@ -208,6 +212,39 @@ def test_a_guest_that_comes_to_no_safe_point_is_as_it_was(linux: Guest) -> None:
     assert "no thread of the guest came to where it can call a function" in finished.output
     assert finished.json("functions") == 0 and "No probes." in finished.output
     gone(linux)
+
+
+WATCHED = "rawtracepoint:watchdog_st*"
+LISTED = "cat /proc/modules"
+LOAD = "; ".join(f"insmod /lib/modules/{name}.ko" for name in WITH_TRACEPOINTS)
+
+
+def test_a_module_stays_for_as_long_as_its_tracepoints_are_probed(boot: Boot) -> None:
+    """Also where GDB was killed. It goes afterwards without a warning of the kernel's, and comes back."""
+    guest = boot(modules=WITH_TRACEPOINTS)
+    write = "printf V > /dev/watchdog"
+    script: list[str | Workload] = ["set optprobe exit-on-error off", Workload(LOAD)]
+    script += [attempt("optprobe add tracepoint:watchdog:watchdog_ping do count by args->err")]
+    script += [f"optprobe add {WATCHED}", Workload(f"{write}; rmmod softdog; rmmod watchdog; {LISTED}")]
+    script += [keep("list", "optprobe list"), "optprobe check", "optprobe delete"]
+    script += [Workload(f"rmmod watchdog; {LISTED}"), attempt(f"optprobe add {WATCHED}"), Workload(LOAD)]
+    program = "tracepoint:*:watchdog_stop { @[probe] = count(); }"
+    script += [f"optprobe script -json -guest '{write}' -e '{program}'", "optprobe check"]
+    finished = batch(guest, script)
+    assert finished.status == 0, finished.output
+    found = {probe["location"]: probe["hits"] for probe in finished.json("list")}
+    assert found.pop("rawtracepoint:watchdog_start") > 0 and found == {"rawtracepoint:watchdog_stop": 1}
+    held, gone = finished.workloads[1:3]
+    assert "watchdog" in held and "softdog" not in held and gone == "", finished.workloads
+    for said in ("by a module's code", f"no tracepoint matches {WATCHED}", '"tracepoint:watchdog:watchdog_stop": 1'):
+        assert said in finished.output, said
+    with Console(guest) as gdb:
+        assert "optimized" in gdb(f"optprobe add {WATCHED}")
+        gdb.kill()
+    assert "watchdog" in guest.run(f"rmmod softdog; rmmod watchdog; {LISTED}")[1], "ours are registered"
+    recovered = batch(guest, ["optprobe recover", keep("list", "optprobe list"), "optprobe delete"])
+    assert len(recovered.json("list")) == 2, recovered.output
+    assert guest.run(f"rmmod watchdog; {LISTED}")[1] == "" and guest.problems() == []
 
 
 RENAMES = 20_000

@@ -108,7 +108,8 @@ def test_a_block_in_braces_is_an_action_without_a_condition() -> None:
     "typed",
     ["ext4:sync", "r.c:450", "p:450", "fs/read_write.c:450", "a/b.c:7", "p", "r", "r+4", "p, r", "r -return",
      "*(p / 2)", "*$rip / 2 / 3", "vfs_*", "-user kprobe:main", "'kprobe:f'",
-     "tracepoint:sched:sched_switch", "rawtracepoint:sched_switch do count by $arg1"],
+     "tracepoint:sched:sched_switch", "tracepoint:sched:sched_w*,rawtracepoint:sched_switch",
+     "rawtracepoint:sched_switch do count by $arg1"],
 )  # fmt: skip
 def test_our_own_locations_are_no_peers(typed: str) -> None:
     parse_add(typed).specs()

@@ -31,7 +31,10 @@ from tests.docs.blocks import ROOT
 
 GUIDES = tuple(
     f"docs/guide/{name}.md"
-    for name in ("session", "conditions", "returns", "tracepoints", "any-instruction", "modules", "programs")
+    for name in (
+        *("session", "conditions", "returns", "tracepoints", "any-instruction", "modules", "programs"),
+        "bpftrace-lessons",
+    )
 )
 EXAMPLES = tuple(f"docs/examples/{name}.md" for name in ("virtme-ng", "cloud-image", "libvirt"))
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/tutorial.md", "docs/cookbook.md", *GUIDES, *EXAMPLES))

@@ -21,6 +21,7 @@ from tests.docs.blocks import ROOT, interactive
 
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _PROMPTED = re.compile(r"^\(gdb\) ((?:set )?optprobe .*)$", re.MULTILINE)
+_CONTINUED = re.compile(r"\\\n\s*")
 _SPAN = re.compile(r"`((?:set )?optprobe [^`\n]*)`")
 _SAVE = re.compile(r"save\s+\w+\s*=")
 _USAGE = re.compile(r"LOCATION|EXPR|COMMAND|\bN\b|NAME|FILE|[…|\[]")
@@ -29,7 +30,7 @@ _USAGE = re.compile(r"LOCATION|EXPR|COMMAND|\bN\b|NAME|FILE|[…|\[]")
 def commands(page: str) -> Iterator[str]:
     """Yield the commands of a Markdown page, but for those of the installed program."""
     for fence in _FENCED.findall(page):
-        yield from _PROMPTED.findall(fence)
+        yield from _PROMPTED.findall(_CONTINUED.sub(" ", fence))
     for span in _SPAN.findall(_FENCED.sub("", page)):
         typed = span.replace("\\|", "|")
         if not _USAGE.search(typed) and typed.split()[1] not in WORDS:

@@ -113,14 +113,21 @@ def test_what_is_written_of_blocks() -> None:
 
 
 def test_what_is_written_of_events() -> None:
-    """Of one whose handler has the arguments alone, and of one that has the fields assigned, with its counter."""
-    slot, counter = Slot(CODE[0], 16), Slot(DATA[0], 8)
+    """Of one whose handler has the arguments alone, of one that has the fields assigned, with its counter, and of one
+    whose module is held.
+    """
+    slot, counter, hold = Slot(CODE[0], 16), Slot(DATA[0], 8), Slot(DATA[0] + 16, 16)
     state = {}
-    for event, missed in (("rawtracepoint:sched_switch", None), ("tracepoint:sched:sched_wakeup", counter)):
+    for event, missed, held in (
+        ("rawtracepoint:sched_switch", None, None),
+        ("tracepoint:sched:sched_wakeup", counter, None),
+        ("rawtracepoint:kvm_exit", None, hold),
+    ):
         name = event_name.parse(event)
         assert name is not None
-        code = Detour(slot.address, NOP5, slot.address, ())
-        handler = EventHandler(name, Tracepoint(name.event, KERNEL + 0x80), slot, code, slot.address, None, missed)
+        code, of = Detour(slot.address, NOP5, slot.address, ()), KERNEL + 0x4000 if held is not None else 0
+        tracepoint = Tracepoint(name.event, KERNEL + 0x80, of)
+        handler = EventHandler(name, tracepoint, slot, code, slot.address, None, missed, hold=held)
         state[f"{Item.EVENT} {slot.address:x}"] = handler.value
         slot = Slot(slot.end, 64)
     assert listing(state) == golden("journal_events.txt")

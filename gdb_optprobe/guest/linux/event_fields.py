@@ -142,8 +142,18 @@ def check_system(kernel: Kernel, name: str, system: str) -> None:
         _check_system(kernel, kernel.word(call + kernel.offset(CALL, "class")), name, system)
 
 
+def system_of(kernel: Kernel, name: str) -> str:
+    """Return the system of the event of a tracepoint; "" where the tracepoint has no event. Raises OptprobeError."""
+    call = kernel.symbols.address(f"event_{name}")
+    return _system(kernel, kernel.word(call + kernel.offset(CALL, "class"))) if call is not None else ""
+
+
+def _system(kernel: Kernel, of: int) -> str:
+    return until_zero(kernel.memory.read(kernel.word(of + kernel.offset(CLASS, "system")), LONGEST))
+
+
 def _check_system(kernel: Kernel, of: int, name: str, system: str) -> None:
-    found = until_zero(kernel.memory.read(kernel.word(of + kernel.offset(CLASS, "system")), LONGEST))
+    found = _system(kernel, of)
     if found != system:
         raise NoSuchKernel(f"the event {name} is none of {system}", f"tracepoint:{found}:{name}")
 

@@ -39,7 +39,17 @@ class EventName:
 
     @property
     def is_glob(self) -> bool:
-        return any(character in "*?[" for character in self.event)
+        return any(character in "*?[" for character in self.system + self.event)
+
+    @property
+    def is_several_handlers(self) -> bool:
+        """Whether it may be several tracepoints, each of which has a handler of its own."""
+        return self.is_glob and not self.is_syscall
+
+    @property
+    def raw(self) -> EventName:
+        """Return the name of its arguments, where it is one event."""
+        return EventName("", self.event, is_raw=True)
 
     @property
     def syscall(self) -> str:

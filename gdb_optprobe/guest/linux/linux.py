@@ -257,13 +257,20 @@ class LinuxGuest(Guest):
     def tracepoints(self) -> Tracepoints:
         if self.arch.tracepoints is None:
             raise OptprobeError(f"how functions of the kernel are called is not built for {self.isa.name} yet")
-        return Tracepoints(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say, self._words)
+        return Tracepoints(
+            *(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say, self._words),
+            modules=lambda: [code.module for code in self.text.modules()],
+        )
 
     def _words(self, function: str) -> int:
         """Return how many words of arguments a function has; 0 where that is not known."""
         found = self._types.btf.function(function) if self._types is not None else None
         placed = abi.slots(found.parameters, self._types.btf, abi.of(self.isa)) if found and self._types else {}
         return len(placed) if found is not None and len(placed) == len(found.parameters) else 0
+
+    def events(self, event: EventName) -> Sequence[EventName]:
+        of_calls = self.syscall_events.matching(event) if not event.is_raw else ()
+        return of_calls if event.is_syscall else (*of_calls, *self.tracepoints.matching(event))
 
     def event_addresses(self, event: EventName) -> tuple[int, ...]:
         if not event.is_syscall:

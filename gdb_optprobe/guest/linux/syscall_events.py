@@ -15,13 +15,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fnmatch import translate
+from fnmatch import fnmatchcase, translate
 from functools import cached_property
 from struct import Struct
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.linux.event_name import ENTER, EXIT, SYSCALLS, EventName
+from gdb_optprobe.guest.linux.event_name import ENTER, EXIT, RAW_SYSCALLS, SYSCALLS, EventName
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest_text import until_zero
 from gdb_optprobe.handlers import fold
@@ -98,6 +98,19 @@ class SyscallEvents:
             raise OptprobeError(f"this kernel has no {event}: {missing}", self._similar(event))
         return found
 
+    def matching(self, event: EventName) -> Sequence[EventName]:
+        """Return the events of system calls that a name means, ascending; none where no one matches wildcards.
+
+        Raises OptprobeError.
+        """
+        if not event.is_glob:
+            return (event,) if event.is_syscall and self.find(event) else ()
+        known = [EventName(SYSCALLS, f"{kind}_{call}") for call in self._known.values() for kind in (ENTER, EXIT)]
+        if self._dispatched is not None:
+            known += (EventName(RAW_SYSCALLS, kind) for kind in (ENTER, EXIT))
+        found = (each for each in known if fnmatchcase(each.system, event.system))
+        return sorted((each for each in found if fnmatchcase(each.event, event.event)), key=str)
+
     @cached_property
     def _known(self) -> Mapping[int, str]:
         """Names of the calls that the kernel's table lists, as far as it can be read, by their functions' addresses."""
@@ -110,10 +123,15 @@ class SyscallEvents:
         places = ((self.kernel.symbols.address(self.abi.prefix + name), name) for name in names)
         return {at: name for at, name in places if at is not None}
 
+    @property
+    def _dispatched(self) -> int | None:
+        """Return the address of the function that calls all system calls; None where there is none."""
+        return self.kernel.symbols.address(self.abi.dispatcher) if self.abi.dispatcher else None
+
     def _dispatcher(self, event: EventName) -> int:
         if event.syscall:
             raise OptprobeError(f"no event is called {event}", f"tracepoint:{SYSCALLS}:{event.event}")
-        if not self.abi.dispatcher or (at := self.kernel.symbols.address(self.abi.dispatcher)) is None:
+        if (at := self._dispatched) is None:
             missing = f" ({self.abi.dispatcher})" if self.abi.dispatcher else ""
             message = f"this kernel has no function that calls all system calls{missing}"
             raise OptprobeError(message, f"tracepoint:{SYSCALLS}:{event.event}_*, each call by its own")

@@ -9,16 +9,19 @@ every grace period has passed that tracepoints use (kernel/tracepoint.c).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from struct import Struct
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.linux import event_fields
+from gdb_optprobe.guest.linux import event_fields, module_tracepoints
 from gdb_optprobe.guest.linux.event_fields import EventFormat
-from gdb_optprobe.guest.linux.event_name import EventName
+from gdb_optprobe.guest.linux.event_name import RAW_SYSCALLS, SYSCALLS, EventName
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.module_tracepoints import ModuleTracepoint
+from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine
@@ -29,6 +32,8 @@ from gdb_optprobe.isa.calling import Calling
 
 REGISTER, UNREGISTER = "tracepoint_probe_register", "tracepoint_probe_unregister"
 SYMBOL, ITERATOR = "__tracepoint_", "__traceiter_"
+HOLD, RELEASE = "try_module_get", "module_put"
+"""References to a module, which is not unloaded meanwhile: perf and BPF hold one of each event's."""
 WAITS = (
     ("synchronize_srcu", "tracepoint_srcu"),
     ("synchronize_rcu_tasks_trace", ""),
@@ -43,6 +48,9 @@ POINTER = Struct("<i")
 ROW = 24
 """Bytes of a struct tracepoint_func."""
 MOST_FUNCTIONS = 64
+MOST_TOGETHER = 256
+"""Of one name with wildcards: the guest makes a call for each."""
+TOO_MANY = "name fewer: those of one system, tracepoint:sched:*"
 LONGEST_NAME = 128
 MOST_ARGUMENTS = 6
 """Words that are passed in registers on every ISA, that of the registered data among them."""
@@ -62,18 +70,21 @@ class HandlerCode:
 
 @dataclass(frozen=True, slots=True)
 class Tracepoint:
-    """address: of its structure."""
+    """address: of its structure. module: the address of the struct module that it goes with; 0 for the kernel's own."""
 
     name: str
     address: int
+    module: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function of the kernel's."""
+    """A call of a function of the kernel's. takes, gives: addresses of words, see isa.calling.Calling."""
 
     function: int
-    arguments: tuple[int, ...]
+    arguments: tuple[int, ...] = ()
+    takes: int | None = None
+    gives: int | None = None
 
 
 class TracepointArch(Protocol):
@@ -103,12 +114,20 @@ class TracepointArch(Protocol):
         """Return why none that is at `address` can."""
 
 
+def too_many(event: EventName, number: int) -> str:
+    """Return why a name means too many tracepoints for each to have a handler, in words; "" where it does not."""
+    if number <= MOST_TOGETHER:
+        return ""
+    return f"{event} is {number} tracepoints, and no more than {MOST_TOGETHER} are registered together"
+
+
 @dataclass(frozen=True)
 class Tracepoints:
-    """The tracepoints of the kernel itself; a module's come and go with it.
+    """The tracepoints of the kernel, and of modules.
 
     forget: drops what may have changed while the guest ran. say: tells the user.
     parameters: returns how many words of arguments a function has, 0 where that is not known.
+    modules: returns those that are loaded.
     """
 
     kernel: Kernel
@@ -117,6 +136,7 @@ class Tracepoints:
     forget: Callable[[], None]
     say: Callable[[str], None]
     parameters: Callable[[str], int]
+    modules: Callable[[], Iterable[Module]] = tuple
 
     def check(self) -> None:
         """Raise OptprobeError where nothing can be registered in this kernel."""
@@ -134,6 +154,8 @@ class Tracepoints:
         address = symbols.address(SYMBOL + name)
         if address is None and symbols.address(ITERATOR + name) is not None:
             self.kernel.address(SYMBOL + name)
+        if address is None and (of_module := self._of_module(event)) is not None:
+            return Tracepoint(name, of_module.address, of_module.module.address)
         if address is None:
             raise OptprobeError(f"this kernel has no tracepoint {name}", self._similar(name))
         called = until_zero(self.kernel.memory.read(self._word(address, "name"), LONGEST_NAME))
@@ -144,9 +166,34 @@ class Tracepoints:
             event_fields.check_system(self.kernel, name, event.system)
         return Tracepoint(name, address)
 
+    def matching(self, event: EventName) -> Sequence[EventName]:
+        """Return the events that a name means, each of one tracepoint, ascending; none where no one matches wildcards.
+
+        System calls are not among them: functions serve those. Raises OptprobeError.
+        """
+        self.check()
+        if not event.is_glob:
+            self.find(event)
+            return (event,)
+        names = [name for name in self._names() if fnmatchcase(name, event.event)]
+        modules = [one for module in self.modules() for one in self._in_module(module)]
+        of_modules = [(one.system, one.name) for one in modules if fnmatchcase(one.name, event.event)]
+        if event.is_raw and not event.system:
+            return [replace(event, event=name) for name in sorted({*names, *(name for _, name in of_modules)})]
+        found = sorted({*((event_fields.system_of(self.kernel, name), name) for name in names), *of_modules})
+        return [
+            replace(event, system=system, event=name)
+            for system, name in found
+            if system not in ("", SYSCALLS, RAW_SYSCALLS) and fnmatchcase(system, event.system)
+        ]
+
     def event_format(self, event: EventName) -> EventFormat:
         """Return how the fields of an event are assigned. Raises OptprobeError."""
-        made = event_fields.find(self.kernel, event.event, event.system, self.find(event).address)
+        found = self.find(event)
+        if found.module:
+            message = f"the fields of {event} are assigned by a module's code"
+            raise NoSuchKernel(message, f"rawtracepoint:{event.event} has the arguments")
+        made = event_fields.find(self.kernel, event.event, event.system, found.address)
         if self.parameters(ITERATOR + event.event) not in range(1, MOST_ARGUMENTS + 1):
             message = f"the fields of {event} are assigned from arguments that are not all in registers"
             raise NoSuchKernel(message, f"rawtracepoint:{event.event} has the arguments")
@@ -165,6 +212,27 @@ class Tracepoints:
             if not (function := self.kernel.word(row)):
                 return
             yield function, self.kernel.word(row + 8)
+
+    def is_there(self, of: Tracepoint) -> bool:
+        """Return whether a module's tracepoint is still where it was."""
+        found = (one for module in self.modules() if module.address == of.module for one in self._in_module(module))
+        return any((one.name, one.address) == (of.name, of.address) for one in found)
+
+    def _of_module(self, event: EventName) -> ModuleTracepoint | None:
+        """Return the tracepoint of a module that an event names; of two modules, that of the first."""
+        named = [one for module in self.modules() for one in self._in_module(module) if one.name == event.event]
+        return next((one for one in named if event.is_raw or event.system in ("", one.system)), None)
+
+    def _in_module(self, module: Module) -> Sequence[ModuleTracepoint]:
+        return module_tracepoints.of_module(self.kernel, module)
+
+    def hold(self, of: Tracepoint, gives: int) -> Call:
+        """Return the call that keeps a module from being unloaded, where it is true. gives: where the result is put."""
+        return Call(self.kernel.address(HOLD), (of.module,), gives=gives)
+
+    def release(self, takes: int) -> Call:
+        """Return the call that lets it be unloaded again. takes: the word that has the address of its struct module."""
+        return Call(self.kernel.address(RELEASE), takes=takes)
 
     def register(self, of: Tracepoint, function: int) -> Call:
         return Call(self.kernel.address(REGISTER), (of.address, function, 0))
@@ -203,16 +271,16 @@ class Tracepoints:
         return self.kernel.word(tracepoint + self.kernel.offset("tracepoint", member))
 
     def _similar(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._names(), 3)
+        try:
+            near = difflib.get_close_matches(name, self._names(), 3)
+        except Unreadable:
+            near = []
         listed = "the guest has a list: /sys/kernel/tracing/available_events"
         return f"did you mean {', '.join(near)}?" if near else listed
 
     def _names(self) -> Sequence[str]:
-        """Return the names of the kernel's tracepoints, as far as they can be read."""
+        """Return the names of the kernel's tracepoints. Raises OptprobeError."""
         start, end = self.kernel.range("__start___tracepoints_ptrs", "__stop___tracepoints_ptrs")
-        try:
-            rows = [at + distance for at, (distance,) in self.kernel.rows(start, end, POINTER)]
-        except Unreadable:
-            return ()
+        rows = (at + distance for at, (distance,) in self.kernel.rows(start, end, POINTER))
         symbols = (self.kernel.symbols.at(at & MASK) for at in rows)
-        return [one.name.removeprefix(SYMBOL) for one in symbols if one is not None]
+        return [one.name.removeprefix(SYMBOL) for one in symbols if one is not None and one.name.startswith(SYMBOL)]

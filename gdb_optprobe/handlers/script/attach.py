@@ -31,6 +31,7 @@ _REFUSED = {
     "iter": "the guest's own iterators are not run",
     "self": "signals to this program are GDB's",
 }
+_WILDCARDS = "*?["
 _FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
 _PROGRAMS = ("uprobe", "uretprobe")
 _PARTS = {
@@ -61,7 +62,7 @@ class AttachPoint:
 
     @property
     def has_wildcard(self) -> bool:
-        return any(sign in self.target + self.name for sign in "*?[")
+        return any(sign in self.target + self.name for sign in _WILDCARDS)
 
     def __str__(self) -> str:
         offset = f"+{self.offset}" if self.offset else ""
@@ -88,6 +89,8 @@ def attach_point(point: tree.Point) -> AttachPoint:
     }.get(provider, (2,))  # fmt: skip
     if provider in ("BEGIN", "END") and parts[1:] == ["*"]:
         count, parts = 0, parts[:1]
+    if provider == "tracepoint" and count == 1 and set(parts[1]) & {*_WILDCARDS}:
+        count, parts = 2, [provider, "*", parts[1]]  # an event of any subsystem
     if count not in allowed:
         numbers = " or ".join(map(str, allowed))
         raise wrong(f"{provider} probe type requires {numbers} arguments, found {count}", point.where, wanted)

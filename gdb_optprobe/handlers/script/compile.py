@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -156,8 +156,19 @@ def _declared(
 
 def _named(script: tree.Script) -> set[str]:
     """Return the names of the maps in a script."""
-    statements = (each for probe in script.probes for each in (probe.predicate, *probe.body) if each is not None)
-    return {node.name for each in statements for node in tree.nodes(each) if isinstance(node, tree.Map)}
+    return {node.name for probe in script.probes for node in _nodes(probe) if isinstance(node, tree.Map)}
+
+
+def _has_args(probe: tree.Probe) -> bool:
+    """Return whether a probe uses a field of `args`."""
+    return any(isinstance(node, tree.Name) and node.name == "args" for node in _nodes(probe))
+
+
+def _nodes(probe: tree.Probe) -> Iterator[tree.Node]:
+    """Yield all expressions and statements of a probe."""
+    for each in (probe.predicate, *probe.body):
+        if each is not None:
+            yield from tree.nodes(each)
 
 
 def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
@@ -168,13 +179,13 @@ def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
     first_missing: OptprobeError | None = None
     for number, probe in enumerate(script.probes):
         matches: list[tuple[AttachPoint, Matched]] = []
-        points = [*map(attach_point, probe.points)]
+        points, has_args = [*map(attach_point, probe.points)], _has_args(probe)
         for point in points:
             if point.provider in ("BEGIN", "END"):
                 if point.provider in specials:
                     raise wrong(f"More than one {point.provider} probe defined", point.where)
                 specials.append(point.provider)
-            here = declared.kernel.matches(point.provider, point.target, point.name, point.offset)
+            here = declared.kernel.matches(point.provider, point.target, point.name, point.offset, has_args)
             if isinstance(here, Unsupported):
                 raise _missing(point, here)
             if isinstance(here, Missing) or not here:

@@ -124,7 +124,9 @@ class NoKernel:
     def symbol(self, name: str) -> int | None:
         return None
 
-    def matches(self, provider: str, target: str, name: str, offset: int) -> Sequence[Matched] | Missing:
+    def matches(
+        self, provider: str, target: str, name: str, offset: int, has_args: bool = True
+    ) -> Sequence[Matched] | Missing:
         if provider not in _ON_HOST:
             return ()
         parts = ":".join(part for part in (provider, target, name) if part)

@@ -103,10 +103,13 @@ class Kernel(Protocol):
     def symbol(self, name: str) -> int | None:
         """Return the address of a symbol, for `kaddr`."""
 
-    def matches(self, provider: str, target: str, name: str, offset: int) -> Sequence[Matched] | Missing:
+    def matches(
+        self, provider: str, target: str, name: str, offset: int, has_args: bool = True
+    ) -> Sequence[Matched] | Missing:
         """Return where a probe is attached; none where nothing matches.
 
         provider: its long name, such as "kprobe". target: the module, the file, the subsystem, the unit of time.
+        has_args: whether the probe uses a field of `args`.
         """
 
     def unmatched(self, provider: str, target: str, name: str) -> HitScope:

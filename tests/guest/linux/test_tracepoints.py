@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import event_fields
+from gdb_optprobe.guest.linux import event_fields, event_name
 from gdb_optprobe.guest.linux.event_fields import EventField
 from gdb_optprobe.guest.linux.event_name import EventName
-from gdb_optprobe.guest.linux.tracepoints import ROW, Call, Tracepoint, Tracepoints
+from gdb_optprobe.guest.linux.tracepoints import MOST_TOGETHER, ROW, Call, Tracepoint, Tracepoints, too_many
 from gdb_optprobe.handlers.ctype import CHAR, Array, Integer, Pointer
 from gdb_optprobe.handlers.interpreter import Hit, evaluate
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
@@ -22,6 +22,7 @@ from tests.handlers.world import World
 KERNEL = 0xFFFF_FFFF_8100_0000
 DATA, TEXTS, FUNCS = KERNEL + 0x10_0000, KERNEL + 0x20_0000, KERNEL + 0x30_0000
 WAKE, CALL, CLASS, LIST = DATA, DATA + 0x200, DATA + 0x400, DATA + 0x600
+BARE, TABLE = DATA + 0x180, DATA + 0xB00
 ITERATOR, ASSIGNS, REGISTER, UNREGISTER, RCU, SRCU = range(KERNEL, KERNEL + 0x600, 0x100)
 RAW, EVENT = EventName("", "wake", True), EventName("sched", "wake")
 OFFSETS = {
@@ -45,6 +46,7 @@ NAMES = {
     "trace_event_raw_event_wake": ASSIGNS, "tracepoint_probe_register": REGISTER,
     "tracepoint_probe_unregister": UNREGISTER, "synchronize_rcu": RCU, "synchronize_srcu": SRCU,
     "trace_event_buffer_reserve": KERNEL + 0x700, "trace_event_buffer_commit": KERNEL + 0x800,
+    "d___tracepoint_bare": BARE, "d___start___tracepoints_ptrs": TABLE, "d___stop___tracepoints_ptrs": TABLE + 8,
     "d_global_trace": DATA + 0x800, "d_tracepoint_srcu": DATA + 0x900, "d_init_task": DATA + 0xA00,
 }  # fmt: skip
 
@@ -80,6 +82,8 @@ def facts(parameters: int = 4, why: str = "", **names: int | None) -> Tracepoint
         put(place, "ftrace_event_field.type", text(field.written))
         for member, number in (("offset", field.offset), ("size", field.size), ("is_signed", field.signed)):
             put(place, f"ftrace_event_field.{member}", number, 4)
+    for place, one in ((TABLE, WAKE), (TABLE + 4, BARE)):
+        memory.put(place, (one - place).to_bytes(4, "little", signed=True))
     found = {name: address for name, address in (NAMES | names).items() if address is not None}
     arch: Any = type("Arch", (), {"why_not": lambda self, kernel: why})()
     kernel = fake_kernel.kernel(memory, found, OFFSETS)
@@ -95,6 +99,20 @@ def test_a_tracepoint_is_found_and_its_functions_are_listed() -> None:
     assert of.functions(found) == [(0xA0, 1), (0xB0, 2)]
     assert of.register(found, 0xC0) == Call(REGISTER, (WAKE, 0xC0, 0))
     assert of.unregister(found, 0xC0) == Call(UNREGISTER, (WAKE, 0xC0, 0))
+
+
+def test_wildcards_are_of_tracepoints_with_their_systems() -> None:
+    of = facts()
+
+    def names(written: str) -> list[str]:
+        event = event_name.parse(written)
+        assert event is not None
+        return [str(each) for each in of.matching(event)]
+
+    assert names("tracepoint:sched:w?ke") == names("tracepoint:s*:*") == names("tracepoint:sched:wake") == [str(EVENT)]
+    assert names("rawtracepoint:*") == ["rawtracepoint:bare", "rawtracepoint:wake"], "one of them has no event"
+    assert names("tracepoint:block:*") == names("tracepoint:sched:a*") == []
+    assert too_many(EVENT, MOST_TOGETHER) == "" and "no more than" in too_many(EVENT, MOST_TOGETHER + 1)
 
 
 def test_functions_without_an_end_are_not_believed() -> None:

@@ -130,7 +130,9 @@ class FakeKernel:
     def symbol(self, name: str) -> int | None:
         return None if name in self.absent else 0xFFFF_FFFF_8200_0000
 
-    def matches(self, provider: str, target: str, name: str, offset: int) -> Sequence[Matched] | Missing:
+    def matches(
+        self, provider: str, target: str, name: str, offset: int, has_args: bool = True
+    ) -> Sequence[Matched] | Missing:
         parts = ":".join(part for part in (provider, target, name) if part)
         if provider in ("BEGIN", "END", "interval"):
             return (Matched(parts, self.host),)
