@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable

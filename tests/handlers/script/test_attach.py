@@ -13,8 +13,11 @@ from tests.handlers.script.kernel import FakeKernel
 class OneLibrary(FakeKernel):
     """libpthread has no functions of its own: libc has them."""
 
-    def matches(self, provider: str, target: str, name: str, offset: int) -> Sequence[Matched] | Missing:
-        return super().matches(provider, "/lib/libc.so.6" if target in ("libc", "libpthread") else target, name, offset)
+    def matches(
+        self, provider: str, target: str, name: str, offset: int, has_args: bool = False
+    ) -> Sequence[Matched] | Missing:
+        file = "/lib/libc.so.6" if target in ("libc", "libpthread") else target
+        return super().matches(provider, file, name, offset, has_args)
 
 
 def attached(text: str) -> list[str]:
