@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import load_averages
 from gdb_optprobe.guest_text import lines, until_zero
 from gdb_optprobe.handlers import stack_walk
 from gdb_optprobe.handlers.scope import Missing
@@ -15,12 +16,10 @@ from gdb_optprobe.handlers.script.types import Stack
 from gdb_optprobe.handlers.stack_walk import FRAMES
 from gdb_optprobe.probes.script_kernel import ScriptKernel
 
-LOADS = "/proc/loadavg"
 RETURN_PROBE = "(a return probe)"
 """A frame of a function that returns to a trampoline: its real return address is not on the stack."""
 CUT = "(callers unknown)"
 """The last line of a stack that continues where the hit could not follow it."""
-_FRACTION = 11  # bits, include/linux/sched/loadavg.h: FSHIFT
 
 
 class GuestNames(HostNames):
@@ -85,18 +84,11 @@ class GuestFiles(NoFiles):
         self._kernel = kernel
 
     def cat(self, name: str, most: int) -> str:
-        address = self._kernel.symbol("avenrun") if name == LOADS else None
+        address = self._kernel.symbol(load_averages.VARIABLE) if name == load_averages.FILE else None
         if address is None:
             raise OptprobeError("a file of the guest, which is not read from outside")
-        data = self._kernel.target.guest.machine.read(address, 24)
-        return f"{' '.join(_load(data[at : at + 8]) for at in (0, 8, 16))}\n"[:most]
+        return load_averages.shown(self._kernel.target.guest.machine.read(address, load_averages.SIZE))[:most]
 
     def shell(self, command: str) -> str:
         done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
         return lines("\n".join(until_zero(line) for line in done.stdout.split(b"\n")))
-
-
-def _load(data: bytes) -> str:
-    """Return a load as the kernel prints it: rounded to hundredths."""
-    value = int.from_bytes(data, "little") + (1 << _FRACTION) // 200
-    return f"{value >> _FRACTION}.{(value & (1 << _FRACTION) - 1) * 100 >> _FRACTION:02}"
