@@ -10,6 +10,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi
 from gdb_optprobe.guest.linux import event_name
+from gdb_optprobe.guest.linux.clock import last_tick
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.script_constants import CONSTANTS, has_header
 from gdb_optprobe.guest.linux.tracepoints import TOO_MANY, too_many
@@ -30,11 +31,9 @@ EVENTS = ("tracepoint", "rawtracepoint")
 PROBED = (*FUNCTIONS, *EVENTS, *script_events.PROVIDERS, *PROGRAMS)
 RETURNS = ("kretprobe", "fexit")
 ON_HOST = ("BEGIN", "END", "interval")
-SECOND = 10**9
 _OF_OWN_PROCESS = {"pid": 0, "tid": 0, "comm": 0, "uid": 0, "gid": 0, "cgroup": 1}
 """In BEGIN and END, which bpftrace runs in its own process: root's, in the first control group."""
 _OF_CPU = (*_OF_OWN_PROCESS, "cpu", "numaid", "curtask", "jiffies")
-_EARLY = 300
 _ANYWHERE = ("schedule", "vfs_read", "start_kernel")
 """Functions of every kernel: what names mean apart from a probe is asked at one."""
 _NO_TIME = Missing("the guest's time is not known where the host runs the probe", "it has no symbol of its ticks")
@@ -79,14 +78,10 @@ class ScriptKernel:
     def now(self) -> int | Missing:
         """Return the time in nanoseconds since the guest's start, at a stop: as late as its last tick.
 
-        A vCPU's own clock cannot be read from outside. Jiffies begin 300 seconds before 32 bits of them end
-        (include/linux/jiffies.h).
+        A vCPU's own clock cannot be read from outside.
         """
-        ticks, period = (self._variable(name) for name in ("jiffies_64", "tick_nsec"))
-        if ticks is None or not period:
-            return _NO_TIME
-        first = -_EARLY * SECOND // period & 0xFFFF_FFFF
-        return max(ticks - first, 0) * period
+        found = last_tick(self._variable)
+        return _NO_TIME if found is None else found
 
     def _variable(self, name: str) -> int | None:
         address = self.symbol(name)

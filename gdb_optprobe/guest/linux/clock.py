@@ -1,4 +1,4 @@
-"""The clock that programs read: its rate as the kernel has it, and its time as the kernel's log has it."""
+"""The clock that programs read, its rate and its time as the kernel's log has it; and the time of the last tick."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def hertz(kernel: Kernel, rates: Sequence[ClockRate]) -> int | Missing:
 
 
 NANOSECONDS = 1_000_000_000
+EARLY = 300
+"""Jiffies begin so many seconds before 32 bits of them end (include/linux/jiffies.h)."""
 LARGEST_SHIFT = 64
 
 
@@ -62,3 +64,15 @@ def log_clock(
     except OptprobeError:
         return None
     return found if found is not None and not isinstance(rate, Missing) and found.is_of(rate) else None
+
+
+def last_tick(variable: Callable[[str], int | None]) -> int | None:
+    """Return the nanoseconds since the kernel began to count, as of its last tick; None if that is not known.
+
+    variable: reads one of the kernel's, of 8 bytes; None if there is none of that name.
+    """
+    ticks, period = variable("jiffies_64"), variable("tick_nsec")
+    if ticks is None or not period:
+        return None
+    first = -EARLY * NANOSECONDS // period & 0xFFFF_FFFF
+    return max(ticks - first, 0) * period

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.clock import ClockRate, LogClock, log_clock
+from gdb_optprobe.guest.linux.clock import NANOSECONDS, ClockRate, LogClock, last_tick, log_clock
 from gdb_optprobe.guest.linux.kernel import Kernel
 from tests.guest.linux.fake_kernel import Pages, kernel
 
@@ -40,3 +40,17 @@ def test_a_kernel_that_does_not_tell_leaves_the_ticks() -> None:
 
     assert log_clock(of_rate(500_000), RATES, missing) is None
     assert log_clock(kernel(Pages(), {}), RATES, lambda _: CLOCK) is None
+
+
+@pytest.mark.parametrize("period", [1_000_000, 4_000_000, 10_000_000])
+def test_the_time_of_the_last_tick(period: int) -> None:
+    """The kernel's own count begins so that 32 bits of it wrap round after five minutes."""
+    begin = (1 << 32) - 300 * NANOSECONDS // period
+    for seconds in (0, 7, 400):
+        words = {"jiffies_64": begin + seconds * NANOSECONDS // period, "tick_nsec": period}
+        assert last_tick(words.get) == seconds * NANOSECONDS
+
+
+@pytest.mark.parametrize("words", [{}, {"jiffies_64": 1}, {"jiffies_64": 1, "tick_nsec": 0}, {"tick_nsec": 1}])
+def test_a_kernel_that_tells_no_tick(words: dict[str, int]) -> None:
+    assert last_tick(words.get) is None
