@@ -35,9 +35,9 @@ class Dialect:
 
     inputs:  expressions of numbers that no compiler knows. addresses: those that lead to texts.
     defined: what bpftrace 0.23 does otherwise, or as LLVM likes it, is left out: a division by 0, a shift by more bits
-        than there are, a comparison as a number (it is -1 there, or 1), arithmetic on less than 64 bits, `?` with sides
-        that are more than a word (it crashes), a map whose first value in the text does not tell its type, and
-        whether a histogram has a key (it looks for one without a bucket).
+        than there are, a comparison as a number (it is -1 there, or 1), arithmetic on less than 64 bits, `++` of such a
+        number in a tuple (the sign is lost), `?` with sides that are more than a word (it crashes), a map whose first
+        value in the text does not tell its type, and whether a histogram has a key (it looks for one without a bucket).
     ends:    `return` is there.
     """
 
@@ -262,7 +262,7 @@ class _Script:
             case 0:
                 return f"bswap(({self._some(*INTEGERS)}){value})"
             case 1:
-                return f"({value}, {self.text(0)}).0"
+                return f"({self._whole(value)}, {self.text(0)}).0"
             case _:
                 return f"sizeof({self._some(*INTEGERS, value)})"
 
@@ -383,11 +383,12 @@ class _Script:
         number = self._some("d", "u", "x", "ld", "lu", "lx", "lld", "hd", "hhd", "hhu")
         map_ = self.chosen.choice(self.maps)
         if map_.kind in ("int", "text", "tuple") and self.chosen.random() < 0.2:
-            yield f"print({map_.name}{self._key(map_)});" if map_.key else f"print(({map_.name}, {one}));"
+            whole = self._whole(one)
+            yield f"print({map_.name}{self._key(map_)});" if map_.key else f"print(({map_.name}, {whole}));"
             return
         yield self._some(
             f'printf("%{width}{number} %s %{self._some("d", "ld", "lx")}\\n", {one}, {text}, {other});',
-            f"print(({one}, {text}, {other}));",
+            f"print(({self._whole(one)}, {text}, {self._whole(other)}));",
             f"print({one});",
             f"print({text});",
         )
