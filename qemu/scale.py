@@ -27,6 +27,14 @@ LONGEST = 1800.0
 """Seconds of a command."""
 TRACING = "/sys/kernel/tracing"
 SESSION = "python from gdb_optprobe.debugger.attach import current_session"
+SITES = f"{WHOLE} with a site"
+"""The functions that the guest's tracer can trace: a row of their own, since all others are planned one by one."""
+ONLY_SITES = (
+    f"{SESSION}; session = current_session(); places = session.target.debugger.locations; resolve = places.resolve; "
+    f"sites = frozenset(session.target.guest.idle_sites(resolve('{WHOLE}', True)).addresses); "
+    "places.resolve = lambda *asked: tuple(at for at in resolve(*asked) if at in sites)"
+)
+ALL_AGAIN = "python del places.resolve"
 MEMORY = "python arena = current_session().optimizer.arena; print(arena.code.used, arena.data.used)"
 ADD, AGAIN, DELETE, ON, OFF = "add", "add again", "delete", "tracer on", "tracer off"
 COMMANDS = ("list", "report", DELETE, AGAIN, DELETE)
@@ -39,7 +47,8 @@ code, data     bytes of the guest's memory, for each probe
 × the tracer's seconds, as a multiple of those in which the guest switches its tracer on or off
 tracer on      its filter is written, and its site at each function becomes a call; those without a site it leaves out;
                the fastest of 3 rounds, less that of a command that does nothing
-The first add of functions without a site in a boot plans them; the second knows their plans."""
+The first add of functions without a site in a boot plans them; the second knows their plans. The row of those with a
+site is measured by itself: the others are not among them."""
 _ADDED = re.compile(r"(\d+) addresses, (\d+) optimized")
 
 
@@ -85,10 +94,13 @@ class Scale:
             yield from lines
             yield from self._tracer(glob, lines[0].probes)
         if whole:
+            self._debugger(ONLY_SITES)
+            yield from self._of(WHOLE, SITES)
+            self._debugger(ALL_AGAIN)
             yield from self._of(f"{WHOLE} {RETURNS}")
 
-    def _of(self, glob: str) -> Iterator[Line]:
-        """glob: with what `add` has behind it."""
+    def _of(self, glob: str, called: str = "") -> Iterator[Line]:
+        """glob: with what `add` has behind it. called: in the lines, where that is something else."""
         self._say(f"{glob}: probes")
         self._debugger("optprobe commit")
         before = self._memory()
@@ -98,10 +110,10 @@ class Scale:
         if found is None:
             raise GuestError(f"nothing was added for {glob}:\n{printed[:2000]}")
         probes = int(found[2])
-        yield Line(glob, probes, ADD, took, packets, code, data)
+        yield Line(called or glob, probes, ADD, took, packets, code, data)
         for what in COMMANDS:
             took, packets, _ = self._timed(f"optprobe add -glob {glob}" if what == AGAIN else f"optprobe {what}")
-            yield Line(glob, probes, what, took, packets)
+            yield Line(called or glob, probes, what, took, packets)
 
     def _tracer(self, glob: str, probes: int) -> Iterator[Line]:
         self._say(f"{glob}: the tracer")
@@ -173,5 +185,6 @@ def _beside(lines: Sequence[Line]) -> Iterator[float | None]:
     """Yield each line's seconds as a multiple of the tracer's for the same; None where it does nothing like it."""
     tracers = {(line.glob, line.what): line.seconds for line in lines}
     for line in lines:
-        seconds = tracers.get((line.glob, BESIDE.get(line.what, "")))
+        glob = WHOLE if line.glob == SITES else line.glob
+        seconds = tracers.get((glob, BESIDE.get(line.what, "")))
         yield line.seconds / seconds if seconds else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qemu.scale import ADD, AGAIN, DELETE, OFF, ON, Line, as_json, glob_of, report
+from qemu.scale import ADD, AGAIN, DELETE, OFF, ON, SITES, WHOLE, Line, as_json, glob_of, report
 
 NAMES = sorted(["abc", "abd", "ab.isra.0", "bcd", "bce", "bde", "cde", "x_", "y", "__z"])
 FOUND = [
@@ -38,3 +38,8 @@ def test_a_row_for_each_command_beside_the_tracer() -> None:
 def test_lines_for_programs() -> None:
     assert [line["ratio"] for line in as_json(FOUND)] == [8.0, None, None, 4.0, None, None]
     assert as_json(FOUND)[0]["packets"] == 3000
+
+
+def test_the_functions_with_a_site_are_beside_the_tracer_of_all() -> None:
+    lines = [Line(WHOLE, 40, ADD, 3.0), Line(WHOLE, 40, ON, 0.5), Line(SITES, 35, ADD, 1.0), Line("v*", 3, ADD, 1.0)]
+    assert [line["ratio"] for line in as_json(lines)] == [6.0, None, 2.0, None]
