@@ -15,6 +15,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.handlers.source import outside
+from gdb_optprobe.handlers.stack_walk import CODE, FRAMES
 from gdb_optprobe.probes.spec import Spec
 
 LONGEST = 1 << 16
@@ -59,8 +60,8 @@ def home(text: str) -> str:
 
 
 def map_name(text: str) -> str:
-    """Return the name of a map of the session, without its @; "" is one. Raises NotAField."""
-    return _matched(_MAP_NAME, text, "no map of a session is") if text else ""
+    """Return the name of a map of the session, without its @; "" is one, and those of stacks are. Raises NotAField."""
+    return text if text in ("", FRAMES.name, CODE.name) else _matched(_MAP_NAME, text, "no map of a session is")
 
 
 def place(text: str, program: bool = False, glob: bool = False) -> str:

@@ -104,7 +104,8 @@ def probe_value(probe: Probe) -> dict[str, Any]:
         "python": probe.spec.has_python_handler or probe.spec.program is not None,
         "data": probe.counter.address if probe.counter is not None else 0,
         "maps": _maps_value(probe.handler),
-        "named maps": _named_value(probe),
+        # A script's probes are not adopted, so nor are the maps of their gates, which have no names of a session's.
+        "named maps": _named_value(probe) if spec.program is None else {},
         "bare": probe.handler.bare,
         "program": fingerprint(probe.handler) if not probe.handler.is_plain else 0,
         "sizes": dict(probe.sizes) if not probe.handler.is_plain else {},

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.arena import Arena
@@ -26,6 +26,7 @@ from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.views import ProbeView
 
 LOST = "the journal could not hold it: add it anew"
+WENT = "their handlers in Python, or their script, went with the GDB that had them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,10 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     """Add the recorded probes anew. The branches of the earlier GDB have been removed."""
     probes: list[Probe] = []
     lost: list[str] = []
+    numbers = {one.number for one in found}
     lost += [f"probe {one.number}, {one.spec.location}, is not recovered: {LOST}" for one in found if one.lost]
+    lost += _went([one for one in found if one.python])
+    found = [one for one in found if not one.python]
     programs = [one for one in found if one.spec.in_program and not one.lost]
     in_blocks = {block.code.address: read_block(block, left) for block in left.live_blocks}
     maps = _shared_maps([*found, *in_blocks.values()], left)
@@ -110,10 +114,8 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
             lost.append(f"probe {one.number}, {one.spec.location}, is not recovered: {error.message}")
     for unused in maps_of_programs.difference(session.optimizer.maps.slots):
         arena.data.release(unused)
-    recovered = {probe.number for probe in probes}
-    for one in found:
-        if one.number not in recovered:
-            arena.journal.drop(Item.PROBE, one.number)
+    for number in numbers - {probe.number for probe in probes}:
+        arena.journal.drop(Item.PROBE, number)
     points = (session.registry.site_of(probe).latest_rethook for probe in there)
     returns.end_adopted(arena, [table for point in points if point is not None for table in point.tables])
     session.optimizer.write_records(probes)
@@ -123,7 +125,20 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     session.module_tracker.update_load_hook()
     session.watch_traces()
     session.module_tracker.update()
+    try:
+        session.optimizer.tracepoints.release_unused(arena)
+    except OptprobeError as error:
+        lost.append(f"{error.message} ({error.hint})" if error.hint else error.message)
     return Recovered(session.views_of(probes, blocks), tuple(lost))
+
+
+def _went(found: Sequence[ProbeRecord]) -> Iterator[str]:
+    """Yield what is to be known of probes that did what went with their GDB: they are taken out."""
+    if len(found) == 1:
+        yield f"probe {found[0].number}, {found[0].spec.location}, is taken out: {WENT}"
+    elif found:
+        first, last = min(one.number for one in found), max(one.number for one in found)
+        yield f"{len(found)} probes ({first} to {last}) are taken out: {WENT}"
 
 
 def _adopt_blocks(
@@ -195,8 +210,6 @@ def _adopt_probe(
     session: Session, one: ProbeRecord, left: ArenaContents, maps: Mapping[int, SharedMaps]
 ) -> Probe:
     """Create the probe of a record, not yet settled. Raises OptprobeError where it would do something else."""
-    if one.python:
-        raise OptprobeError("its handler in Python, or its script, went with the GDB that had it")
     if one.waits or session.target.modules.location(one.address) != one.home:
         return _adopt_absent(session, one, left)
     plan = session.optimizer.plan(one.address, [one.spec])

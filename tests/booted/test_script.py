@@ -11,6 +11,7 @@ from typing import Any
 from qemu.guest import Guest
 from tests.booted import answer, calls
 from tests.booted.batch import Finished, batch
+from tests.booted.gdb import Console
 from tests.booted.test_bad_input import attempt
 from tests.handlers.oracle import needs_gcc
 
@@ -419,7 +420,8 @@ def test_blocks_of_several_probes_share_the_sessions_maps(each_linux: Guest) -> 
         each_linux,
         [
             "set optprobe on-exit keep",
-            'optprobe add vfs_read do { if (comm == "dd") { @by[func, arg2] = count(); @s[tid] = 1; } }',
+            'optprobe add vfs_read do { if (comm == "dd") { @by[func, arg2] = count(); @s[tid] = 1; '
+            "@k[kstack(2)] = count(); } }",
             "optprobe add vfs_read -return do { if (@s[tid]) { @got = sum(retval); delete(@s[tid]); } }",
             'optprobe add vfs_w* do { if (comm == "dd" && !@s[tid]) { @by[func, arg2] = count(); } }',
             f"optprobe run -guest '{DD}'",
@@ -444,8 +446,29 @@ def test_blocks_of_several_probes_share_the_sessions_maps(each_linux: Guest) -> 
     )
     found = session_maps(Finished(second.output.partition("cleared")[0], 0, ()))
     assert found["@by"]["vfs_read,1"] == found["@by"]["vfs_write,1"] == 2 * READS, second.output
+    assert sum(found["@k"].values()) >= 2 * READS and all("vfs_read" in stack for stack in found["@k"])
     assert session_maps(Finished(second.output.partition("cleared")[2], 0, ()))["@by"] == {}
     assert second.status == 0 and "No probes." in second.output
+
+
+def test_a_script_whose_gdb_is_killed_is_taken_out(linux: Guest) -> None:
+    """Its probes count on, which harms no one, until the next GDB takes them out, and their functions off events."""
+    program = (
+        'kprobe:vfs_read /comm == "dd"/ { @s[tid] = nsecs; } kretprobe:vfs_read /@s[tid]/ { delete(@s, tid); } '
+        "tracepoint:sched:sched_switch { @[args.prev_comm] = count(); } kprobe:ksys_read { @k[kstack] = count(); } "
+        'profile:hz:20 { @p = count(); } interval:ms:100 { printf("%s\\n", "tick"); }'
+    )
+    with Console(linux) as gdb:
+        gdb.send(f"optprobe script -e '{program}'")
+        gdb.until(r"\ntick\n")
+        gdb.kill()
+    linux.check(f"{DD}; sleep 0.1")
+    lines = ["set optprobe exit-on-error off", "optprobe recover", "optprobe list", "optprobe check"]
+    finished = batch(linux, [*lines, attempt("optprobe recover")])
+    assert finished.status == 0, finished.output
+    for said in ("5 probes (1 to 5) are taken out", "or their script, went", "has taken what was registered off",
+                 "No probes.", "holds what we wrote", "no probes of an earlier GDB are in this guest"):  # fmt: skip
+        assert said in finished.output, (said, finished.output)
 
 
 def test_a_script_that_is_kept_counts_on(linux: Guest) -> None:

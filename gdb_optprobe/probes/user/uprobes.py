@@ -249,8 +249,6 @@ class Uprobes:
         """
         user = self.user
         try:
-            if one.python:
-                raise OptprobeError("its script went with the GDB that had it")
             point = self._resolve(one.spec, user)
             handler = self._handler(one.spec, point, user, with_sizes(self.settings(), one.sizes))
             probe = restored_probe(one, point.insn.address, handler, data)
