@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -119,9 +120,9 @@ def _caller(state: State, session: Session, kernel: Kernel) -> tuple[FrameId, St
         return _before_routine(routine.installed.detour, state, session, kernel)
     detour = session.registry.detour_at(pc)
     if detour is not None and (original := detour.original_pc(pc)) is not None:
-        sp = state.registers[isa.sp] + session.pushed_at(detour, pc) & MASK
-        registers = _before_call(state.registers, detour, isa)
-        return FrameId(sp - WORD, pc), State({**registers, isa.pc: original, isa.sp: sp}, exact=True)
+        before = _before_pushes(detour, state, session, kernel)
+        registers = {**_before_call(state.registers, detour, isa), **before}
+        return FrameId(before[isa.sp] - WORD, pc), State({**registers, isa.pc: original}, exact=True)
     if (entry := session.optimizer.rethooks.shared_entry_at(pc)) is not None:
         return _called_by_stub(entry, state, session, kernel)
     if (trampoline := session.optimizer.rethooks.trampoline_at(pc)) is not None:
@@ -151,9 +152,9 @@ def _returning(trampoline: Detour, state: State, session: Session, kernel: Kerne
     """Unwind from a trampoline to where its call really returns."""
     isa = kernel.isa
     pc = state.registers[isa.pc]
-    sp = state.registers[isa.sp] + session.pushed_at(trampoline, pc) & MASK
-    caller = _through(State({**state.registers, isa.pc: trampoline.address, isa.sp: sp}, False), session, kernel)
-    return FrameId(sp - WORD, pc), caller
+    before = _before_pushes(trampoline, state, session, kernel)
+    caller = _through(State({**state.registers, **before, isa.pc: trampoline.address}, False), session, kernel)
+    return FrameId(before[isa.sp] - WORD, pc), caller
 
 
 def _called_by_stub(
@@ -162,13 +163,25 @@ def _called_by_stub(
     """Unwind from the shared entry of functions to the stub that has called it."""
     isa = kernel.isa
     pc = state.registers[isa.pc]
-    sp = state.registers[isa.sp] + session.pushed_at(entry, pc) & MASK
+    registers = {**state.registers, **_before_pushes(entry, state, session, kernel)}
+    sp = registers[isa.sp]
     assert isa.returning is not None and isa.returning.stubs is not None, "its functions share an entry"
     try:
-        back, before = isa.returning.stubs.continues_at(state.registers, sp, kernel.read)
+        back, before = isa.returning.stubs.continues_at(registers, sp, kernel.read)
     except OptprobeError:
         return None
-    return FrameId(sp - WORD, pc), State({**state.registers, isa.pc: back, isa.sp: before}, exact=True)
+    return FrameId(sp - WORD, pc), State({**registers, isa.pc: back, isa.sp: before}, exact=True)
+
+
+def _before_pushes(code: Detour, state: State, session: Session, kernel: Kernel) -> Mapping[str, int]:
+    """Return the stack pointer before what our code has pushed so far, and the registers that are among that."""
+    isa, pc, sp = kernel.isa, state.registers[kernel.isa.pc], state.registers[kernel.isa.sp]
+    before = {isa.sp: sp + session.pushed_at(code, pc) & MASK}
+    for name, above in session.saved_at(code, pc).items():
+        if name in state.registers:
+            with suppress(OptprobeError):
+                before[name] = int.from_bytes(kernel.read(sp + above & MASK, WORD), "little")
+    return before
 
 
 def _before_call(registers: Mapping[str, int], detour: Detour, isa: Isa) -> Mapping[str, int]:
@@ -192,12 +205,12 @@ def _before_routine(routine: Detour, state: State, session: Session, kernel: Ker
     isa, calls = kernel.isa, kernel.isa.routines
     assert calls is not None, "there is a routine"
     pc = state.registers[isa.pc]
-    sp = state.registers[isa.sp] + session.pushed_at(routine, pc) & MASK
+    before = _before_pushes(routine, state, session, kernel)
     try:
-        registers = calls.before({**state.registers, isa.sp: sp}, kernel.read)
+        registers = calls.before({**state.registers, **before}, kernel.read)
     except OptprobeError:
         return None
-    return FrameId(sp - WORD, pc), State(registers, exact=True)
+    return FrameId(before[isa.sp] - WORD, pc), State(registers, exact=True)
 
 
 def callers(registers: Mapping[str, int], session: Session, kernel: Kernel) -> Iterator[Caller]:

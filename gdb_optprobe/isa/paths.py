@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from gdb_optprobe.isa.base import Flow, Insn
@@ -46,6 +46,33 @@ def depth(code: Sequence[Insn], at: int, pushed: Callable[[Insn], int]) -> int:
                 depths[follower] = depths[insn.address] + pushed(insn)
                 waiting.append(follower)
     return depths.get(at, 0)
+
+
+def saved(
+    code: Sequence[Insn], at: int, pushed: Callable[[Insn], int], saves: Callable[[Insn], str]
+) -> Mapping[str, int]:
+    """Return the registers that are on the stack at `at`, and how far above the stack pointer each is.
+
+    What was saved first counts: later it may hold something else. saves: the register that one pushes, or "".
+    """
+    if not code:
+        return {}
+    by_address = {insn.address: insn for insn in code}
+    states: dict[int, tuple[int, tuple[tuple[int, str], ...]]] = {code[0].address: (0, ())}
+    waiting = [code[0].address]
+    while waiting and at not in states:
+        if (insn := by_address.get(waiting.pop())) is None:
+            continue
+        below, held = states[insn.address]
+        now = below + pushed(insn)
+        left = tuple(one for one in held if one[0] <= now)
+        left = (*left, (now, name)) if (name := saves(insn)) else left
+        for follower in _next(insn):
+            if follower not in states:
+                states[follower] = now, left
+                waiting.append(follower)
+    below, held = states.get(at, (0, ()))
+    return {name: below - place for place, name in reversed(held)}
 
 
 def _next(insn: Insn) -> tuple[int, ...]:

@@ -146,5 +146,8 @@ class Isa(Protocol):
     def pushed(self, insn: Insn) -> int:
         """Return by how many bytes `insn` of a lowered program moves the stack pointer down; negative for up."""
 
+    def saves(self, insn: Insn) -> str:
+        """Return the register that `insn` of a lowered program pushes, if callers' frames may depend on it; else ""."""
+
     def emulate(self, insn: Insn, registers: Mapping[str, int], read: ReadMemory) -> Effects | None:
         """Return the effects of `insn` on these registers; None if it is not emulated."""

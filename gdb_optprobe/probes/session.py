@@ -16,7 +16,8 @@ from gdb_optprobe.garbage import uncollected
 from gdb_optprobe.guest.scope import ARGS
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
-from gdb_optprobe.isa.paths import depth
+from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.paths import depth, saved
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save
 from gdb_optprobe.probes.adding import MANY_RETURNS, Adding
@@ -449,9 +450,17 @@ class Session:
 
     def pushed_at(self, detour: Detour, pc: int) -> int:
         """Return the bytes that `detour` has on the stack at `pc` beyond those of the original code."""
+        return depth(self._run_before(detour, pc), pc, self.target.guest.isa.pushed)
+
+    def saved_at(self, detour: Detour, pc: int) -> Mapping[str, int]:
+        """Return the registers that `detour` has saved at `pc`, by their distance above the stack pointer."""
+        isa = self.target.guest.isa
+        return saved(self._run_before(detour, pc), pc, isa.pushed, isa.saves)
+
+    def _run_before(self, detour: Detour, pc: int) -> list[Insn]:
+        """Return the code of `detour` before `pc`, from the original instruction that it belongs to."""
         begun = max((at for at, _ in detour.origins if at <= pc), default=detour.address)
-        before = self.target.guest.isa.decode(detour.data[begun - detour.address : pc - detour.address], begun)
-        return depth(before, pc, self.target.guest.isa.pushed)
+        return list(self.target.guest.isa.decode(detour.data[begun - detour.address : pc - detour.address], begun))
 
     # the same guest? -----------------------------------------------------------------------------------------------
 

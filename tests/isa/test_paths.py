@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gdb_optprobe.isa.base import Flow
-from gdb_optprobe.isa.paths import depth, shortest
+from gdb_optprobe.isa.paths import depth, saved, shortest
 from gdb_optprobe.isa.x86_64 import X86_64
 
 AT = 0x1000
@@ -42,3 +42,11 @@ def test_how_deep_the_stack_is_on_the_way_to_an_instruction() -> None:
     """pushfq; je to the last; popfq; jmp away; popfq: what stands behind the way out is as deep as the branch was."""
     insns = X86_64.decode(bytes.fromhex("9c 7406 9d e900000010 9d 90"), AT)
     assert [depth(insns, insn.address, X86_64.pushed) for insn in insns] == [0, 8, 8, 0, 8, 0]
+
+
+def test_which_registers_are_on_the_stack_and_where() -> None:
+    """push rax; push rbp; pushfq; push rbp; pop rbp; popfq; pop rbp; nop: rbp is what was pushed first."""
+    insns = X86_64.decode(bytes.fromhex("50 55 9c 55 5d 9d 5d 90"), AT)
+    found = [saved(insns, insn.address, X86_64.pushed, X86_64.saves) for insn in insns]
+    assert found == [{}, {}, {"rbp": 0}, {"rbp": 8}, {"rbp": 16}, {"rbp": 8}, {"rbp": 0}, {}]
+    assert saved([], AT, X86_64.pushed, X86_64.saves) == {}

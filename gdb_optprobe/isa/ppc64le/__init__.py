@@ -73,6 +73,7 @@ class _PPC64LE:
     count = staticmethod(writer.count)
     counts = staticmethod(writer.counts)
     pushed = staticmethod(writer.pushed)
+    saves = staticmethod(writer.saves)
     emulate = staticmethod(emulator.emulate)
 
 

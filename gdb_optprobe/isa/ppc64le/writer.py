@@ -182,4 +182,9 @@ def pushed(insn: Insn) -> int:
     return -FRAME if insn.data == to_bytes(_close_frame(True)) else 0
 
 
+def saves(_: Insn) -> str:
+    """Return "": a frame depends on r1 alone."""
+    return ""
+
+
 _STDU_R1, _ADDI_R1 = 0xF821, 0x3821  # stdu r1,…(r1), addi r1,r1,…

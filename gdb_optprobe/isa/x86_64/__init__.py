@@ -72,6 +72,7 @@ class _X86_64:
     count = staticmethod(writer.count)
     counts = staticmethod(writer.counts)
     pushed = staticmethod(writer.pushed)
+    saves = staticmethod(writer.saves)
     emulate = staticmethod(emulator.emulate)
 
 

@@ -17,6 +17,7 @@ from struct import Struct
 from struct import error as StructError
 
 from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, padded
+from gdb_optprobe.isa.x86_64.abi import CALLEE_SAVED
 from gdb_optprobe.isa.x86_64.templates import templates
 
 BRANCH_SIZE = 5
@@ -149,6 +150,12 @@ def pushed(insn: Insn) -> int:
         if insn.data.startswith(lea):
             return -int.from_bytes(insn.data[-size:], "little", signed=True)
     return 8 * (insn.text.startswith("push") - insn.text.startswith(("popq", "popfq")))
+
+
+def saves(insn: Insn) -> str:
+    """Return the register that `insn` of a lowered program pushes, of those that a caller's frame may depend on."""
+    name = insn.text.removeprefix("pushq").strip(" \t%")
+    return name if name in CALLEE_SAVED else ""
 
 
 _MOVES = {b"\x48\x8d\x64\x24": 1, b"\x48\x8d\xa4\x24": 4}  # lea rsp, [rsp + …], and the bytes of the offset

@@ -162,6 +162,9 @@ class _AArch64:
     def bases(self, start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
         return {}
 
+    def saves(self, insn: Insn) -> str:
+        return ""
+
     def pushed(self, insn: Insn) -> int:
         raise AssertionError("no program is lowered")
 
