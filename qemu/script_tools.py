@@ -33,7 +33,7 @@ __all__ = ["Outcome", "main", "measure"]
 RUNS, NOTHING, REFUSED, BROKEN = "runs", "nothing to see", "refused", "broken"
 KERNEL, NEWER = "6.1 cloud", "6.12 cloud"
 BOOTS = 4
-"""Tries: in QEMU 7.2, 6.12 now and then has a double fault behind a `cmpxchg16b` while it boots, with no debugger attached."""
+"""Tries: in QEMU 7.2, 6.12 now and then has a double fault behind a `cmpxchg16b` while it boots, with no debugger."""
 
 
 class How(Enum):
