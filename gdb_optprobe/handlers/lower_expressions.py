@@ -297,6 +297,8 @@ class ExpressionLowering:
                 emit.constant(to, self._pc[1])
             case Register() | PerCpuBase() | Clock():
                 self._leaf(to, node)
+            case Binary(Op.ADD, Clock(), Constant(more), 64):
+                emit.clock(to, more)
             case Load(address, size, signed, True):
                 with self.memory(address) as memory:
                     emit.load(to, MemoryValue(memory, size, signed))

@@ -501,7 +501,7 @@ class MapLowering:
             return
         with ExitStack() as stack:
             with noted(emit, "key"):
-                key = self._words(stack, by, words, in_place=False)
+                key = [self._steady(stack, word) for word in self._words(stack, by, words, in_place=False)]
             if held is None:
                 entry = stack.enter_context(emit.pool.scratch(emit.swap_clobbers))
             else:
@@ -510,6 +510,15 @@ class MapLowering:
             with noted(emit, "lookup"):
                 self._find(entry, key, table, words, missing, create)
             yield Address(entry)
+
+    def _steady(self, stack: ExitStack, word: Word) -> Word:
+        """Return a word that what few hits save does not move: the stack pointer as it is now."""
+        pool = self._emit.pool
+        if not isinstance(word, str) or word in pool.order:
+            return word
+        copied = stack.enter_context(pool.scratch(self._emit.swap_clobbers))
+        self._emit.copy(copied, word)
+        return copied
 
     def _words(
         self, stack: ExitStack, operands: Sequence[Operand], words: ExpressionLowering, in_place: bool

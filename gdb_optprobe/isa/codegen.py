@@ -253,7 +253,8 @@ class Emitter(Protocol):
 
     def per_cpu_base(self, to: str) -> None: ...
 
-    def clock(self, to: str) -> None: ...
+    def clock(self, to: str, more: int = 0) -> None:
+        """Load the clock, and add a word."""
 
     def address(self, to: str, memory: Address) -> None:
         """Load the address itself; not a per-CPU one."""

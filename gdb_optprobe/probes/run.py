@@ -146,7 +146,7 @@ class Runs:
                 raise OptprobeError(f"the guest was stopped before all was settled: {reason}")
 
     def _in_slots(self) -> str:
-        """Return who is in freed slots, in words."""
+        """Return which threads are in freed slots, in words."""
         inside = ""
         if (arena := self.optimizer.arena) is not None:
             inside = describe_busy_slots(self.optimizer.collector.unsettled(arena), self.target.guest)

@@ -239,6 +239,19 @@ def test_latency() -> None:
     assert sum(words_left) == 1 and second.executed <= 37
 
 
+@pytest.mark.parametrize("more", [5, (1 << 31) - 1, 1 << 31, -5 & MASK, 1 << 63])
+def test_the_clock_with_something_added(more: int) -> None:
+    """Between two readings of it as it is."""
+    readings = (Clock(), Binary(Op.ADD, Clock(), Constant(more), 64, False), Clock())
+    maps = [Map(f"clock{number}", (), NUMBER) for number in range(3)]
+    program = Program(None, tuple(Set(each, (), (now,)) for each, now in zip(maps, readings, strict=True)), quiet=True)
+    before, memory = with_task(program)
+    left = execute(lower(program, around(program), BACKEND)(START), before, memory)
+    places = scripts.places(program, FAULTS)
+    first, added, last = (int.from_bytes(left.read(places[each.name] + HEADER, 8), "little") for each in maps)
+    assert 0 < first <= added - more & MASK <= last
+
+
 # A hit inside a hit
 
 

@@ -13,7 +13,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from gdb_optprobe.isa.base import Dead
-from gdb_optprobe.isa.codegen import NOTHING_DEAD, Address, Backend, Comparison, EntryState, Label, MemoryValue
+from gdb_optprobe.isa.codegen import (
+    NOTHING_DEAD,
+    Address,
+    Arithmetic,
+    Backend,
+    Comparison,
+    EntryState,
+    Label,
+    MemoryValue,
+)
 from gdb_optprobe.isa.ppc64le import encodings, probe_read, spill, value_codegen
 from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, GENERAL, HEADER, LR, PC, SP, XER
 from gdb_optprobe.isa.ppc64le.encodings import NONE, FarBranch, LabelBranch, logical, number, plain, rotate
@@ -113,8 +122,10 @@ class PowerEmitter(ValueEmitter):
             raise KeyError("data_offset")
         self._code(number("ld", to, _PACA, self._before.per_cpu))
 
-    def clock(self, to: str) -> None:
+    def clock(self, to: str, more: int = 0) -> None:
         self._code(plain("mftb", to))
+        if more:
+            self.binary(Arithmetic.ADD, to, to, more, 64, False)
 
     def address(self, to: str, memory: Address) -> None:
         memory = self._named(memory)

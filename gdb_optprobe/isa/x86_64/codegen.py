@@ -158,11 +158,14 @@ class X86Emitter:
             raise KeyError("this_cpu_off")
         self.load(to, MemoryValue(Address(offset=self._before.per_cpu, per_cpu=True)))
 
-    def clock(self, to: str) -> None:
+    def clock(self, to: str, more: int = 0) -> None:
+        offset = signed_number(more) if fits(signed_number(more)) else 0
         with self._fixed((), *(name for name in ("rdx", "rax") if name != to)):
             self._code(b"\x0f\x31")  # rdtsc: the halves of the word
             self._alter(b"\xc1", _SHL, "rdx", tail=bytes((32 - 3,)))
-            self._move(b"\x8d", to, Address("rax", 0, "rdx"))
+            self._move(b"\x8d", to, Address("rax", offset, "rdx"))
+        if more and not offset:
+            self.binary(Arithmetic.ADD, to, to, more, 64, False)
 
     def address(self, to: str, memory: Address) -> None:
         if memory.base is None and memory.index is None:
