@@ -109,7 +109,7 @@ ROWS = (
     Row("6.1 power"),
     Row("6.1 power", cpu=POWER9, smp=4, mem=2048),
     Row("6.1 power", cpu=POWER8, gdb="18-multiarch"),
-    Row("6.12 power", quick=True),
+    Row("6.12 power"),
     Row("6.12 power", cpu=POWER9, qemu="10", gdb="18-multiarch"),
     Row("7.2 power", qemu="11"),
     Row("7.2 power", qemu="11", cpu=POWER9, smp=1, gdb="18-multiarch"),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from qemu.guest import Guest
+from tests.booted.conftest import FULL
 from tests.booted.gdb import Console, reads, traced_at
 from tests.booted.progress import without_progress
 
@@ -104,7 +105,7 @@ def test_out_of_a_function_while_probes_are_hit(counted: Guest, tier: str, line:
         counts_agree(gdb, before)
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", TIERS if FULL else ("optimized", "breakpoint"))
 def test_until_advance_and_tbreak_arrive(counted: Guest, tier: str) -> None:
     """Behind the probes, at them, and at instructions that a branch has displaced."""
     with Console(counted) as gdb:

@@ -173,7 +173,7 @@ DEREFERENCES = "read_zero -return entry do save f = $arg1 do hist(*(int *)$saved
 PROBES = ("__schedule -return", "vfs_read -return", DEREFERENCES)
 
 
-@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+@pytest.mark.parametrize("arch", ["x86_64", *["ppc64le"] * FULL])
 def test_memory_of_calls_that_never_end_does_not_grow_with_kills(fresh: Boot, arch: str) -> None:
     """The tables, the trampolines and the routines that are there go on: a kill and `recover` take nothing more.
 
@@ -441,7 +441,7 @@ def taken_out(guest: Guest) -> None:
     assert done.status == 0 and "of an earlier GDB removed" in done.output, done.output
 
 
-@pytest.mark.parametrize("how", [ROOM, BREAKS])
+@pytest.mark.parametrize("how", [*[ROOM] * FULL, BREAKS])
 def test_a_recovery_that_fails_can_be_tried_again(linux: Guest, tmp_path: Path, how: str) -> None:
     """For want of memory nothing is changed; broken off, what is there by then is looked at anew. The guest lives."""
     program = "/tmp/full"
