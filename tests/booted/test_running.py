@@ -38,6 +38,7 @@ def test_run_ends_with_a_command_in_the_guest(linux: Guest) -> None:
     assert "ran for 0.2 s: 0 hits of 1 probe\nthe command still runs in the guest" in found.output
     (probe,) = found.json("list")
     assert probe["hits"] == 1000
+    linux.check("true")  # the command still runs, and that of another test would wait for it
 
 
 def test_what_the_users_own_breakpoints_print_is_printed(linux: Guest) -> None:
