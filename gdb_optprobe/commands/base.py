@@ -178,9 +178,13 @@ def fail(error: Exception) -> None:
     gdb.flush(gdb.STDOUT)
     gdb.write(f"{text}\n", gdb.STDERR)
     gdb.flush(gdb.STDERR)
+    end_gdb(error.status if isinstance(error, OptprobeError) else 1)
+
+
+def end_gdb(status: int) -> None:
+    """End GDB with this status, without a question."""
     gdb.execute("set confirm off")
-    status = error.status if isinstance(error, OptprobeError) else 1
-    gdb.execute(f"quit {status:#x}")
+    gdb.execute(f"quit {status & 0xFF:#x}")
 
 
 def spoken(error: Exception) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gdb
 
-from gdb_optprobe.commands.base import Subcommand
+from gdb_optprobe.commands.base import Subcommand, end_gdb
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.commands.script_arguments import OPTIONS, ScriptArguments, parse_script
 from gdb_optprobe.debugger import attach
@@ -98,8 +98,7 @@ class ScriptCommand(Subcommand[ScriptArguments]):
             running = ScriptRun(session, script, output, GuestFiles(kernel), write, warn, kernel.now, quiet=args.quiet)
             status = running.attach_only() if args.dry else running.run(args.seconds, args.guest, args.keep)
         if status and current_settings().exit_on_error:
-            gdb.execute("set confirm off")
-            gdb.execute(f"quit {status & 0xFF:#x}")
+            end_gdb(status)
 
     def candidates(self, text: str) -> int | Sequence[str]:
         return OPTIONS if text.endswith("-") else gdb.COMPLETE_FILENAME

@@ -33,6 +33,7 @@ class Runs:
     uprobes: Uprobes
     hits: Callable[[int], int]
     is_same_guest: Callable[[], bool]
+    check_alive: Callable[[], None]
 
     def run(
         self,
@@ -122,6 +123,7 @@ class Runs:
 
     def commit(self, timeout: float = 10.0, tell: Callable[[str], object] = str) -> tuple[str, ...]:
         """Run the guest in slices until nothing waits to be optimized or reclaimed. tell: gets what still waits."""
+        self.check_alive()
         deadline, before = time.monotonic() + timeout, (0, 0)
         while True:
             self.uprobes.tidy()

@@ -94,7 +94,8 @@ class Session:
         self._adding = Adding(
             *common, settings, self.kinds, *together, self._views, self._remove, self.watch_traces
         )
-        self._runs = Runs(*common, self.uprobes, self.hits, self.is_same_guest)
+        runs = Runs(*common, self.uprobes, self.hits, self.is_same_guest, self.check_alive)
+        self.run, self.commit = runs.run, runs.commit
 
     # a guest that boots ------------------------------------------------------------------------------------------
 
@@ -555,25 +556,6 @@ class Session:
             )
 
         return Follower(drain)
-
-    # running -----------------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        seconds: float | None = None,
-        until_hits: tuple[int, int] | None = None,
-        timeout: float | None = None,
-        guest: str = "",
-        every: float | None = None,
-        then: Callable[[], float | None] = bool,
-    ) -> str:
-        """See Runs.run."""
-        return self._runs.run(seconds, until_hits, timeout, guest, every, then)
-
-    def commit(self, timeout: float = 10.0, tell: Callable[[str], object] = str) -> tuple[str, ...]:
-        """See Runs.commit."""
-        self.check_alive()
-        return self._runs.commit(timeout, tell)
 
     # the end -----------------------------------------------------------------------------------------------------
 

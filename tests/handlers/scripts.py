@@ -291,13 +291,13 @@ def wild_scripts(draw: st.DrawFn, bases: tuple[int, ...]) -> Program:
     return wild(draw(scripts(3)), wilder(draw, bases))
 
 
-def places(program: Program, faults: int) -> dict[str, int]:
-    """Where maps are, by name."""
-    found, at = dict[str, int](), faults + MAPS_OFFSET
+def places(program: Program, faults: int, offset: int = MAPS_OFFSET, room: int = ROOM) -> dict[str, int]:
+    """Where maps are, by name: in `room` bytes at an offset from the counter of faults."""
+    found, at = dict[str, int](), faults + offset
     for each in program.maps:
         found[each.name] = at
         at += session_layout(each).size
-    assert at <= faults + MAPS_OFFSET + ROOM
+    assert at <= faults + offset + room
     return found
 
 

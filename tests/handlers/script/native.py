@@ -18,7 +18,6 @@ from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import MASK, WORD, Program, Records
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
-from gdb_optprobe.handlers.lower_session_maps import session_layout
 from gdb_optprobe.handlers.script.compile import compile_script
 from gdb_optprobe.handlers.script.settings import Settings
 from gdb_optprobe.isa.base import Dead
@@ -126,7 +125,7 @@ class Machine:
             place.around(program, dead),
             ring=ring,
             objects=(ring_at,) * len(program.objects),
-            maps=_places(program, place.faults),
+            maps=scripts.places(program, place.faults, MAPS_OFFSET, MAPS_ROOM),
         )
         code = lower(program, around, place.backend)(place.code)
         maps = scripts.contents(program)
@@ -216,21 +215,11 @@ class Machine:
         wanted = [(each.action.target.kind, each.data.ljust(WORD * ring.words, b"\0")) for each in done]  # type: ignore[union-attr]
         if found != wanted[: ring.places]:
             yield f"{found} for {wanted}"
-        for name, at in _places(program, self.place.faults).items():
+        for name, at in scripts.places(program, self.place.faults, MAPS_OFFSET, MAPS_ROOM).items():
             layout = maps[name].layout
             left, right = layout.decode(self.read(at, layout.size)), layout.decode(maps[name].data)
             if (left.by_key, left.dropped) != (right.by_key, right.dropped):
                 yield f"@{name}: {left} for {right}"
-
-
-def _places(program: Program, faults: int) -> dict[str, int]:
-    """Return where maps are, by name."""
-    found, at = dict[str, int](), faults + MAPS_OFFSET
-    for each in program.maps:
-        found[each.name] = at
-        at += session_layout(each).size
-    assert at <= faults + MAPS_OFFSET + MAPS_ROOM
-    return found
 
 
 def intel() -> Machine:

@@ -18,6 +18,7 @@ from operator import le
 
 from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user import leb128
 
 MASK = (1 << 64) - 1
 DEEPEST = 64
@@ -107,15 +108,10 @@ class _Bytes:
         return int.from_bytes(self.take(size), "little", signed=signed)
 
     def leb(self, signed: bool = False) -> int:
-        value = shift = 0
-        while True:
-            byte = self.number(1)
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value - (1 << shift) if signed and byte & 0x40 else value
-            if shift > 70:
-                raise Damaged("a number does not end")
+        if (found := leb128.number(self.data, self.at, self.end, signed)) is None:
+            raise Damaged("a number does not end")
+        value, self.at = found
+        return value
 
     def string(self, longest: int) -> bytes:
         end = self.data.find(b"\0", self.at, min(self.end, self.at + longest + 1))

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user import leb128
 from gdb_optprobe.guest_text import printable
 from gdb_optprobe.handlers.ctype import (
     Array,
@@ -70,6 +71,8 @@ _ULEB = (0x0F, 0x15, 0x1A, 0x1B, 0x22, 0x23)
 _ANYWHERE, _LOCAL = 0x10, (0x11, 0x12, 0x13, 0x14, 0x15)
 _STRINGS = {0x0E: ".debug_str", 0x1F: ".debug_line_str"}
 _STRING_INDEX, _ADDRESS_INDEX = (0x1A, 0x25, 0x26, 0x27, 0x28), (0x1B, 0x29, 0x2A, 0x2B, 0x2C)
+Abbreviation = tuple[int, bool, tuple[tuple[int, int, int], ...]]
+"""Tag, whether there are children, and (attribute, form, constant) of each attribute."""
 _COMPILED, _PARTIAL = 0x01, 0x03  # <7.5.1>, table 7.2
 
 
@@ -105,9 +108,7 @@ class DebugInfo:
     name: str
     section: Callable[[str], bytes]
     _kept: dict[str, bytes] = field(default_factory=dict, repr=False)
-    _abbreviations: dict[int, Mapping[int, tuple[int, bool, tuple[tuple[int, int, int], ...]]]] = field(
-        default_factory=dict, repr=False
-    )
+    _abbreviations: dict[int, Mapping[int, Abbreviation]] = field(default_factory=dict, repr=False)
 
     def parameters(self, address: int) -> Mapping[str, CType]:
         """Return the parameters of the function at an address, in order; none where it is not known.
@@ -143,7 +144,7 @@ class DebugInfo:
 
     def _original(self, entry: Entry) -> Entry:
         for _ in range(DEEPEST):
-            other = self._reference(entry, ORIGIN) or self._reference(entry, SPECIFICATION)
+            other = self._copied(entry)
             if other is None or not any(each.tag == PARAMETER for each in self._children(other)):
                 return entry
             entry = other
@@ -172,11 +173,8 @@ class DebugInfo:
         root = self._entry(unit, unit.first)
         if root is None:
             return unit
-        strings, addresses = (self._number(root, base) for base in (STRING_BASE, ADDRESS_BASE))
-        return Unit(
-            unit.start, unit.first, unit.end, unit.version, unit.abbreviations,
-            unit.strings if strings is None else strings, unit.addresses if addresses is None else addresses,
-        )  # fmt: skip
+        bases = {"strings": self._number(root, STRING_BASE), "addresses": self._number(root, ADDRESS_BASE)}
+        return replace(unit, **{name: base for name, base in bases.items() if base is not None})
 
     def _children(self, entry: Entry, budget: Budget | None = None) -> Iterator[Entry]:
         """Yield the entries right below one."""
@@ -208,7 +206,7 @@ class DebugInfo:
         data = self._data(".debug_info")
         if not unit.first <= at < unit.end:
             raise self._damaged()
-        code, place = self._uleb(data, at, unit.end)
+        code, place = self._leb(data, at, unit.end)
         if not code:
             return None
         if (found := self._abbreviation(unit.abbreviations).get(code)) is None:
@@ -224,7 +222,7 @@ class DebugInfo:
         """Return the form, the value and where the next one is."""
         data, end = self._data(".debug_info"), unit.end
         if form == _INDIRECT:
-            form, at = self._uleb(data, at, end)
+            form, at = self._leb(data, at, end)
             if form == _INDIRECT:
                 raise self._damaged()
         if form in (_PRESENT, _IMPLICIT):
@@ -236,42 +234,41 @@ class DebugInfo:
             return form, data[at:stop], stop + 1
         if form in _BLOCKS or form in _LONG_BLOCKS:
             size = _BLOCKS.get(form, 0)
-            length, start = (_word(data, at, size), at + size) if size else self._uleb(data, at, end)
+            length, start = (_word(data, at, size), at + size) if size else self._leb(data, at, end)
             return form, data[start : start + length], self._inside(start + length, end)
         if form == _SDATA:
-            value, behind = self._uleb(data, at, end)
-            bits = 7 * (behind - at)
-            return form, value - (1 << bits) if value >> bits - 1 & 1 else value, behind
+            value, behind = self._leb(data, at, end, signed=True)
+            return form, value, behind
         if form in _ULEB:
-            value, behind = self._uleb(data, at, end)
+            value, behind = self._leb(data, at, end)
             return form, value, behind
         size = 8 if form == _ADDRESS else _FIXED.get(form, 0)
         if not size:
             raise self._damaged()
         return form, _word(data, at, size), self._inside(at + size, end)
 
-    def _abbreviation(self, offset: int) -> Mapping[int, tuple[int, bool, tuple[tuple[int, int, int], ...]]]:
-        """Return the abbreviations <7.5.3> of a unit: tag, whether it has children, and (attribute, form, constant)."""
+    def _abbreviation(self, offset: int) -> Mapping[int, Abbreviation]:
+        """Return the abbreviations <7.5.3> of a unit, by their codes."""
         if offset in self._abbreviations:
             return self._abbreviations[offset]
         data, at = self._data(".debug_abbrev"), offset
         end = len(data)
-        found: dict[int, tuple[int, bool, tuple[tuple[int, int, int], ...]]] = {}
+        found: dict[int, Abbreviation] = {}
         while True:
-            code, at = self._uleb(data, at, end)
+            code, at = self._leb(data, at, end)
             if not code:
                 break
-            tag, at = self._uleb(data, at, end)
+            tag, at = self._leb(data, at, end)
             has_children, at = data[self._inside(at, end - 1)] != 0, at + 1
             attributes: list[tuple[int, int, int]] = []
             while True:
-                attribute, at = self._uleb(data, at, end)
-                form, at = self._uleb(data, at, end)
+                attribute, at = self._leb(data, at, end)
+                form, at = self._leb(data, at, end)
                 if not attribute and not form:
                     break
                 constant = 0
                 if form == _IMPLICIT:
-                    constant, at = self._uleb(data, at, end)
+                    constant, at = self._leb(data, at, end)
                 attributes.append((attribute, form, constant))
                 if len(attributes) > MOST_ATTRIBUTES:
                     raise self._damaged()
@@ -299,7 +296,7 @@ class DebugInfo:
             if attribute in entry.values:
                 form, value = entry.values[attribute]
                 return self._string(entry.unit, form, value)
-            other = self._reference(entry, ORIGIN) or self._reference(entry, SPECIFICATION)
+            other = self._copied(entry)
             if other is None:
                 return None
             entry = other
@@ -334,6 +331,10 @@ class DebugInfo:
         unit = self._units[index] if index >= 0 else entry.unit
         return self._entry(unit, at) if unit.first <= at < unit.end else None
 
+    def _copied(self, entry: Entry) -> Entry | None:
+        """Return the entry that this one is a copy of, or that declares it."""
+        return self._reference(entry, ORIGIN) or self._reference(entry, SPECIFICATION)
+
     # types -----------------------------------------------------------------------------------------------------------
 
     def _type_of(self, entry: Entry, depth: int = 0) -> CType:
@@ -342,7 +343,7 @@ class DebugInfo:
             if TYPE in entry.values:
                 found = self._reference(entry, TYPE)
                 return Void() if found is None else self._type(found, depth + 1)
-            other = self._reference(entry, ORIGIN) or self._reference(entry, SPECIFICATION)
+            other = self._copied(entry)
             if other is None:
                 return Void()
             entry = other
@@ -423,16 +424,10 @@ class DebugInfo:
             self._kept[name] = self.section(name)
         return self._kept[name]
 
-    def _uleb(self, data: bytes, at: int, end: int) -> tuple[int, int]:
-        """Return a number of variable length <7.6>, at most 70 bits of it, and where the next byte is."""
-        value = 0
-        for number in range(10):
-            byte = data[self._inside(at, end - 1)]
-            at += 1
-            value |= (byte & 0x7F) << 7 * number
-            if not byte & 0x80:
-                return value, at
-        raise self._damaged()
+    def _leb(self, data: bytes, at: int, end: int, signed: bool = False) -> tuple[int, int]:
+        if at < 0 or (found := leb128.number(data, at, end, signed)) is None:
+            raise self._damaged()
+        return found
 
     def _inside(self, at: int, end: int) -> int:
         if not 0 <= at <= end:
