@@ -157,7 +157,7 @@ class Arena:
     ) -> tuple[Slot, Slot]:
         """Allocate code for `count` detours of `code` bytes within reach of all of `text`, and data of `data` for each.
 
-        The journal lists neither (`Item.BLOCK` does). The code memory's content is not checked.
+        The journal lists neither (`Item.COUNTS` does). The code memory's content is not checked.
         Raises Refused where no piece has room for all.
         """
         first, last = text

@@ -110,12 +110,15 @@ class BlockRecord(Block):
 
 
 def block_value(
-    block: Block, first: int, probe: Mapping[str, Any] | None, times: tuple[int, int] | None = None
+    block: Block, beside: int, probe: Mapping[str, Any] | None, times: tuple[int, int] | None = None
 ) -> list[Any]:
-    """Return what the journal keeps of a block. See BlockRecord; probe: None where they are no probes any more."""
+    """Return what the journal keeps of a block. See BlockRecord; probe: None where they are no probes any more.
+
+    beside: what the item's key is not: where its code is, or the number of the first probe.
+    """
     steps = [one - before for before, one in pairwise(block.sites)]
     originals = block.originals[0].hex() if block.is_uniform else [each.hex() for each in block.originals]
-    value = [block.step, block.data.address, originals, block.traced, first, probe, block.sites[0], steps]
+    value = [block.step, block.data.address, originals, block.traced, beside, probe, block.sites[0], steps]
     return value if times is None else [*value, [*times]]
 
 
@@ -186,8 +189,7 @@ def decode(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> ArenaConte
         pages = tuple(_page(at, size, bounds) for at, size in sorted(kinds.get(Item.PADS, {}).items()))
         sizes = sorted(kinds.get(Item.DATA, {}).items())
         data = tuple(_checked_inside(Slot(at, validate.number(size)), bounds.data, *bounds.more) for at, size in sizes)
-        out = frozenset(kinds.get(Item.OUT, {}))
-        blocks = tuple(_block(at, value, out, bounds) for at, value in sorted(kinds.get(Item.BLOCK, {}).items()))
+        blocks = tuple(_blocks(kinds, bounds))
         block_code, block_data = ([piece[of] for block in blocks for piece in block.pieces()] for of in (0, 1))
         data = tuple(sorted((*data, *block_data)))
         starts = {slot.address for slot in slots}
@@ -316,9 +318,28 @@ def _code(slot: Slot, value: Any, bounds: Bounds, memory: Memory, isa: Isa) -> D
     return Detour(at, memory.read(at, used), head, places, exits=tuple(branches))
 
 
-def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRecord:
+def _blocks(kinds: Mapping[str, Mapping[int, Any]], bounds: Bounds) -> Iterator[BlockRecord]:
+    """Yield the blocks. The slot of a member that left one may be another's by now: a number never is."""
+    alone, out = (kinds.get(item, {}) for item in (Item.ALONE, Item.OUT))
+    for number, value in sorted(kinds.get(Item.COUNTS, {}).items()):
+        at, row = _beside(value)
+        yield _block(at, number, row, range(number, number + MOST_SITES), alone, bounds)
+    for at, value in sorted(kinds.get(Item.BLOCK, {}).items()):
+        first, row = _beside(value)
+        yield _block(at, first, row, range(at, validate.WORD, max(1, validate.number(row[0]))), out, bounds)
+
+
+def _beside(value: Any) -> tuple[int, Sequence[Any]]:
     timed = isinstance(value, list) and len(value) == 9
-    step, data, originals, traced, first, probe, start, steps, *times = validate.row(value, 8 + timed)
+    row = validate.row(value, 8 + timed)
+    return validate.number(row[4]), [*row[:4], *row[5:]]
+
+
+def _block(
+    at: int, first: int, row: Sequence[Any], keys: Sequence[int], out: Container[int], bounds: Bounds
+) -> BlockRecord:
+    """at: where its code is. keys: of its members, by index. out: keys of those that are not in it any more."""
+    step, data, originals, traced, probe, start, steps, *times = row
     step = validate.number(step, LARGEST_STEP, 1)
     places = [*accumulate(validate.numbers(steps, MOST_SITES, least=1), initial=validate.number(start))]
     sites = array("Q", places[: bisect_left(places, validate.WORD)])
@@ -334,7 +355,7 @@ def _block(at: int, value: Any, out: Container[int], bounds: Bounds) -> BlockRec
         raise ValueError(f"sites of the block at {at:#x} overlap")
     if probe is not None and not isinstance(probe, dict):
         raise ValueError(f"what is noted of the probes of the block at {at:#x}")
-    gone = [index for index in range(len(sites)) if at + index * step in out]
+    gone = [index for index, key in zip(range(len(sites)), keys, strict=False) if key in out]
     return BlockRecord(
         sites=sites,
         originals=texts,

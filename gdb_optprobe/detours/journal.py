@@ -5,8 +5,10 @@
     code   address   size, head, origins, exits of a detour                          before its first byte is written
     pads   address   -                                                               a page of them
     data   address   size
-    block  address   of code of many counts: see arena_contents.BlockRecord          before their first byte is written
-    out    address   of code of such a count that has items of its own by now
+    counts number    of the first of many probes: see arena_contents.BlockRecord     before their first byte is written
+    alone  number    of such a probe that has items of its own by now
+    block  address   of code that such counts have left; of their own code, where an earlier version noted them
+    out    address   of code of such a count as `alone`: no version writes it any more
     probe  number    recovery/adopt.py
     point  address   of return probes, the same
     calls  address   of the same table: whether its probes are deleted, and what was counted in older tables
@@ -48,6 +50,8 @@ class Item(StrEnum):
     CODE = "code"
     PADS = "pads"
     DATA = "data"
+    COUNTS = "counts"
+    ALONE = "alone"
     BLOCK = "block"
     OUT = "out"
     PROBE = "probe"

@@ -257,6 +257,7 @@ class Batches:
             if any(text == branch for text, branch in zip(texts, block.branches(block.isa), strict=True)):
                 continue
             arena.wipe([block.code], machine)
+            self.members.forget(block, arena)
             arena.free_counts(block.code, block.data)
             self.returns.forget(block, arena)
             self.routines.forget(block, arena)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.arena_contents import BlockRecord
+from gdb_optprobe.detours.arena_contents import BlockRecord, block_value
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
@@ -97,12 +97,20 @@ class BlockAdoption:
                 maps.blocks.add(block.code.address)
             for piece, _ in left.pieces():
                 arena.readopt(piece)
+            self._note_by_number(left, arena)
             block.out = list(left.out)
             probes = [self._adopt_alone(block, index, plan, record.enabled, arena) for index, plan in own.items()]
             self.registry.add_block(block)
             if not len(block):
                 self.members.drop(block, arena)
         return block, probes
+
+    def _note_by_number(self, left: BlockRecord, arena: Arena) -> None:
+        """Have the journal know a block by its number, also one that an earlier version noted by its code's address."""
+        arena.journal.put(Item.COUNTS, left.first, block_value(left, left.code.address, left.probe, left.times))
+        for index in left.out:
+            arena.journal.put(Item.ALONE, left.first + index, 1)
+        _drop_by_address(left, arena)
 
     def _adopt_alone(self, block: CountBlock, index: int, plan: Plan, enabled: bool, arena: Arena) -> Probe:
         """Make a member of which the plan is another now a probe of its own, not yet settled. Its code is left."""
@@ -134,10 +142,15 @@ class BlockAdoption:
         release: its data too, as far as nothing else has done so.
         """
         arena = self.optimizer.take_arena()
-        arena.journal.drop(Item.BLOCK, left.code.address)
-        for index in left.out:
-            arena.journal.drop(Item.OUT, left.slot(index).address)
+        self.members.forget(left, arena)
+        _drop_by_address(left, arena)
         for start, end in left.runs():
             self.members.note_left(left, left.first, start, end, arena)
             if release:
                 arena.data.release(left.piece(start, end)[1])
+
+
+def _drop_by_address(left: BlockRecord, arena: Arena) -> None:
+    arena.journal.drop(Item.BLOCK, left.code.address)
+    for index in left.out:
+        arena.journal.drop(Item.OUT, left.slot(index).address)

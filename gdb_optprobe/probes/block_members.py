@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.arena_contents import block_value
+from gdb_optprobe.detours.arena_contents import BlockRecord, block_value
 from gdb_optprobe.detours.block import Block
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
@@ -98,7 +98,7 @@ class BlockMembers:
         """Give a member's code and counter items of their own, and take it out of the block."""
         slot, counter = block.slot(index), block.counter(index)
         whole_code, whole_data = block.piece(*block.run_of(index))
-        arena.journal.put(Item.OUT, slot.address, 1)
+        arena.journal.put(Item.ALONE, block.first + index, 1)
         arena.carve_count((whole_code, slot), (whole_data, counter))
         block.take_out(index)
 
@@ -107,9 +107,13 @@ class BlockMembers:
         self.registry.remove_block(block)
         if block.handler.shared is not None:
             block.handler.shared.release_block(block.code.address, arena)
-        arena.journal.drop(Item.BLOCK, block.code.address)
+        self.forget(block, arena)
+
+    def forget(self, block: CountBlock | BlockRecord, arena: Arena) -> None:
+        """Have the journal know the block no more."""
+        arena.journal.drop(Item.COUNTS, block.first)
         for index in block.out:
-            arena.journal.drop(Item.OUT, block.slot(index).address)
+            arena.journal.drop(Item.ALONE, block.first + index)
 
     def note(self, block: CountBlock, arena: Arena) -> None:
         """Have the journal know the block as it is now."""
@@ -118,7 +122,7 @@ class BlockMembers:
             value.pop(name, None)
         if block.routine is not None:
             value["routine"] = block.routine.address
-        arena.journal.put(Item.BLOCK, block.code.address, block_value(block, block.first, value, times_of(block)))
+        arena.journal.put(Item.COUNTS, block.first, block_value(block, block.code.address, value, times_of(block)))
 
     def note_left(self, block: Block, first: int, start: int, end: int, arena: Arena) -> None:
         """Have the journal know code and data of some members, that are no probes any more."""

@@ -61,8 +61,8 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     lost += _went([one for one in found if one.python])
     found = [one for one in found if not one.python]
     programs = [one for one in found if one.spec.in_program and not one.lost]
-    in_blocks = {block.code.address: read_block(block, left) for block in left.live_blocks}
-    maps = _shared_maps([*found, *in_blocks.values()], left)
+    in_blocks = [read_block(block, left) for block in left.live_blocks]
+    maps = _shared_maps([*found, *in_blocks], left)
     for one in found:
         if one.spec.in_program or one.lost:
             continue
@@ -75,7 +75,7 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     for site in session.registry.sites(there):
         returns.adopt(site, session.target.guest)
     memory = {probe.counter for probe in probes if probe.counter is not None}
-    maps_of_blocks = {one.maps.address for one in in_blocks.values() if one.maps is not None}
+    maps_of_blocks = {one.maps.address for one in in_blocks if one.maps is not None}
     memory |= {one.memory for at, one in maps.items() if one.memory and (one.users or at in maps_of_blocks)}
     memory |= {*session.optimizer.maps.slots}
     memory |= {point.memory for point in returns.known if not point.closed}
@@ -144,19 +144,18 @@ def _went(found: Sequence[ProbeRecord]) -> Iterator[str]:
 def _adopt_blocks(
     session: Session,
     left: ArenaContents,
-    records: Mapping[int, ProbeRecord],
+    records: Sequence[ProbeRecord],
     maps: Mapping[int, SharedMaps],
     lost: list[str],
 ) -> tuple[list[CountBlock], list[Probe]]:
     """Adopt the blocks of counts. Return them, and the probes that must be settled by themselves.
 
-    records: by the address of a block's code. lost: gets reasons.
+    records: of the first probes of the live blocks. lost: gets reasons.
     """
     blocks: list[CountBlock] = []
     enabled: list[CountBlock] = []
     alone: list[Probe] = []
-    for one in left.live_blocks:
-        record = records[one.code.address]
+    for one, record in zip(left.live_blocks, records, strict=True):
         try:
             shared = maps[record.maps.address] if record.maps is not None else None
             block, others = session.block_adoption.adopt(one, record, shared)

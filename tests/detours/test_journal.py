@@ -215,6 +215,8 @@ BLOCKS: dict[str, Any] = {
     "block 14000": [24, 0x34000, "0f1f440000", True, 7, {"location": "f*"}, 0x1100, [32, 5]],
     "block 15000": [24, 0x35000, ["0f1f440000", "55"], False, 17, None, 0x1200, [32]],
     "out 14018": 1,
+    "counts 2f": [24, 0x38000, "0f1f440000", True, 0x18000, {"location": "g*"}, 0x1400, [32, 5]],
+    "alone 30": 1,
 }
 BLOCK = [24, 0x36000, "0f1f440000", True, 27, {}, 0x1300, [16]]
 """One of two counts."""
@@ -268,6 +270,12 @@ def block(**changed: object) -> list[object]:
         ("block 16000", block(_7=[1 << 64])),
         ("block 16000", block(_7=16)),
         ("block 16000", [*BLOCK, 1]),
+        ("counts 50", block(_4=0x1fff0)),
+        ("counts 50", block(_4=0x18018)),
+        ("counts 50", block(_4=-1)),
+        ("counts 0", block(_4=0x16000)),
+        ("counts 100000000", block(_4=0x16000)),
+        ("counts 50", block(_4=0x16000, _7=[4])),
     ],
 )
 def test_what_cannot_be(key: str, value: object) -> None:
@@ -279,7 +287,8 @@ def test_what_cannot_be(key: str, value: object) -> None:
 
 
 anything = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6), st.lists)
-keys = st.sampled_from(["text", "code", "pads", "data", "block", "out", "probe", "room", "other"])
+names = ["text", "code", "pads", "data", "counts", "alone", "block", "out", "probe", "room", "other"]
+keys = st.sampled_from(names)
 keyed = st.tuples(keys, st.integers(0, 1 << 65)).map(lambda pair: f"{pair[0]} {pair[1]:x}")
 
 
@@ -295,6 +304,17 @@ def test_a_block_of_which_all_members_are_out_has_no_probes() -> None:
     alone = {"block 16000": BLOCK, "out 16000": 1, "out 16018": 1}
     (found,) = decode(alone, BOUNDS, Memory(), X86_64).blocks
     assert not len(found) and not found.is_live
+
+
+def test_a_block_in_the_slot_that_a_member_of_another_has_left() -> None:
+    state = {
+        "counts 1": [24, 0x36000, "0f1f440000", True, 0x16000, {}, 0x1300, [16]],
+        "alone 1": 1,
+        "counts 9": [24, 0x38000, "0f1f440000", True, 0x16000, {}, 0x1500, []],
+    }
+    one, other = decode(state, BOUNDS, Memory(), X86_64).live_blocks
+    assert (one.out, [*one.members], one.slot(1).address) == ([0], [1], 0x16018)
+    assert (other.out, other.first, other.slot(0).address) == ([], 9, 0x16000)
 
 
 def test_text_that_somebody_changed() -> None:

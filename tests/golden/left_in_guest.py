@@ -157,8 +157,9 @@ def leave_blocks(guest: Guest) -> Journal:
     block = Block(sites=sites, originals=[NOP5] * 4, code=code, data=data, step=16)
     spec = Spec("vfs_*", glob=True, name="all")
     value = journal_records.probe_value(Probe(12, spec, READ, sizes=SIZES, enabled=False))
-    journal.put(Item.BLOCK, code.address, block_value(block, 12, {k: v for k, v in value.items() if k != "at"}))
-    journal.put(Item.OUT, block.slot(1).address, 1)
+    value = {name: kept for name, kept in value.items() if name != "at"}
+    journal.put(Item.COUNTS, 12, block_value(block, code.address, value))
+    journal.put(Item.ALONE, 13, 1)
     journal.put(Item.DATA, block.counter(1).address, 8)
     code, data = Slot(CODE[0] + 0x200, 32), Slot(DATA[0] + 0x200, 16)
     originals = [PROLOGUE, NOP5]
@@ -168,7 +169,7 @@ def leave_blocks(guest: Guest) -> Journal:
     spec = Spec("vfs_*", Kind.KRETPROBE, glob=True, actions=("latency",))
     value = journal_records.probe_value(Probe(50, spec, READ, sizes=SIZES))
     value = {name: kept for name, kept in value.items() if name != "at"}
-    journal.put(Item.BLOCK, returns.code.address, block_value(returns, 50, value, (DATA[0] + 0x400, 4)))
+    journal.put(Item.COUNTS, 50, block_value(returns, returns.code.address, value, (DATA[0] + 0x400, 4)))
     journal.put(Item.DATA, DATA[0] + 0x400, 0x3000)
     return journal
 

@@ -18,6 +18,7 @@ from tests.probes.test_batch import AT, GLOB, functions
 from tests.probes.test_batch_life import Guests, untraced
 
 KEYED = Spec("f*", glob=True, actions=("count by $rbx", "max($rdx)"))
+ITEMS = Item.COUNTS, Item.ALONE, Item.BLOCK, Item.OUT
 VALUES = (None, True, False, 0, 1, -1, 5, 24, 1 << 16, 1 << 32, 1 << 64, 1 << 70, 0.5, "", "zz", "0f", "0f1f440000")
 VALUES = (*VALUES, "cc" * 16, [], [1], {}, {"location": "f1"}, START, CODE, DATA, AT[0], AT[5], CODE + 24, DATA + 8)
 
@@ -40,17 +41,18 @@ def mutated(value: Any, random: Random) -> Any:
 def left_by_a_liar(guest: FakeGuest, journal: Journal, random: Random) -> FakeGuest:
     """Return a copy of a guest with blocks of which the journal has something else."""
     state = deepcopy(journal.state)
-    blocks = [key for key in state if key.startswith((f"{Item.BLOCK} ", f"{Item.OUT} "))]
+    blocks = [key for key in state if key.split()[0] in ITEMS]
     for key in random.sample(blocks, random.randint(1, min(2, len(blocks)))):
         item, at = key.split()
         match random.randrange(6):
             case 0:
-                journal.put(Item(random.choice((Item.BLOCK, Item.OUT))), int(at, 16) + 24, state[key])
+                journal.put(random.choice(ITEMS), int(at, 16) + random.choice((1, 24)), state[key])
             case 1:
                 journal.drop(Item(item), int(at, 16))
             case 2:
-                for slot in range(int(at, 16), int(at, 16) + 24 * 80, random.choice((8, 24))):
-                    journal.put(Item.OUT, slot, 1)
+                item, step = random.choice(((Item.ALONE, 1), (Item.OUT, 8), (Item.OUT, 24)))
+                for one in range(int(at, 16), int(at, 16) + step * 80, step):
+                    journal.put(item, one, 1)
             case _:
                 journal.put(Item(item), int(at, 16), mutated(state[key], random))
     journal.flush()

@@ -305,3 +305,23 @@ def test_one_function_that_changed_loses_no_counts(made: Guests, number: int) ->
     run(left)
     assert set(counts(session).values()) == {2 * THREADS} and session.check() == ()
     leave(left, session, made)
+
+
+@pytest.mark.parametrize("made", [functions, untraced])
+@pytest.mark.parametrize("member", [0, 1])
+def test_a_block_outlives_the_code_of_a_member_that_left_it(made: Guests, member: int) -> None:
+    """What leaves may be what the block's memory begins with, and its memory may be another block's next."""
+    guest = made()
+    session = guest.session()
+    session.add(GLOB)
+    first = [block.first for block in session.registry.blocks]
+    session.delete([number + member for number in first])
+    run(guest)
+    session.commit(0)
+    left = guest.copy()
+    again = left.session()
+    assert adopt.recover(again).lost == () and again.check() == ()
+    assert len(counts(again)) == COUNT - len(first)
+    run(left)
+    assert set(counts(again).values()) == {2 * THREADS}
+    leave(left, again, made)
