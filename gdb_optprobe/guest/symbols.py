@@ -126,24 +126,35 @@ class SymbolTable:
         """Return the symbol that covers `address`; of several at one address, the first that is a function, or the
         first.
         """
-        symbol = self.symbol_at(address)
-        return None if symbol is None else Located(symbol.name, address - symbol.address, symbol.size)
+        if (place := self._place(address)) is None:
+            return None
+        index, size = place
+        return Located(self.symbols.names[index], address - self.symbols.addresses[index], size)
 
     def symbol_at(self, address: int) -> Symbol | None:
         """Return the whole symbol that `at` finds; None for user space and behind the last symbol (modules among it).
         """
+        if (place := self._place(address)) is None:
+            return None
+        index, size = place
+        return Symbol(self.symbols.names[index], self.symbols.addresses[index], size, self.symbols.types[index])
+
+    def _place(self, address: int) -> tuple[int, int] | None:
+        """Return the index and the size of the symbol that `at` finds. Asked of every function: nothing is created."""
         addresses = self.symbols.addresses
         end = bisect_right(addresses, address)
-        if not end or address < KERNEL_HALF or addresses[end - 1] < KERNEL_HALF:
+        if not end or address < KERNEL_HALF or (start := addresses[end - 1]) < KERNEL_HALF:
             return None
-        start = addresses[end - 1]
-        if end == len(addresses) and address != start:
-            return None
-        first = bisect_left(addresses, start, 0, end)
-        types = self.symbols.types
-        index = next((at for at in range(first, end) if types[at] in FUNCTION_TYPES), first)
-        size = addresses[end] - start if end < len(addresses) else 0
-        return Symbol(self.symbols.names[index], start, size, types[index])
+        if end == len(addresses):
+            size = 0
+            if address != start:
+                return None
+        else:
+            size = addresses[end] - start
+        if end == 1 or addresses[end - 2] != start:
+            return end - 1, size
+        first, types = bisect_left(addresses, start, 0, end), self.symbols.types
+        return next((at for at in range(first, end) if types[at] in FUNCTION_TYPES), first), size
 
     def spelled(self, addresses: Iterable[int]) -> list[str]:
         """Return the symbol that `at` finds for each of these ascending addresses, as text; "" where none is."""
@@ -161,10 +172,13 @@ class SymbolTable:
 
     def function_bounds(self, address: int) -> tuple[int, int] | None:
         """Start and end of the function that covers `address`; None where no code does."""
-        symbol = self.symbol_at(address)
-        if symbol is None or not symbol.is_function or not self._in_text(symbol.address):
+        if (place := self._place(address)) is None:
             return None
-        return symbol.address, symbol.address + symbol.size
+        index, size = place
+        start = self.symbols.addresses[index]
+        if self.symbols.types[index] not in FUNCTION_TYPES or not self._in_text(start):
+            return None
+        return start, start + size
 
     def functions_matching(self, glob: str) -> set[int]:
         """Return the addresses of the functions with names that match `glob` (as fnmatch(3))."""

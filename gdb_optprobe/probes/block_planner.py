@@ -100,7 +100,8 @@ class BlockPlanner:
             self.optimizer.expect_plan(plan, limits)
         found = self.entry_plans.of(alone, guest, limits, self._planner(spec, limits), len(expected))
         if kept is not None:
-            kept.store(filter(None, map(self.optimizer.planned, unknown)))
+            loaded = {plan.address for plan in expected}
+            kept.store(filter(None, map(self.optimizer.planned, (at for at in unknown if at not in loaded))))
         for plan in self.entry_plans.trapped(alone):  # they are installed one by one
             self.optimizer.expect_plan(plan, limits)
         return found
