@@ -414,6 +414,9 @@ class OneArena:
     def left(self) -> ArenaContents | None:
         return None
 
+    def finish(self) -> None:
+        """Nothing was begun."""
+
     def is_in_place(self) -> bool:
         return True
 

@@ -38,6 +38,10 @@ class ArenaSource(Protocol):
         Raises OptprobeError.
         """
 
+    def finish(self) -> None:
+        """Give back what an earlier GDB had begun to take, or to give back, where `left` is None. Raises OptprobeError.
+        """
+
     def is_in_place(self) -> bool:
         """Return whether the guest has it as it was taken and last changed. Raises Unreadable."""
 
@@ -72,6 +76,9 @@ class GivenArena:
 
     def left(self) -> ArenaContents | None:
         return None
+
+    def finish(self) -> None:
+        """The user's ranges are not journaled."""
 
     def is_in_place(self) -> bool:
         return True

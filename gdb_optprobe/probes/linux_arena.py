@@ -72,7 +72,7 @@ class LinuxArena:
             self._check_given(settings.arena)
             return given_arena(settings, self.linux.isa)
         earlier = self._look_back()
-        if earlier is not None and (not earlier.is_empty or earlier.loan is not None):
+        if earlier is not None and not _can_finish(earlier):
             return self._adopted(earlier)
         # What an earlier GDB has begun to give back is given back when it is taken: nothing is changed here.
         self.room = room = self._room() if earlier is None else earlier.room
@@ -170,7 +170,7 @@ class LinuxArena:
         if self.room.borrow is not None:
             self._borrow(self.room.borrow)
             return
-        if self._earlier is not None and self._earlier.is_empty and self._earlier.loan is None:
+        if self._earlier is not None and _can_finish(self._earlier):
             self._finish(self._earlier)
         self._journal.begin()
         try:
@@ -181,11 +181,18 @@ class LinuxArena:
         self._took = True
         self.linux.memory.forget()
 
-    def _finish(self, earlier: RecordedArena) -> None:
-        """Give back what an earlier GDB had begun to, and take the same memory anew. Raises OptprobeError."""
+    def finish(self) -> None:
+        if not self._took and (earlier := self._look_back()) is not None and _can_finish(earlier):
+            self._clear(earlier)
+
+    def _clear(self, earlier: RecordedArena) -> None:
         earlier.clear(self.linux.machine, self.linux.memory)
         self.linux.memory.forget()
         self._earlier = None
+
+    def _finish(self, earlier: RecordedArena) -> None:
+        """Give back what an earlier GDB had begun to, and take the same memory anew. Raises OptprobeError."""
+        self._clear(earlier)
         room = self._room()
         if (room.code, room.data, room.journal) != (earlier.room.code, earlier.room.data, earlier.room.journal):
             raise OptprobeError("the memory for detours of an earlier GDB is not free", "connect anew, then try again")
@@ -235,6 +242,11 @@ class LinuxArena:
             self.tell(stays.message)
         self.room, self._took, self._earlier, self._journal = None, False, None, Journal()
         self.linux.forget()
+
+
+def _can_finish(earlier: RecordedArena) -> bool:
+    """Return whether it can be given back without the guest: nothing is in it, and its kernel has lent nothing."""
+    return earlier.is_empty and earlier.loan is None
 
 
 def _address_of(patch: Patch) -> int:

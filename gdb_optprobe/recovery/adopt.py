@@ -96,6 +96,9 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     for at in maps_of_blocks:
         maps[at].release_unused(arena)
     for probe in there:
+        if _needs_no_hook_yet(session, probe):
+            session.returns.unsettled.append((probe, session.registry.site_of(probe)))
+            continue
         try:
             _reserve(session, probe)
         except OptprobeError as error:
@@ -251,6 +254,11 @@ def _adopt_absent(session: Session, one: ProbeRecord, left: ArenaContents) -> Pr
     else:
         session.module_tracker.wait_for_load(probe)
     return probe
+
+
+def _needs_no_hook_yet(session: Session, probe: Probe) -> bool:
+    """Return whether a return probe had none in the earlier GDB either: it left its block to be disabled."""
+    return probe.is_return and not probe.enabled and session.registry.site_of(probe).latest_rethook is None
 
 
 def _reserve(session: Session, probe: Probe) -> None:

@@ -260,6 +260,10 @@ def check_recovered(guest: FakeGuest, made: Guests, counted: dict[int, int], com
     session = guest.session()
     if session.target.arena_source.left() is None:
         assert command in ("add", "delete") and text(guest) == text(made())
+        with pytest.raises(OptprobeError, match="no probes"):
+            adopt.recover(session)
+        unused = {FILL} == {*guest.machine.read(CODE, DATA - CODE)}
+        assert unused or command == "delete", "nor is the beginning of a journal; code that may be run yet stays"
         return
     lost = adopt.recover(session).lost
     assert session.check() == ()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
@@ -232,6 +233,35 @@ def test_another_gdb_takes_a_batch_over(steps: int) -> None:
     assert sum(hits(second)) > sum(before)
     second.delete()
     assert text(other) == text(functions())
+    run(other)
+    second.commit(0)
+    assert second.optimizer.release_arena() and code_is_free(other)
+
+
+def test_disabled_members_are_taken_over_with_the_memory_that_they_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had no hook of their own, and there may be no room for any."""
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    run(guest)
+    session.disable([1, 4])
+    other = guest.copy()
+    second = other.session()
+
+    def full(*_: object, **__: object) -> object:
+        raise Refused(Refusal.ARENA_FULL.because(used=1, size=1))
+
+    monkeypatch.setattr(Arena, "allocate_data", full)
+    assert adopt.recover(second).lost == () and second.check() == ()
+    assert [view.number for view in second.views() if not view.enabled] == [1, 4]
+    assert hits(second) == [THREADS] * COUNT
+    monkeypatch.undo()
+    second.enable()
+    for number in range(THREADS):
+        other.step(number)
+    run(other)
+    assert hits(second) == [2 * THREADS] * COUNT and second.check() == ()
+    second.delete()
     run(other)
     second.commit(0)
     assert second.optimizer.release_arena() and code_is_free(other)
