@@ -259,7 +259,7 @@ class LinuxGuest(Guest):
             raise OptprobeError(f"how functions of the kernel are called is not built for {self.isa.name} yet")
         return Tracepoints(
             *(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say, self._words),
-            modules=lambda: [code.module for code in self.text.modules()],
+            modules=self.text.modules,
         )
 
     def _words(self, function: str) -> int:
