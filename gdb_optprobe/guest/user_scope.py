@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -14,9 +13,8 @@ from gdb_optprobe.guest.linux.user.executable import Offset
 from gdb_optprobe.guest.scope import KernelScope
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import INT, UNSIGNED_LONG
-from gdb_optprobe.handlers.ir import Assign, Expr, Frame, If, Load, Op, Register, Statement
+from gdb_optprobe.handlers.ir import Expr, Frame, Load, Op, Register
 from gdb_optprobe.handlers.scope import Meaning, Missing, Rvalue
-from gdb_optprobe.handlers.stack_walk import PC, Walker
 from gdb_optprobe.handlers.trap_frame import rename_registers
 from gdb_optprobe.isa.user import UserTrapping
 
@@ -72,26 +70,3 @@ def user_scope(kernel: KernelScope, bits: int, isa: UserTrapping, offset: Offset
 def of_kernel(node: Node, isa: UserTrapping) -> Node:
     """Return a node with its registers named as those of the kernel, where the program has others of these names."""
     return rename_registers(node, {register: name for name, register in isa.resident.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class KernelWalker:
-    """A Walker that reads registers of the kernel, which a trap has not saved.
-
-    behind: how far the PC that the trap has saved is behind the innermost frame's.
-    """
-
-    walker: Walker
-    isa: UserTrapping
-    behind: int
-
-    @property
-    def begin(self) -> Sequence[Statement]:
-        found = of_kernel(tuple(self.walker.begin), self.isa)
-        if not self.behind:
-            return found
-        return (*found, If(PC, (Assign(PC, fold.binary(Op.SUB, PC, fold.constant(self.behind), 64, False)),)))
-
-    @property
-    def step(self) -> Sequence[Statement]:
-        return of_kernel(tuple(self.walker.step), self.isa)

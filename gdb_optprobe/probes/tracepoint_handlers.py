@@ -61,7 +61,8 @@ class EventHandler:
     missed: what counts the events that had no room for their fields.
     hooks:  what leads from the assignment to the gates. frame: see HandlerText.add.
     hold:   of a module's tracepoint, two words. The lowest byte of the first says that a reference to the module is
-            held. The second has the module while its reference waits for the call that gives it back.
+            held. The second has the module while its reference waits for the call that gives it back. The module's
+            code is changed only while it is held.
     """
 
     event: EventName
@@ -165,7 +166,7 @@ class TracepointHandlers:
                 if made is not None:
                     self._calls(made, facts)
                 at = arena().free_code(facts.register_at, self.guest.isa.branch_reach) + TRIAL * len(tried)
-                code = _code(made, at, at, facts)
+                code = self._code(made, at, at)
                 handlers.add(str(event), at, code.data, at + code.probed, code.frame)
                 tried.append(at)
             yield
@@ -204,14 +205,14 @@ class TracepointHandlers:
         if known is not None:
             # An earlier call was interrupted: it may be under way.
             self._check_unused(known, arena)
-            if known.tracepoint != tracepoint:
+            if known.tracepoint != tracepoint or known.made != self._format(event):
                 self._forget(known, arena)  # its module has gone, and was loaded again
                 known = None
         made = known or self._place(event, tracepoint, facts, arena)
         try:
+            self._hold_module(made, runner, facts, arena)
             if not made.hooks:
                 made = self._lead_to_gates(made, facts, arena)
-            self._hold_module(made, runner, facts, arena)
             result = self._call(runner, facts.register(tracepoint, made.slot.address), arena, made)
         except OptprobeError as failed:
             # A module that is held is given back with what is unused.
@@ -232,10 +233,10 @@ class TracepointHandlers:
         hold = arena.allocate_data(HOLD, near, isa.data_reach) if tracepoint.module else None
         for data in filter(None, (missed, hold)):
             machine.write(data.address, bytes(data.size))
-        size = len(_code(made, at, near, facts).data)
+        size = len(self._code(made, at, near).data)
         while True:
             slot = arena.allocate_code(size, near, isa.branch_reach)
-            code = _code(made, at, slot.address, facts)
+            code = self._code(made, at, slot.address)
             if why := facts.arch.why_not_at(facts.kernel, slot.address):
                 arena.code.free(slot)
                 raise OptprobeError(why, "set optprobe arena to a range that is nearer")
@@ -270,8 +271,19 @@ class TracepointHandlers:
         if {insn.target for insn in found} != {*replaced}:
             name = self.guest.symbol(made.assigns)
             why = f"{name} does not call what makes room for an entry, or commits it"
-            raise Refused(Refusal.EVENT_FIELDS_MISSING.because(event=name.removeprefix(ASSIGNS), why=why))
+            raise Refused(Refusal.EVENT_FIELDS_MISSING.because(event=name.partition(ASSIGNS)[2], why=why))
         return found
+
+    def _code(self, made: EventFormat | None, missed: int, address: int) -> HandlerCode:
+        """Return the code of a handler for its address. Raises Refused where it does not reach a module's code."""
+        arch = self.guest.tracepoints.arch
+        try:
+            return arch.handler() if made is None else arch.fields_handler(made, missed, address)
+        except OutOfReach as stuck:
+            raise self._out_of_reach(stuck.target) from stuck
+
+    def _out_of_reach(self, address: int) -> Refused:
+        return Refused(Refusal.ARENA_OUT_OF_REACH.because(address=self.guest.text.spell(address)))
 
     @property
     def _facts(self) -> Tracepoints:
@@ -283,12 +295,14 @@ class TracepointHandlers:
         except OptprobeError as error:
             raise Refused(reason_of(error, Refusal.TRACEPOINTS_MISSING)) from error
 
-    def _format(self, event: EventName) -> EventFormat | None:
-        """Return how the fields of an event are assigned; None where its handler has none. Raises Refused."""
+    def _format(self, event: EventName, tracepoint: Tracepoint | None = None) -> EventFormat | None:
+        """Return how the fields of an event are assigned, that of `tracepoint` if given; None where its handler has
+        none. Raises Refused.
+        """
         if event.is_raw:
             return None
         try:
-            return self._facts.event_format(event)
+            return self._facts.event_format(event, tracepoint)
         except Refused:
             raise
         except OptprobeError as error:
@@ -305,11 +319,14 @@ class TracepointHandlers:
                     function, partial(_gate, code, function), guest, arena, ()
                 )
         to = {function: placed.detour.address for function, placed in self._gates.items()}
-        patches = tuple(
-            Patch(insn.address, insn.data, guest.isa.redirect(insn, to[insn.target]))
-            for insn in self._calls(made, facts)
-            if insn.target is not None
-        )
+        try:
+            patches = tuple(
+                Patch(insn.address, insn.data, guest.isa.redirect(insn, to[insn.target]))
+                for insn in self._calls(made, facts)
+                if insn.target is not None
+            )
+        except OutOfReach as stuck:
+            raise self._out_of_reach(stuck.source) from stuck
         # Events of one class are assigned by one function: another handler may have changed its calls.
         new = tuple(one for one in patches if one not in self.registry.event_hooks)
         hooks.install(new, guest, arena)
@@ -346,7 +363,7 @@ class TracepointHandlers:
             for wait in facts.waits():
                 self._call(runner, wait, arena, *unused)
             for handler in unused:
-                self._release_module(handler, runner, facts, arena)
+                self._release_module(self._lead_back(handler, arena), runner, facts, arena)
         except OptprobeError as error:
             stays = f"a handler of {names} may stay registered: it does nothing, and goes with the next probe or GDB"
             raise OptprobeError(f"{stays}: {error.message}", error.hint) from error
@@ -368,12 +385,9 @@ class TracepointHandlers:
 
     def _forget(self, handler: EventHandler, arena: Arena) -> None:
         """Free the code of a handler that no CPU calls any more; a thread may still be in what is behind the gates."""
-        handler = self._known.pop(handler.slot.address)
+        handler = self._lead_back(handler, arena)
+        del self._known[handler.slot.address]
         self.guest.handlers.remove(handler.slot.address)
-        shared = {one for other in self._known.values() for one in other.hooks}
-        last = tuple(one for one in handler.hooks if one not in shared)
-        hooks.remove(last, self.guest, arena)
-        self.registry.event_hooks = tuple(one for one in self.registry.event_hooks if one not in last)
         if not any(other.made is not None for other in self._known.values()):
             for placed in self._gates.values():
                 placed.release(self.guest, arena, reached=True)
@@ -384,6 +398,16 @@ class TracepointHandlers:
             arena.data.release(data)
         arena.journal.flush()
         self.collector.collect(arena, Trigger.COMMIT)
+
+    def _lead_back(self, handler: EventHandler, arena: Arena) -> EventHandler:
+        """Have the assignment of a handler's fields call what it did, where no other handler's comes to the gates."""
+        handler = self._known[handler.slot.address]
+        shared = {one for other in self._known.values() if other is not handler for one in other.hooks}
+        last = tuple(one for one in handler.hooks if one not in shared)
+        hooks.remove(last, self.guest, arena)
+        self.registry.event_hooks = tuple(one for one in self.registry.event_hooks if one not in last)
+        self._known[handler.slot.address] = replace(handler, hooks=())
+        return self._known[handler.slot.address]
 
     def _is_registered(self, handler: EventHandler, facts: Tracepoints) -> bool:
         if handler.hold is not None and not (self._holds(handler) and facts.is_there(handler.tracepoint)):
@@ -426,7 +450,9 @@ class TracepointHandlers:
             handler = self._read(at, value, slot, left)
             held = self.guest.machine.read(at, handler.detour.size)
             if held == handler.detour.data:
-                self._lead_to_gates(self._know(handler), self.guest.tracepoints, arena)
+                self._know(handler)
+                if handler.hold is None or self._holds(handler):
+                    self._lead_to_gates(handler, self.guest.tracepoints, arena)
             elif self._is_registered(handler, self.guest.tracepoints):
                 raise TextChanged(at, handler.detour.data, held)
             else:
@@ -442,31 +468,28 @@ class TracepointHandlers:
             event = event_name.parse(validate.text(name))
             if event is None or event.is_syscall or event.is_glob:
                 raise ValueError("an event")
-            if of_module:
-                return self._read_of_module(at, event, validate.number(address), of_module, slot, left)
-            tracepoint = facts.find(event)
-            made = self._format(event)
-            missed = left.data_at(validate.number(counter)) if made is not None else None
-            if made is not None and (missed is None or missed.size != WORD):
+            missed = left.data_at(validate.number(counter)) if not event.is_raw else None
+            if not event.is_raw and (missed is None or missed.size != WORD):
                 raise ValueError("its counter")
-            code = _code(made, missed.address if missed is not None else 0, at, facts)
-            if validate.number(address) != tracepoint.address or slot.size < len(code.data):
+            hold: Slot | None = None
+            if of_module:
+                module, held = map(validate.number, validate.row(of_module, 2))
+                tracepoint, hold = Tracepoint(event.event, validate.number(address), module), left.data_at(held)
+                if not module or hold is None or hold.size != HOLD:
+                    raise ValueError("what keeps its module")
+            elif (tracepoint := facts.find(event)).address != validate.number(address):
                 raise ValueError("a tracepoint")
-        except (ValueError, OutOfReach) as wrong:
+            if hold is not None and not event.is_raw and not facts.is_there(tracepoint):
+                # A module that was not held may have gone, and with it what its fields are.
+                return EventHandler(event, tracepoint, slot, left.detours[slot], at, missed=missed, hold=hold)
+            made = self._format(event, tracepoint)
+            code = self._code(made, missed.address if missed is not None else 0, at)
+            if slot.size < len(code.data):
+                raise ValueError("its size")
+        except ValueError as wrong:
             raise Damaged(f"code at {at:#x} is for no tracepoint: {wrong}") from None
-        detour = Detour(at, code.data, at, ())
-        return EventHandler(event, tracepoint, slot, detour, at + code.probed, made, missed, frame=code.frame)
-
-    def _read_of_module(
-        self, at: int, event: EventName, address: int, of_module: Sequence[Any], slot: Slot, left: ArenaContents
-    ) -> EventHandler:
-        """Return the handler of a module's tracepoint, which may have gone if the module is not held."""
-        module, hold = validate.number(of_module[0]), left.data_at(validate.number(of_module[1]))
-        code = _code(None, 0, at, self.guest.tracepoints)
-        if not event.is_raw or hold is None or hold.size != HOLD or not module or slot.size < len(code.data):
-            raise ValueError("what keeps its module")
-        detour = Detour(at, code.data, at, ())
-        return EventHandler(event, Tracepoint(event.event, address, module), slot, detour, at + code.probed, hold=hold)
+        detour, probed = Detour(at, code.data, at, ()), at + code.probed
+        return EventHandler(event, tracepoint, slot, detour, probed, made, missed, frame=code.frame, hold=hold)
 
     def problems(self) -> Iterator[str]:
         """Yield what is not as it was left, in words."""
@@ -499,11 +522,6 @@ def _named(events: Sequence[EventName]) -> str:
     """Return events in words: all of a few, else how many more there are."""
     shown = ", ".join(map(str, events[:SHOWN]))
     return f"{shown} and {len(events) - SHOWN} more" if len(events) > SHOWN else shown
-
-
-def _code(made: EventFormat | None, missed: int, address: int, facts: Tracepoints) -> HandlerCode:
-    """Return the code of a handler for its address. Raises OutOfReach."""
-    return facts.arch.handler() if made is None else facts.arch.fields_handler(made, missed, address)
 
 
 def _gate(code: Code, function: int, at: int) -> Detour:

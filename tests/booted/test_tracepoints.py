@@ -215,35 +215,48 @@ def test_a_guest_that_comes_to_no_safe_point_is_as_it_was(linux: Guest) -> None:
 
 
 WATCHED = "rawtracepoint:watchdog_st*"
+WITH_FIELDS = "tracepoint:watchdog:watchdog_st* if args->id == 0 do count by args->err"
+OF_GUEST = f"{TRACING}/events/watchdog/enable"
 LISTED = "cat /proc/modules"
 LOAD = "; ".join(f"insmod /lib/modules/{name}.ko" for name in WITH_TRACEPOINTS)
 
 
 def test_a_module_stays_for_as_long_as_its_tracepoints_are_probed(boot: Boot) -> None:
-    """Also where GDB was killed. It goes afterwards without a warning of the kernel's, and comes back."""
+    """Also where GDB was killed. It goes afterwards without a warning of the kernel's, and comes back.
+
+    The fields of its events are what the guest's own trace has.
+    """
     guest = boot(modules=WITH_TRACEPOINTS)
     write = "printf V > /dev/watchdog"
     script: list[str | Workload] = ["set optprobe exit-on-error off", Workload(LOAD)]
-    script += [attempt("optprobe add tracepoint:watchdog:watchdog_ping do count by args->err")]
-    script += [f"optprobe add {WATCHED}", Workload(f"{write}; rmmod softdog; rmmod watchdog; {LISTED}")]
-    script += [keep("list", "optprobe list"), "optprobe check", "optprobe delete"]
-    script += [Workload(f"rmmod watchdog; {LISTED}"), attempt(f"optprobe add {WATCHED}"), Workload(LOAD)]
-    program = "tracepoint:*:watchdog_stop { @[probe] = count(); }"
+    script += [f"optprobe add {WATCHED}", f"optprobe add {WITH_FIELDS}"]
+    script += [Workload(f"echo 1 > {OF_GUEST}; {write}; {write}; echo 0 > {OF_GUEST}; cat {TRACING}/trace")]
+    script += [keep("list", "optprobe list"), rows(3), rows(4), "optprobe delete 3", "optprobe check"]
+    script += [Workload(f"{write}; rmmod softdog; rmmod watchdog; {LISTED}"), keep("later", "optprobe list")]
+    script += ["optprobe delete", Workload(f"rmmod watchdog; {LISTED}")]
+    script += [attempt(f"optprobe add {WATCHED}"), Workload(LOAD)]
+    program = "tracepoint:*:watchdog_stop { @[probe, args.id, args.err] = count(); }"
     script += [f"optprobe script -json -guest '{write}' -e '{program}'", "optprobe check"]
     finished = batch(guest, script)
     assert finished.status == 0, finished.output
-    found = {probe["location"]: probe["hits"] for probe in finished.json("list")}
-    assert found.pop("rawtracepoint:watchdog_start") > 0 and found == {"rawtracepoint:watchdog_stop": 1}
-    held, gone = finished.workloads[1:3]
+    traced, held, gone = finished.workloads[1:4]
     assert "watchdog" in held and "softdog" not in held and gone == "", finished.workloads
-    for said in ("by a module's code", f"no tracepoint matches {WATCHED}", '"tracepoint:watchdog:watchdog_stop": 1'):
+    found = {probe["location"]: probe["hits"] for probe in finished.json("list")}
+    for number, name in ((3, "watchdog_start"), (4, "watchdog_stop")):
+        theirs = Counter(re.findall(rf"{name}: watchdog0 err=(-?\d+)", traced))
+        assert finished.json(f"rows {number}") == theirs and theirs["0"] >= 2, finished.output + traced
+        assert found[f"rawtracepoint:{name}"] == found[f"tracepoint:watchdog:{name}"] == sum(theirs.values()), found
+    later = {probe["location"]: probe["hits"] for probe in finished.json("later")}
+    of_class = "tracepoint:watchdog:watchdog_stop"
+    assert later[of_class] == found[of_class] + 1, "the other event of the class has gone"
+    for said in (f"no tracepoint matches {WATCHED}", f'"{of_class},0,0": 1'):
         assert said in finished.output, said
     with Console(guest) as gdb:
-        assert "optimized" in gdb(f"optprobe add {WATCHED}")
+        assert "optimized" in gdb(f"optprobe add {WATCHED}") and "2 optimized" in gdb(f"optprobe add {WITH_FIELDS}")
         gdb.kill()
-    assert "watchdog" in guest.run(f"rmmod softdog; rmmod watchdog; {LISTED}")[1], "ours are registered"
-    recovered = batch(guest, ["optprobe recover", keep("list", "optprobe list"), "optprobe delete"])
-    assert len(recovered.json("list")) == 2, recovered.output
+    assert "watchdog" in guest.run(f"{write}; rmmod softdog; rmmod watchdog; {LISTED}")[1], "ours are registered"
+    recovered = batch(guest, ["optprobe recover", keep("list", "optprobe list"), rows(4), "optprobe delete"])
+    assert len(recovered.json("list")) == 4 and recovered.json("rows 4") == {"0": 1}, recovered.output
     assert guest.run(f"rmmod watchdog; {LISTED}")[1] == "" and guest.problems() == []
 
 

@@ -114,8 +114,8 @@ def test_what_is_written_of_blocks() -> None:
 
 
 def test_what_is_written_of_events() -> None:
-    """Of one whose handler has the arguments alone, of one that has the fields assigned, with its counter, and of one
-    whose module is held.
+    """Of one whose handler has the arguments alone, of one that has the fields assigned, with its counter, and of both
+    kinds where a module is held.
     """
     slot, counter, hold = Slot(CODE[0], 16), Slot(DATA[0], 8), Slot(DATA[0] + 16, 16)
     state = {}
@@ -123,6 +123,7 @@ def test_what_is_written_of_events() -> None:
         ("rawtracepoint:sched_switch", None, None),
         ("tracepoint:sched:sched_wakeup", counter, None),
         ("rawtracepoint:kvm_exit", None, hold),
+        ("tracepoint:kvm:kvm_exit", counter, hold),
     ):
         name = event_name.parse(event)
         assert name is not None

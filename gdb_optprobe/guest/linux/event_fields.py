@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.budget import Budget
-from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Symbols
 from gdb_optprobe.guest.linux.list_head import members
 from gdb_optprobe.guest.linux.syscall_events import Types, of_text
 from gdb_optprobe.guest_text import until_zero
@@ -108,15 +108,17 @@ class EventFormat:
         return Fields.of(event, [*known], lookup)
 
 
-def find(kernel: Kernel, name: str, system: str, tracepoint: int) -> EventFormat:
-    """Return how the event of a tracepoint is assigned. Raises OptprobeError."""
-    call = kernel.address(f"event_{name}")
+def find(kernel: Kernel, call: int, name: str, system: str, tracepoint: int, symbols: Symbols) -> EventFormat:
+    """Return how the event of a tracepoint is assigned. Raises OptprobeError.
+
+    call: address of the event's structure. symbols: of the text that the event is of, the kernel's or a module's.
+    """
     of = kernel.word(call + kernel.offset(CALL, "class"))
     _check_system(kernel, of, name, system)
     if kernel.word(call + kernel.offset(CALL, "tp")) != tracepoint:
         raise NoSuchKernel(f"the event {name} is not that of the tracepoint")
     assigns = kernel.word(of + kernel.offset(CLASS, "probe"))
-    symbol = kernel.symbols.at(assigns)
+    symbol = symbols.at(assigns)
     if symbol is None or symbol.offset or not symbol.name.startswith(ASSIGNS):
         raise NoSuchKernel(f"the function that assigns the fields of {name} is not known")
     fields = tuple(sorted(_fields(kernel, of + kernel.offset(CLASS, "fields")), key=lambda field: field.offset))

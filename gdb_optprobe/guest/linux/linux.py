@@ -45,7 +45,7 @@ from gdb_optprobe.guest.scope import Debug, DebuggerSymbols, NoDebuggerSymbols
 from gdb_optprobe.guest.scope import Site as Probed
 from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites
 from gdb_optprobe.guest.types import BtfTypes
-from gdb_optprobe.guest.user_scope import NO_KERNEL_STACK, KernelWalker, user_scope
+from gdb_optprobe.guest.user_scope import NO_KERNEL_STACK, user_scope
 from gdb_optprobe.handlers.ir import Expr, Register
 from gdb_optprobe.handlers.return_scope import RETURN_ADDRESS
 from gdb_optprobe.handlers.scope import Missing
@@ -259,7 +259,7 @@ class LinuxGuest(Guest):
             raise OptprobeError(f"how functions of the kernel are called is not built for {self.isa.name} yet")
         return Tracepoints(
             *(self.kernel, self.machine, self.arch.tracepoints, self.forget, self.say, self._words),
-            modules=lambda: [code.module for code in self.text.modules()],
+            modules=self.text.modules,
         )
 
     def _words(self, function: str) -> int:
@@ -462,13 +462,8 @@ class LinuxGuest(Guest):
         found, isa = self._names(site), self.user_kernel.isa
         assert isinstance(found.names, scope.KernelScope), "of this kernel"
         names = user_scope(found.names, bits, isa, self.user_kernel.kernel.offset)
-
-        def user_walker() -> Walker | Missing:
-            walker = found.user_walker()
-            behind = 0 if site.returns else isa.behind
-            return walker if isinstance(walker, Missing) else KernelWalker(walker, isa, behind)
-
-        return replace(found, names=names, walker=lambda _: NO_KERNEL_STACK, user_walker=user_walker)
+        walker = self.arch.program_walker(bits, site.returns)
+        return replace(found, names=names, walker=lambda _: NO_KERNEL_STACK, user_walker=lambda: walker)
 
     @cached_property
     def _types(self) -> BtfTypes | None:

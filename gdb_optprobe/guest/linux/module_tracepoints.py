@@ -1,7 +1,8 @@
-"""The tracepoints of loaded modules, and the systems of their events: each module has tables of both.
+"""The tracepoints of loaded modules, and their events: each module has tables of both.
 
     struct module │ tracepoints_ptrs, num_tracepoints ─┼──► distances to struct tracepoint
                   │ trace_events, num_trace_events ────┼──► struct trace_event_call* ─► tp, class ─► system
+                  │ bpf_raw_events, num_bpf_raw_events ┼──► struct bpf_raw_event_map: tp, bpf_func, num_args, …
 A tracepoint goes with its module. A module is not unloaded while a reference to it is held, as perf and BPF hold one.
 """
 
@@ -24,16 +25,20 @@ MOST = 1 << 12
 """Tracepoints of a module, and its events: 579 (xfs)."""
 SIZE = 72
 """Bytes of a struct tracepoint."""
+FOR_BPF = Struct("<QQIIQ")
+"""struct bpf_raw_event_map, which has 32 bytes each (include/linux/tracepoint-defs.h)."""
+MAP = "bpf_raw_event_map"
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleTracepoint:
-    """address: of its structure. system: "" where it has no event."""
+    """address: of its structure. event: that of its event; 0, and no system, where it has none."""
 
     name: str
     address: int
     module: Module
     system: str = ""
+    event: int = 0
 
 
 def of_module(kernel: Kernel, module: Module) -> list[ModuleTracepoint]:
@@ -50,26 +55,37 @@ def of_module(kernel: Kernel, module: Module) -> list[ModuleTracepoint]:
 
 def _tracepoints(kernel: Kernel, module: Module) -> Iterator[ModuleTracepoint]:
     """Yield the tracepoints that are all within the module's memory."""
-    systems = _systems(kernel, module)
+    events = _events(kernel, module)
     for place, (distance,) in _rows(kernel, module, "tracepoints_ptrs", "num_tracepoints", POINTER):
         address = place + distance
         if not module.holds(address, SIZE):
             continue
         name = _text(kernel, module, kernel.word(address + kernel.offset("tracepoint", "name")))
         if name:
-            yield ModuleTracepoint(name, address, module, systems.get(address, ""))
+            yield ModuleTracepoint(name, address, module, *events.get(address, ()))
 
 
-def _systems(kernel: Kernel, module: Module) -> dict[int, str]:
-    """Return the systems of the module's events, by their tracepoints."""
+def _events(kernel: Kernel, module: Module) -> dict[int, tuple[str, int]]:
+    """Return the systems and the addresses of the module's events, by their tracepoints."""
     found = {}
     for _, (call,) in _rows(kernel, module, "trace_events", "num_trace_events", WORD):
         if module.holds(call, SIZE):
             of = kernel.word(call + kernel.offset(CALL, "class"))
             tracepoint = kernel.word(call + kernel.offset(CALL, "tp"))
             if module.holds(of, SIZE):
-                found[tracepoint] = _text(kernel, module, kernel.word(of + kernel.offset(CLASS, "system")))
+                found[tracepoint] = _text(kernel, module, kernel.word(of + kernel.offset(CLASS, "system"))), call
     return found
+
+
+def arguments(kernel: Kernel, module: Module, tracepoint: int) -> int | None:
+    """Return how many arguments a module's tracepoint has, each of one word; None where that is not known.
+
+    The kernel's own types do not have a module's functions. BPF is told the number. Raises OptprobeError.
+    """
+    if any(kernel.offset(MAP, name) != at for name, at in (("tp", 0), ("num_args", 16), ("writable_size", 20))):
+        return None
+    rows = _rows(kernel, module, "bpf_raw_events", "num_bpf_raw_events", FOR_BPF)
+    return next((number for _, (of, _, number, *_) in rows if of == tracepoint), None)
 
 
 def _rows(

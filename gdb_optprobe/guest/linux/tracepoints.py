@@ -19,7 +19,7 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux import event_fields, module_tracepoints
 from gdb_optprobe.guest.linux.event_fields import EventFormat
 from gdb_optprobe.guest.linux.event_name import RAW_SYSCALLS, SYSCALLS, EventName
-from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel, Symbols
 from gdb_optprobe.guest.linux.module_tracepoints import ModuleTracepoint
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.safe_points import SafePoints
@@ -87,6 +87,16 @@ class Call:
     gives: int | None = None
 
 
+class ModuleCode(Protocol):
+    """A module that is loaded: the part of loaded_text.ModuleCode that is asked here."""
+
+    @property
+    def module(self) -> Module: ...
+
+    @property
+    def symbols(self) -> Symbols: ...
+
+
 class TracepointArch(Protocol):
     """What differs by ISA."""
 
@@ -136,7 +146,7 @@ class Tracepoints:
     forget: Callable[[], None]
     say: Callable[[str], None]
     parameters: Callable[[str], int]
-    modules: Callable[[], Iterable[Module]] = tuple
+    modules: Callable[[], Iterable[ModuleCode]] = tuple
 
     def check(self) -> None:
         """Raise OptprobeError where nothing can be registered in this kernel."""
@@ -176,8 +186,7 @@ class Tracepoints:
             self.find(event)
             return (event,)
         names = [name for name in self._names() if fnmatchcase(name, event.event)]
-        modules = [one for module in self.modules() for one in self._in_module(module)]
-        of_modules = [(one.system, one.name) for one in modules if fnmatchcase(one.name, event.event)]
+        of_modules = [(one.system, one.name) for one in self._in_modules() if fnmatchcase(one.name, event.event)]
         if event.is_raw and not event.system:
             return [replace(event, event=name) for name in sorted({*names, *(name for _, name in of_modules)})]
         found = sorted({*((event_fields.system_of(self.kernel, name), name) for name in names), *of_modules})
@@ -187,17 +196,36 @@ class Tracepoints:
             if system not in ("", SYSCALLS, RAW_SYSCALLS) and fnmatchcase(system, event.system)
         ]
 
-    def event_format(self, event: EventName) -> EventFormat:
-        """Return how the fields of an event are assigned. Raises OptprobeError."""
-        found = self.find(event)
+    def event_format(self, event: EventName, tracepoint: Tracepoint | None = None) -> EventFormat:
+        """Return how the fields of an event are assigned, that of `tracepoint` if given. Raises OptprobeError."""
+        found, name = tracepoint or self.find(event), event.event
         if found.module:
-            message = f"the fields of {event} are assigned by a module's code"
-            raise NoSuchKernel(message, f"rawtracepoint:{event.event} has the arguments")
-        made = event_fields.find(self.kernel, event.event, event.system, found.address)
-        if self.parameters(ITERATOR + event.event) not in range(1, MOST_ARGUMENTS + 1):
+            call, symbols, words = self._module_event(event, found)
+        else:
+            call, symbols = self.kernel.address(f"event_{name}"), self.kernel.symbols
+            words = self.parameters(ITERATOR + name)
+        made = event_fields.find(self.kernel, call, name, event.system, found.address, symbols)
+        if words not in range(1, MOST_ARGUMENTS + 1):
             message = f"the fields of {event} are assigned from arguments that are not all in registers"
-            raise NoSuchKernel(message, f"rawtracepoint:{event.event} has the arguments")
+            raise NoSuchKernel(message, f"rawtracepoint:{name} has the arguments")
         return made
+
+    def _module_event(self, event: EventName, of: Tracepoint) -> tuple[int, Symbols, int]:
+        """Return where a module's event is, the module's symbols, and how many words of arguments its functions have.
+
+        Raises OptprobeError.
+        """
+        for code in self.modules():
+            one = self._at(code, of)
+            if one is None:
+                continue
+            if not one.event:
+                raise NoSuchKernel(f"the tracepoint {event.event} of the module {code.module.name} has no event")
+            arguments = module_tracepoints.arguments(self.kernel, code.module, one.address)
+            if arguments is None:
+                raise NoSuchKernel(f"how many arguments {event.event} has is not known: no BPF program can be on it")
+            return one.event, code.symbols, 1 + arguments  # the first one is the registered data
+        raise NoSuchKernel(f"the module of {event} is not loaded")
 
     def functions(self, of: Tracepoint) -> Sequence[tuple[int, int]]:
         """Return the functions that are registered, each with its data. Raises OptprobeError."""
@@ -215,16 +243,22 @@ class Tracepoints:
 
     def is_there(self, of: Tracepoint) -> bool:
         """Return whether a module's tracepoint is still where it was."""
-        found = (one for module in self.modules() if module.address == of.module for one in self._in_module(module))
-        return any((one.name, one.address) == (of.name, of.address) for one in found)
+        return any(self._at(code, of) is not None for code in self.modules())
+
+    def _at(self, code: ModuleCode, of: Tracepoint) -> ModuleTracepoint | None:
+        """Return that tracepoint of a module's; None where it is another module's, or not there any more."""
+        if code.module.address != of.module:
+            return None
+        found = module_tracepoints.of_module(self.kernel, code.module)
+        return next((one for one in found if (one.name, one.address) == (of.name, of.address)), None)
 
     def _of_module(self, event: EventName) -> ModuleTracepoint | None:
         """Return the tracepoint of a module that an event names; of two modules, that of the first."""
-        named = [one for module in self.modules() for one in self._in_module(module) if one.name == event.event]
+        named = (one for one in self._in_modules() if one.name == event.event)
         return next((one for one in named if event.is_raw or event.system in ("", one.system)), None)
 
-    def _in_module(self, module: Module) -> Sequence[ModuleTracepoint]:
-        return module_tracepoints.of_module(self.kernel, module)
+    def _in_modules(self) -> Iterator[ModuleTracepoint]:
+        return (one for code in self.modules() for one in module_tracepoints.of_module(self.kernel, code.module))
 
     def hold(self, of: Tracepoint, gives: int) -> Call:
         """Return the call that keeps a module from being unloaded, where it is true. gives: where the result is put."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -10,6 +11,8 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import event_fields, event_name
 from gdb_optprobe.guest.linux.event_fields import EventField
 from gdb_optprobe.guest.linux.event_name import EventName
+from gdb_optprobe.guest.linux.kernel import Symbols
+from gdb_optprobe.guest.linux.modules import Module, State, Table
 from gdb_optprobe.guest.linux.tracepoints import MOST_TOGETHER, ROW, Call, Tracepoint, Tracepoints, too_many
 from gdb_optprobe.handlers.ctype import CHAR, Array, Integer, Pointer
 from gdb_optprobe.handlers.interpreter import Hit, evaluate
@@ -23,6 +26,7 @@ KERNEL = 0xFFFF_FFFF_8100_0000
 DATA, TEXTS, FUNCS = KERNEL + 0x10_0000, KERNEL + 0x20_0000, KERNEL + 0x30_0000
 WAKE, CALL, CLASS, LIST = DATA, DATA + 0x200, DATA + 0x400, DATA + 0x600
 BARE, TABLE = DATA + 0x180, DATA + 0xB00
+MODULE, EVENTS, MAPS = DATA + 0x1000, DATA + 0x1100, DATA + 0x1200
 ITERATOR, ASSIGNS, REGISTER, UNREGISTER, RCU, SRCU = range(KERNEL, KERNEL + 0x600, 0x100)
 RAW, EVENT = EventName("", "wake", True), EventName("sched", "wake")
 OFFSETS = {
@@ -34,6 +38,9 @@ OFFSETS = {
     "trace_event_buffer.trace_file": 16, "trace_event_buffer.entry": 24,
     "ftrace_event_field.link": 0, "ftrace_event_field.name": 16, "ftrace_event_field.type": 24,
     "ftrace_event_field.offset": 36, "ftrace_event_field.size": 40, "ftrace_event_field.is_signed": 44,
+    "module.tracepoints_ptrs": 0, "module.num_tracepoints": 8, "module.trace_events": 16, "module.num_trace_events": 24,
+    "module.bpf_raw_events": 32, "module.num_bpf_raw_events": 40,
+    "bpf_raw_event_map.tp": 0, "bpf_raw_event_map.num_args": 16, "bpf_raw_event_map.writable_size": 20,
 }  # fmt: skip
 FIELDS = (
     EventField("comm", "char[TASK_COMM_LEN]", 8, 16, False),
@@ -88,6 +95,25 @@ def facts(parameters: int = 4, why: str = "", **names: int | None) -> Tracepoint
     arch: Any = type("Arch", (), {"why_not": lambda self, kernel: why})()
     kernel = fake_kernel.kernel(memory, found, OFFSETS)
     return Tracepoints(kernel, cast(Any, memory), arch, lambda: None, lambda _: None, lambda name: parameters)
+
+
+@dataclass(frozen=True)
+class Code:
+    module: Module
+    symbols: Symbols
+
+
+def of_module(arguments: int = 3, maps: int = 1, assigns: str = "trace_event_raw_event_wake") -> Tracepoints:
+    """The same tracepoint, of a module. arguments: of it. maps: how many rows tell that. assigns: the function's name.
+    """
+    of = facts(**{name: None for name in NAMES if "wake" in name})
+    put: Any = of.kernel.memory
+    put.put_words(MODULE, TABLE, 1, EVENTS, 1, MAPS, maps)
+    put.put_words(EVENTS, CALL)
+    put.put_words(MAPS, WAKE, 0, arguments, 0)
+    ranges = ((KERNEL, KERNEL + 0x1000), (0, 0), (), ((DATA, DATA + 0x2000), (TEXTS, TEXTS + 0x2000)))
+    module = Module(MODULE, "dog", State.LIVE, *ranges, {}, Table(), 0, 0, ())
+    return replace(of, modules=lambda: [Code(module, fake_kernel.symbols(**{assigns: ASSIGNS}))])
 
 
 def test_a_tracepoint_is_found_and_its_functions_are_listed() -> None:
@@ -168,6 +194,30 @@ def test_fields_have_the_types_and_places_of_the_entry() -> None:
     hit = Hit({"rsp": 0x5000}, lambda at, size: bytes(entry[at - 0x5000 : at - 0x5000 + size]), 0)
     assert evaluate(Typer(World()).load(pid, Fragment.whole("pid")).expr, hit) == -7 % (1 << 64)
     assert evaluate(where.expr, hit) == 0x5000 + made.entry + 44, "the offset is of the entry, the size above it"
+
+
+def test_a_module_assigns_the_fields_of_its_events() -> None:
+    of = of_module()
+    assert of.find(EVENT) == Tracepoint("wake", WAKE, MODULE)
+    assert of.event_format(EVENT) == of.event_format(EVENT, of.find(EVENT)) == facts().event_format(EVENT)
+
+
+def test_a_modules_fields_that_cannot_be_told_are_refused_for_what_is_missing() -> None:
+    for wrong, why in (
+        (of_module(arguments=6), "not all in registers"),
+        (of_module(maps=0), "how many arguments wake has is not known"),
+        (of_module(assigns="other"), "is not known"),
+    ):
+        with pytest.raises(OptprobeError, match=why):
+            wrong.event_format(EVENT)
+    gone = of_module()
+    found = gone.find(EVENT)
+    with pytest.raises(OptprobeError, match="is not loaded"):
+        replace(gone, modules=tuple).event_format(EVENT, found)
+    bare = of_module()
+    bare.kernel.memory.put_words(CALL + OFFSETS["trace_event_call.tp"], BARE)  # type: ignore[attr-defined]
+    with pytest.raises(OptprobeError, match="has no event"):
+        bare.event_format(EVENT, found)
 
 
 @pytest.mark.parametrize("parameters", [0, 7])

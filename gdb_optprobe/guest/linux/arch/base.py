@@ -353,6 +353,12 @@ class LinuxArch(Finder, Protocol):
         Raises OptprobeError where it cannot.
         """
 
+    def program_walker(self, bits: int, returned: bool) -> Walker:
+        """Return how a hit in a program of so many bits finds its callers, by the program's own registers.
+
+        returned: where a function has just returned to.
+        """
+
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
     ) -> Unwinder:

@@ -201,7 +201,10 @@ class _Linux:
 
     def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
         assert isinstance(unwinder, BackChain)
-        return user_walk.UserWalk(chain_walk.walker(kernel, unwinder.function, derive.derive(kernel), place))
+        return user_walk.walker(chain_walk.walker(kernel, unwinder.function, derive.derive(kernel), place))
+
+    def program_walker(self, bits: int, returned: bool) -> Walker:
+        return user_walk.of_program(returned)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere

@@ -203,6 +203,9 @@ class _Linux:
     def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
         return user_walk.walker(kernel)
 
+    def program_walker(self, bits: int, returned: bool) -> Walker:
+        return user_walk.of_program(bits)
+
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere
     ) -> OrcUnwinder | FramePointers:

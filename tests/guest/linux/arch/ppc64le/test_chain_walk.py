@@ -9,7 +9,8 @@ import pytest
 from gdb_optprobe.guest.linux.arch.base import WalkedFrom
 from gdb_optprobe.guest.linux.arch.ppc64le.back_chain import MARKER, MARKERS, SHORT_MARKER, Frame
 from gdb_optprobe.guest.linux.arch.ppc64le.chain_walk import ChainWalk
-from gdb_optprobe.guest.linux.arch.ppc64le.user_walk import UserWalk
+from gdb_optprobe.guest.linux.arch.ppc64le.user_walk import of_program
+from gdb_optprobe.guest.linux.arch.ppc64le.user_walk import walker as user_walker
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.interpreter import Hit, run
 from gdb_optprobe.handlers.ir import Column, Emit, Form, Program, Records
@@ -35,7 +36,7 @@ def walked(
         return words.get(address, 0).to_bytes(size, "little")
 
     kernel = ChainWalk(WalkedFrom(START), frame, fold.constant(STACK), SIZE)
-    found = walk(UserWalk(kernel) if user else kernel, depth)
+    found = walk(user_walker(kernel) if user else kernel, depth)
     program = Program(None, (*found.statements, Emit(RECORD, found.words)), quiet=True)
     contents = HostMap()
     outcome = run(program, Hit({"r1": sp, "lr": LR}, read, maps={FRAMES.name: contents}))
@@ -100,6 +101,23 @@ def test_the_chain_leads_to_the_program_and_its_own_chain(sp: int) -> None:
     chain = {**ENTERED_KERNEL, INTERRUPT: SP, **PROGRAM}
     found = walked(chain, sp=sp, user=True)
     assert found == Frames((0x1000_0000, 0x1000_0100, 0x1000_0200, 0x1000_0300))
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_program_has_its_registers_where_it_is_probed(returned: bool) -> None:
+    """Where a function has returned LR is none of its callers', and the frame that it has returned to is there."""
+    pc, link, at, caller, outer = (0x1000_0000 + 0x100 * number for number in range(5))
+    words = {at: caller, caller: outer, caller + 16: 0x1234, outer + 16: 0x5678}
+    found = walk(of_program(returned), 127)
+    program = Program(None, (*found.statements, Emit(RECORD, found.words)), quiet=True)
+    contents = HostMap()
+
+    def read(address: int, size: int) -> bytes:
+        return words.get(address, 0).to_bytes(size, "little")
+
+    outcome = run(program, Hit({"pc": pc, "r1": at, "lr": link}, read, maps={FRAMES.name: contents}))
+    told = frames(int.from_bytes(outcome.done[-1].data, "little"), contents)
+    assert told == Frames((pc, *([] if returned else [link]), 0x1234, 0x5678))
 
 
 def test_a_thread_of_the_kernel_has_no_program() -> None:
