@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
@@ -329,3 +330,42 @@ def test_a_block_outlives_the_code_of_a_member_that_left_it(made: Guests, member
     run(left)
     assert set(counts(again).values()) == {2 * THREADS}
     leave(left, again, made)
+
+
+def note_as_before(session: Session) -> None:
+    """Have the journal know the blocks by their code's address, as an earlier version did."""
+    arena = session.optimizer.arena
+    assert arena is not None
+    journal = arena.journal
+    for block in session.registry.blocks:
+        row = list(journal.state[f"{Item.COUNTS} {block.first:x}"])
+        journal.drop(Item.COUNTS, block.first)
+        journal.put(Item.BLOCK, block.code.address, [*row[:4], block.first, *row[5:]])
+        for index in block.out:
+            journal.drop(Item.ALONE, block.first + index)
+            journal.put(Item.OUT, block.slot(index).address, 1)
+    journal.flush()
+
+
+@pytest.mark.parametrize("made", [functions, untraced])
+def test_blocks_that_an_earlier_version_noted_are_taken_over(made: Guests) -> None:
+    guest = made()
+    session = guest.session()
+    session.add(GLOB)
+    session.delete([session.registry.blocks[0].first + 1])
+    run(guest)
+    note_as_before(session)
+    runs = 1
+    for deletes in (False, True, False):
+        guest = guest.copy()
+        session = guest.session()
+        assert adopt.recover(session).lost == () and session.check() == ()
+        run(guest)
+        runs += 1
+        assert set(counts(session).values()) == {runs * THREADS}
+        if deletes:
+            session.delete([block.first for block in session.registry.blocks])
+            run(guest)
+            runs += 1
+            session.commit(0)
+    leave(guest, session, made)
