@@ -107,7 +107,10 @@ class CoreText(ABC):
 
     def _range(self, address: int) -> Area:
         """Return the area by the sections of the image alone."""
-        return next((area for (start, end), area in self._areas if start <= address < end), Area.NOT_TEXT)
+        for (start, end), area in self._areas:
+            if start <= address < end:
+                return area
+        return Area.NOT_TEXT
 
     def _core(self, address: int) -> Area:
         """Return the area of an `address` of the text that is not entry text."""
@@ -222,24 +225,26 @@ class CoreText(ABC):
         """
         size = len(data)
         probed = {at for probe in self.originals.kprobes(*self._text) for at in range(probe.address, probe.end)}
-        found = [at for at in addresses if self._is_ordinary(at, size)]
+        found = self._ordinary_of(addresses, size)
         if probed:
             found = [at for at in found if probed.isdisjoint(range(at, at + size))]
         places = [(at, at + size) for at in found]
         held = runs.at(places, runs.read(places, self._kernel.memory))
         return IdleSites([at for at, there in zip(found, held, strict=True) if there == data], data)
 
-    def _is_ordinary(self, address: int, size: int) -> bool:
-        """Return whether it is text of the usual kind that nothing but a tracer, or a kprobe, rewrites; kept for all.
+    def _ordinary_of(self, addresses: Sequence[int], size: int) -> list[int]:
+        """Return those of the ascending `addresses` that are text of the usual kind, which nothing but a tracer, or a
+        kprobe, rewrites; kept for all.
         """
-        if (known := self._ordinary.get((address, size))) is None:
+        known, rewritten, place = self._ordinary, self._always_rewritten, 0
+        for address in (address for address in addresses if (address, size) not in known):
             symbol = self._kernel.symbols.at(address)
             name = symbol.name if symbol is not None else ""
-            place = bisect_left(self._always_rewritten, address)
-            is_free = place == len(self._always_rewritten) or self._always_rewritten[place] >= address + size
-            known = is_free and self._range(address) is Area.TEXT and self._named(name) is Area.TEXT
-            known = self._ordinary[address, size] = known and not self._compares_entry(name)
-        return known
+            place = bisect_left(rewritten, address, place)
+            is_free = place == len(rewritten) or rewritten[place] >= address + size
+            is_text = is_free and self._range(address) is Area.TEXT and self._named(name) is Area.TEXT
+            known[address, size] = is_text and not self._compares_entry(name)
+        return [address for address in addresses if known[address, size]]
 
     @cached_property
     def _always_rewritten(self) -> list[int]:

@@ -502,10 +502,13 @@ class LinuxGuest(Guest):
     def entries(self, functions: Collection[int]) -> Iterator[int]:
         """Return the `entry` of each, kept for the kernel's own; the first bytes of all are read together."""
         ordered = sorted(function for function in functions if function not in self._entries)
+        start, end = self.recovered.text
         found = dict[int, int]()
         for function, head in zip(ordered, runs.heads(ordered, HEAD, self.memory), strict=True):
             at = self.arch.entry_by_head(function, head)
+            if at is None and start <= function < end and not self.core.originals.missing:
+                at = self.arch.entry_by_head(function, self.core.originals(function, head), original=True)
             found[function] = at if at is not None else self.entry(function)
-        start, end = self.recovered.text  # modules come and go
+        # Modules come and go.
         self._entries |= {function: at for function, at in found.items() if start <= function < end}
         return (found[function] if function in found else self._entries[function] for function in functions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
@@ -28,8 +28,8 @@ class PhysicalPatch:
 
 def apply(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
     """Write all, in order, each read back before the next; nothing where any old bytes differ. Raises Changed."""
-    for patch in patches:
-        if memory.read_physical(patch.address, len(patch.old)) != patch.old:
+    for patch, held in zip(patches, _held(patches, memory), strict=True):
+        if held != patch.old:
             raise Changed(f"physical memory at {patch.address:#x} is not what it was a moment ago")
     for done, patch in enumerate(patches):
         if patch.new == patch.old:
@@ -38,6 +38,20 @@ def apply(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> None:
         if memory.read_physical(patch.address, len(patch.new)) != patch.new:
             undo(patches[: done + 1], memory)
             raise Changed(f"physical memory at {patch.address:#x} cannot be written")
+
+
+def _held(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> Iterator[bytes]:
+    """Yield what is at each; pages that follow one another, of data by the hundred, are read together."""
+    runs: list[list[PhysicalPatch]] = []
+    for patch in patches:
+        if runs and (last := runs[-1][-1]).address + len(last.old) == patch.address:
+            runs[-1].append(patch)
+        else:
+            runs.append([patch])
+    for run in runs:
+        start, last = run[0].address, run[-1]
+        data = memory.read_physical(start, last.address + len(last.old) - start)
+        yield from (data[patch.address - start :][: len(patch.old)] for patch in run)
 
 
 def are_in_place(patches: Sequence[PhysicalPatch], memory: PhysicalMemory) -> bool:

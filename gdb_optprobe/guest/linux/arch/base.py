@@ -292,8 +292,9 @@ class LinuxArch(Finder, Protocol):
     def entry(self, function: int, text: Text) -> int:
         """Return the address at which to probe the function with its symbol at `function`."""
 
-    def entry_by_head(self, function: int, head: bytes) -> int | None:
-        """Return the same where the first bytes in memory show it; else None. They may be patched."""
+    def entry_by_head(self, function: int, head: bytes, original: bool = False) -> int | None:
+        """Return the same where the first bytes in memory show it; else None. They may be patched, unless `original`.
+        """
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
         """Return whether `function` is only entered at its start by calls, and returns to its caller.

@@ -51,6 +51,9 @@ def test_an_entry_on_x86_by_the_first_bytes_is_that_by_the_text() -> None:
 def test_first_bytes_on_x86_that_may_be_a_sealed_pad_or_a_patch_say_nothing() -> None:
     for head in ("66 0f 1f 00", "0f 1f 40 d6", "0f 1f 40 00", "cc", "e9 00 00 00 00", ""):
         assert LINUX_X86_64.entry_by_head(START, bytes.fromhex(head)) is None
+    for head in ("cc", "e9 00 00 00 00"):
+        assert LINUX_X86_64.entry_by_head(START, bytes.fromhex(head), original=True) == START
+    assert LINUX_X86_64.entry_by_head(START, bytes.fromhex("0f 1f 40 00"), original=True) is None
 
 
 def test_an_entry_on_ppc64le_by_the_first_bytes_is_that_by_the_text() -> None:
@@ -59,6 +62,8 @@ def test_an_entry_on_ppc64le_by_the_first_bytes_is_that_by_the_text() -> None:
     assert power.entry_by_head(TEXT, bytes.fromhex("a602087c")) == TEXT
     for head in ("00000048", "0800e07f a602087c", ""):  # b; trap
         assert power.entry_by_head(TEXT, bytes.fromhex(head)) is None
+    for head in ("00000048", "0800e07f a602087c"):
+        assert power.entry_by_head(TEXT, bytes.fromhex(head), original=True) == TEXT
 
 
 def test_a_record_is_found_by_its_isa() -> None:

@@ -141,14 +141,14 @@ class _Linux:
         found = text.function(function)
         return PPC64LE.entry(function, found.own) if found is not None else function
 
-    def entry_by_head(self, function: int, head: bytes) -> int | None:
+    def entry_by_head(self, function: int, head: bytes, original: bool = False) -> int | None:
         # Nearly all begin in one of these ways; a patch on the tracer's site, behind `ENTERED`, says nothing.
         if PPC64LE.makes_toc(head):
             return function + TOC_SETUP
         if head.startswith(ENTERED):
             return function
         insns = PPC64LE.decode(head, function)
-        if not insns or any(insn.flow is not Flow.NEXT for insn in insns):
+        if not insns or (any(insn.flow is not Flow.NEXT for insn in insns) and not original):
             return None  # of a patch, or it may be
         return PPC64LE.entry(function, {insn.address: insn for insn in insns})
 

@@ -41,6 +41,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.data_window import DataWindow
 from gdb_optprobe.guest.linux.arch.x86_64.frame_pointers import FramePointers
 from gdb_optprobe.guest.linux.arch.x86_64.image_padding import NoPadding
 from gdb_optprobe.guest.linux.arch.x86_64.module_text import ModuleText
+from gdb_optprobe.guest.linux.arch.x86_64.paging import by_table
 from gdb_optprobe.guest.linux.arch.x86_64.syscalls import SYSCALLS
 from gdb_optprobe.guest.linux.arch.x86_64.text import MODULES, KernelText, modules_area
 from gdb_optprobe.guest.linux.arch.x86_64.tracepoints import TRACEPOINTS
@@ -118,11 +119,12 @@ class _Linux:
         sealed = insn.size == PAD and X86_64.fills(insn) and not text.marks(function, insn.end)
         return insn.end if sealed or insn.text.startswith("endbr") else function
 
-    def entry_by_head(self, function: int, head: bytes) -> int | None:
+    def entry_by_head(self, function: int, head: bytes, original: bool = False) -> int | None:
         if head.startswith(LANDING_PAD):
             return function + PAD
         # What may be a sealed pad, a nop of four bytes, or a patch over anything, is looked at.
-        is_plain = head.startswith(SITE) or not (head[:1] in PATCHES or head.startswith(NOPS))
+        is_patched = head[:1] in PATCHES and not original
+        is_plain = head.startswith(SITE) or not (is_patched or head.startswith(NOPS))
         return function if head and is_plain else None
 
     def entered(self, function: Function, unwinder: Unwinder | None) -> bool:
@@ -155,7 +157,7 @@ class _Linux:
             found = image_padding.find(kernel)
         except NoPadding as missing:
             return Borrower(machine, kernel, user_kernel.VCPUS).room(missing.message)
-        mapping = image_padding.plan_mapping(found, tables, machine.read_physical)
+        mapping = image_padding.plan_mapping(found, tables, by_table(machine.read_physical))
         take = partial(physical_patch.apply, mapping, machine)
         give_back = partial(physical_patch.undo, mapping, machine)
         return Room(

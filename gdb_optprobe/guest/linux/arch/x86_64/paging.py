@@ -86,6 +86,21 @@ def kernel_cr3(cr3: int) -> int:
     return cr3 & ADDRESS & ~_USER_TABLES
 
 
+def by_table(read_physical: ReadPhysical) -> ReadPhysical:
+    """Return a reader of entries that reads each table once, whole: for many walks of a guest that does not run."""
+    tables: dict[int, bytes] = {}
+
+    def read(address: int, size: int) -> bytes:
+        first = address & -TABLE_SIZE
+        if address + size > first + TABLE_SIZE:
+            return read_physical(address, size)
+        if first not in tables:
+            tables[first] = read_physical(first, TABLE_SIZE)
+        return tables[first][address - first :][:size]
+
+    return read
+
+
 def translate(read_physical: ReadPhysical, cr3: int, address: int, *, la57: bool = False) -> Mapping | None:
     """Return the page that maps `address`; None where none does. Raises what `read_physical` raises."""
     top = 5 if la57 else 4
