@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import BlockRecord, block_value
 from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.plan_request import TierLimits
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.text import FtraceSite
@@ -41,6 +43,16 @@ class BlockAdoption:
     routines: BlockRoutines
     planner: BlockPlanner
     members: BlockMembers
+
+    def plan(self, left: Iterable[tuple[BlockRecord, Spec]]) -> None:
+        """Plan the members of all blocks that are not alike: what they have in common is done once."""
+        wanted: dict[TierLimits, tuple[Spec, list[int]]] = {}
+        for block, spec in left:
+            if not block.is_uniform:
+                _, sites = wanted.setdefault(self.optimizer.limits([spec]), (spec, []))
+                sites += (block.sites[index] for index in block.members)
+        for spec, sites in wanted.values():
+            self.planner.plans_of(spec, sites)
 
     def adopt(
         self, left: BlockRecord, record: ProbeRecord, maps: SharedMaps | None

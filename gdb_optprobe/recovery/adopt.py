@@ -158,6 +158,7 @@ def _adopt_blocks(
     blocks: list[CountBlock] = []
     enabled: list[CountBlock] = []
     alone: list[Probe] = []
+    session.block_adoption.plan((one, record.spec) for one, record in zip(left.live_blocks, records, strict=True))
     for one, record in zip(left.live_blocks, records, strict=True):
         try:
             shared = maps[record.maps.address] if record.maps is not None else None
