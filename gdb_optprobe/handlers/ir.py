@@ -747,23 +747,25 @@ def operands(statement: Statement) -> tuple[Operand, ...]:
 
 
 def children(node: Operand) -> tuple[Operand, ...]:
-    """Return the nodes directly below a node."""
+    """Return the nodes directly below a node. Those that a program has most of are tried first."""
     match node:
+        case Constant() | Variable() | Register():
+            return ()
+        case Binary(_, left, right) | And(left, right) | Or(left, right):
+            return (left, right)
         case Load(address=address) | StringLoad(address=address) | StringEquals(address=address):
             return (address,)
         case BytesLoad(address=address, length=length):
             return (address,) if length is None else (address, length)
         case Unary(_, value) | Convert(value):
             return (value,)
-        case Binary(_, left, right) | And(left, right) | Or(left, right):
-            return (left, right)
         case Choose(condition, yes, no):
             return (condition, yes, no)
         case SameText(one, other) | ContainsText(one, other):
             return (one, other)
         case Part(index=index):
             return () if index is None else (index,)
-        case Constant() | Register() | PerCpuBase() | Clock() | Variable() | Slice() | Literal():
+        case PerCpuBase() | Clock() | Slice() | Literal():
             return ()
 
 

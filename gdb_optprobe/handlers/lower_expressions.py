@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from gdb_optprobe.handlers import lower_strings
@@ -667,7 +667,7 @@ def literal_words(literal: Literal) -> tuple[int, ...]:
 
 def beyond(at: Address, offset: int) -> Address:
     """Return an address `offset` bytes further on."""
-    return replace(at, offset=at.offset + offset)
+    return Address(at.base, at.offset + offset, at.index, at.per_cpu, at.near)
 
 
 def text_of(literal: Literal) -> bytes:

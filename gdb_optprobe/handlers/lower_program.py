@@ -48,7 +48,7 @@ from gdb_optprobe.handlers.ir import (
 )
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering, Locals, NotLowered
 from gdb_optprobe.handlers.lower_maps import count_by, layout, record, update
-from gdb_optprobe.handlers.lower_statements import IN_REGISTERS, StatementLowering, is_flat, variables_in_registers
+from gdb_optprobe.handlers.lower_statements import IN_REGISTERS, Facts, StatementLowering, variables_in_registers
 from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.isa.codegen import (
     Address,
@@ -135,10 +135,11 @@ def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
     dead = around.dead if program.stop is None else Dead()
     reads = around.kept.in_place(program.registers | of_cpu)
     before = EntryState(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
+    facts = Facts(program)
 
     def emit(variables: int, may_hold: bool, used: UsedRegisters) -> tuple[Emitter, UsedRegisters]:
         emitter = machine.emitter(before)
-        return emitter, _emit(program, around, machine, before, emitter, used, variables, may_hold)
+        return emitter, _emit(facts, around, machine, before, emitter, used, variables, may_hold)
 
     for may_hold in (True, False):
         with suppress(TooManyRegisters):
@@ -160,7 +161,7 @@ def lower_saving(emit: Callable[[Used], tuple[Emitter, Used]], nothing: Used) ->
 
 
 def _emit(
-    program: Program,
+    facts: Facts,
     around: LoweringContext,
     machine: Backend,
     before: EntryState,
@@ -173,7 +174,7 @@ def _emit(
 
     variables: how many may have a register. may_hold: whether entries of maps may. Raises TooManyRegisters.
     """
-    pc = (machine.pc, around.address)
+    program, pc = facts.program, (machine.pc, around.address)
     end = Label()
     words = ExpressionLowering(emit, pc, Locals(program.quiet))
     saved = machine.kept(used.condition, before)
@@ -187,10 +188,10 @@ def _emit(
     emit.pool = actions = _pool(machine, replace(before, dead=dead))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
     lower_save(emit, more)
-    if is_flat(program):
+    if facts.is_flat:
         _emit_actions(program, around, emit, pc)
     else:
-        _emit_statements(program, around, emit, pc, variables, may_hold)
+        _emit_statements(facts, around, emit, pc, variables, may_hold)
     with noted(emit, RESTORED):
         emit.restore(more)
     emit.pool = condition
@@ -230,10 +231,10 @@ def _emit_actions(program: Program, around: LoweringContext, emit: Emitter, pc: 
 
 
 def _emit_statements(
-    program: Program, around: LoweringContext, emit: Emitter, pc: tuple[str, int], variables: int, may_hold: bool
+    facts: Facts, around: LoweringContext, emit: Emitter, pc: tuple[str, int], variables: int, may_hold: bool
 ) -> None:
     """Emit the statements of a script, with so many variables in registers."""
-    places = [*zip(program.objects, enumerate(around.objects), strict=True)]
+    places = [*zip(facts.objects, enumerate(around.objects), strict=True)]
 
     def ordinary(action: Update | Emit | Put, words: ExpressionLowering) -> None:
         index, address = (0, 0)
@@ -242,9 +243,9 @@ def _emit_statements(
         with noted(emit, "kept for the stop" if isinstance(action, Put) else action.target.name):
             _lower_action(emit, words, around, action, index, address)
 
-    with variables_in_registers(emit, program, variables) as registers:
-        lowering = StatementLowering(emit, pc, program, registers, around.maps, around.most, around.faults, may_hold)
-        with nullcontext() if variables else refused(program.actions[0]):
+    with variables_in_registers(emit, facts, variables) as registers:
+        lowering = StatementLowering(emit, pc, facts, registers, around.maps, around.most, around.faults, may_hold)
+        with nullcontext() if variables else refused(facts.program.actions[0]):
             lowering.lower(ordinary)
 
 

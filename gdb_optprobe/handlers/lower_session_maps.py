@@ -160,8 +160,8 @@ class MapLowering:
                 self._length(target, into, words)
 
     def table(self, target: Map) -> _Table:
-        found = replace(target, most=self._most.get(target.name, target.most))
-        return _Table(session_layout(found), self._maps[target.name])
+        layout, most = session_layout(target), self._most.get(target.name)
+        return _Table(layout if most is None else replace(layout, most=most), self._maps[target.name])
 
     # statements
 
@@ -730,9 +730,11 @@ class MapLowering:
     def _lent(self, count: int, names: Sequence[str] = ()) -> Iterator[None]:
         """Have so many registers for the block, and these, which code in front of it need not save."""
         emit, pool = self._emit, self._emit.pool
-        usable = [name for name in pool.order if name not in pool.taken]
-        ready = [name for name in usable if pool.is_saved(name) and name not in emit.swap_clobbers]
-        others = [name for name in usable if not pool.is_saved(name) and name not in pool.read]
+        taken = pool.taken
+        usable = [name for name in pool.order if name not in taken]
+        saved = {name for name in usable if pool.is_saved(name)}
+        ready = [name for name in usable if name in saved and name not in emit.swap_clobbers]
+        others = [name for name in usable if name not in saved and name not in pool.read]
         needed = [name for name in others if name not in emit.swap_clobbers][: max(count - len(ready), 0)]
         lent = [*needed, *(name for name in names if name in others)]
         if lent:

@@ -14,9 +14,10 @@ The frame is on the stack of what was interrupted, so it is small: FRAME_MOST.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from gdb_optprobe.handlers.ir import (
     WORD,
@@ -48,6 +49,7 @@ from gdb_optprobe.handlers.ir import (
     Part,
     Program,
     Put,
+    Records,
     Return,
     Set,
     Slice,
@@ -108,30 +110,6 @@ class Frame:
     unset: frozenset[str]
 
 
-def is_flat(program: Program) -> bool:
-    """Return whether a program has actions alone, and nothing else of a script."""
-    actions, scripts = (Update, Emit, Put, Stop), (Variable, Part, Slice, Literal)
-    if program.quiet or program.maps or not all(isinstance(each, actions) for each in program.actions):
-        return False
-    return not any(isinstance(node, scripts) for node in program.nodes())
-
-
-def variables_by_use(program: Program) -> list[str]:
-    """Return the names of all variables, those first that are used most; a use in a loop counts for several."""
-    counts = Counter[str]()
-
-    def count(statements: Sequence[Statement], rounds: int) -> None:
-        for each in statements:
-            used = (node for operand in operands(each) for node in nodes(operand) if isinstance(node, Variable))
-            for variable in (*assigned(each), *used):
-                counts[variable.name] += rounds
-            for block in blocks(each):
-                count(block, rounds * IN_LOOP if isinstance(each, Loop | Each) else rounds)
-
-    count(program.actions, 1)
-    return [name for name, _ in counts.most_common()]
-
-
 def assigned(statement: Statement) -> tuple[Variable, ...]:
     """Return the variables that a statement itself assigns, if it is carried out."""
     match statement:
@@ -158,30 +136,121 @@ def _slices(statement: Statement) -> Iterator[Slice]:
             yield from (each for each in (key, value) if isinstance(each, Slice))
 
 
-def plan_frame(program: Program, registers: Sequence[str]) -> Frame:
-    """Return the frame of a program. registers: the names of variables that have one. Raises NotLowered."""
-    at = 0
-    buffers: dict[str, int] = {}
-    for buffer in _buffers(program):
-        if buffer.name not in buffers:
-            buffers[buffer.name] = at
-            at += buffer.size
-    offsets: dict[str, int] = {}
-    for name in variables_by_use(program):
-        if name not in registers:
-            offsets[name] = at
-            at += WORD
-    loops: dict[int, int] = {}
-    for each in program.statements():
-        if isinstance(each, Each):
-            loops[id(each)] = at
-            at += 2 * WORD
-    key = at
-    at += max((key_in_frame(each) for each in program.maps), default=0)
-    if at > FRAME_MOST:
-        what = f"variables and texts take {at} bytes, and the stack of a hit has room for {FRAME_MOST}"
-        raise NotLowered(program.actions[0], what)
-    return Frame(offsets, buffers, key, loops, at + 15 & ~15, _unset(program.actions, frozenset())[0])
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a program whatever registers it gets: found once, however often its code is emitted."""
+
+    program: Program
+    _changed: dict[int, frozenset[str]] = field(default_factory=dict)
+    _keys: dict[int, frozenset[str]] = field(default_factory=dict)
+    """By the id of a statement."""
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether the program has actions alone, and nothing else of a script."""
+        program, actions = self.program, (Update, Emit, Put, Stop)
+        if program.quiet or program.maps or not all(isinstance(each, actions) for each in program.actions):
+            return False
+        return not any(isinstance(node, Variable | Part | Slice | Literal) for node in program.nodes())
+
+    @cached_property
+    def variables(self) -> list[str]:
+        """The names of all variables, those first that are used most; a use in a loop counts for several."""
+        counts = Counter[str]()
+
+        def count(statements: Sequence[Statement], rounds: int) -> None:
+            for each in statements:
+                used = (node for operand in operands(each) for node in nodes(operand) if isinstance(node, Variable))
+                for variable in (*assigned(each), *used):
+                    counts[variable.name] += rounds
+                for block in blocks(each):
+                    count(block, rounds * IN_LOOP if isinstance(each, Loop | Each) else rounds)
+
+        count(self.program.actions, 1)
+        return [name for name, _ in counts.most_common()]
+
+    @cached_property
+    def dereferences(self) -> bool:
+        return self.program.dereferences
+
+    @cached_property
+    def objects(self) -> tuple[Cell | HashMap | Records, ...]:
+        return self.program.objects
+
+    @cached_property
+    def buffers(self) -> Mapping[str, int]:
+        """The sizes of all buffers, by name."""
+        found: dict[str, int] = {}
+        for buffer in _buffers(self.program):
+            found.setdefault(buffer.name, buffer.size)
+        return found
+
+    @cached_property
+    def unset(self) -> frozenset[str]:
+        """The names of what may be read unassigned."""
+        return _unset(self.program.actions, frozenset())[0]
+
+    @cached_property
+    def _loops(self) -> tuple[int, ...]:
+        return tuple(id(each) for each in self.program.statements() if isinstance(each, Each))
+
+    @cached_property
+    def _key_size(self) -> int:
+        return max((key_in_frame(each) for each in self.program.maps), default=0)
+
+    def frame(self, registers: Collection[str]) -> Frame:
+        """Return the frame. registers: the names of variables that have one. Raises NotLowered."""
+        at = 0
+
+        def place(size: int) -> int:
+            nonlocal at
+            at += size
+            return at - size
+
+        buffers = {name: place(size) for name, size in self.buffers.items()}
+        offsets = {name: place(WORD) for name in self.variables if name not in registers}
+        loops = {each: place(2 * WORD) for each in self._loops}
+        key = place(self._key_size)
+        if at > FRAME_MOST:
+            what = f"variables and texts take {at} bytes, and the stack of a hit has room for {FRAME_MOST}"
+            raise NotLowered(self.program.actions[0], what)
+        return Frame(offsets, buffers, key, loops, at + 15 & ~15, self.unset)
+
+    def changed_within(self, statement: Statement) -> frozenset[str]:
+        """Return the names of what a statement and those in its blocks change."""
+        if id(statement) not in self._changed:
+            names = frozenset(name for each in within((statement,)) for name in _changed(each))
+            self._changed[id(statement)] = names
+        return self._changed[id(statement)]
+
+    def key_names(self, statement: Statement) -> frozenset[str]:
+        """Return the names of all that a statement evaluates."""
+        if id(statement) not in self._keys:
+            names = frozenset(name for one in operands(statement) for name in _names(one))
+            self._keys[id(statement)] = names
+        return self._keys[id(statement)]
+
+    def ends(self, first: Statement, later: Statement) -> bool:
+        """Return whether the key of one statement may be another behind a later one, or one that has an entry only now.
+        """
+        if self.key_names(first) & self.changed_within(later):
+            return True
+        target = map_of(first)
+        return any(adds_to(each) == target for each in within((later,)))
+
+    def last_finding_again(self, first: Statement, later: Sequence[Statement]) -> int:
+        """Return which is the last of the statements behind `first` that looks for its key as long as that is held; -1.
+        """
+        found = -1
+        if key_of(first) is None or self.key_names(first) & _changed(first):
+            return found
+        for at, each in enumerate(later):
+            inside = blocks(each) if isinstance(each, If) else ()
+            if finds_again(first, each) or any(self.last_finding_again(first, block) >= 0 for block in inside):
+                found = at
+            if isinstance(each, Loop | Each) or self.ends(first, each):
+                break
+        return found
 
 
 def _buffers(program: Program) -> Iterator[Buffer]:
@@ -234,11 +303,6 @@ def _changed(statement: Statement) -> set[str]:
     return {one.name for one in assigned(statement)} | {name for place in _slices(statement) for name in _name(place)}
 
 
-def _changed_within(statement: Statement) -> set[str]:
-    """Return the names of what a statement and those in its blocks change."""
-    return {name for each in within((statement,)) for name in _changed(each)}
-
-
 def _not_zero(condition: Expr) -> Iterator[str]:
     """Yield the names of variables that are not 0 where a condition holds."""
     match condition:
@@ -272,48 +336,21 @@ class _Found:
     last: int
     word: str
 
-    def behind(self, statement: Statement) -> _Found | None:
+    def behind(self, statement: Statement, facts: Facts) -> _Found | None:
         """Return what is known behind a statement; None where it may need to be looked for again."""
-        if _ends(self.by, statement):
+        if facts.ends(self.by, statement):
             return None
-        return replace(self, word="") if self.word in _changed_within(statement) else self
+        return replace(self, word="") if self.word in facts.changed_within(statement) else self
 
     def where(self, condition: Expr) -> _Found:
         """Return what is known where a condition holds."""
         return replace(self, held=replace(self.held, is_there=True)) if self.word in _not_zero(condition) else self
 
 
-def _key_names(statement: Statement) -> set[str]:
-    """Return the names of all that a statement evaluates."""
-    return {name for one in operands(statement) for name in _names(one)}
-
-
-def _ends(first: Statement, later: Statement) -> bool:
-    """Return whether the key of one statement may be another behind a later one, or one that has an entry only now."""
-    if _key_names(first) & _changed_within(later):
-        return True
-    target = map_of(first)
-    return any(adds_to(each) == target for each in within((later,)))
-
-
-def _last_finding_again(first: Statement, later: Sequence[Statement]) -> int:
-    """Return which is the last of the statements behind `first` that looks for its key as long as that is held; -1."""
-    found = -1
-    if key_of(first) is None or _key_names(first) & _changed(first):
-        return found
-    for at, each in enumerate(later):
-        inside = blocks(each) if isinstance(each, If) else ()
-        if finds_again(first, each) or any(_last_finding_again(first, block) >= 0 for block in inside):
-            found = at
-        if isinstance(each, Loop | Each) or _ends(first, each):
-            break
-    return found
-
-
 class StatementLowering:
     """Lowers the statements of a program.
 
-    pc:       see ExpressionLowering. registers: of variables, by name.
+    pc:       see ExpressionLowering. facts: of the program. registers: of variables, by name.
     faults:   the address of the counter of faults. maps, most: see MapLowering.
     may_hold: whether registers may keep the entries that were found for later statements.
     """
@@ -322,7 +359,7 @@ class StatementLowering:
         self,
         emit: Emitter,
         pc: tuple[str, int],
-        program: Program,
+        facts: Facts,
         registers: dict[str, str],
         maps: Mapping[str, int],
         most: Mapping[str, int],
@@ -330,10 +367,10 @@ class StatementLowering:
         may_hold: bool,
     ) -> None:
         self._emit = emit
-        self._may_hold = may_hold and program.quiet
-        self._program = program
-        self._frame = plan_frame(program, [*registers])
-        places = Locals(program.quiet, registers, {**self._frame.offsets}, {**self._frame.buffers})
+        self._facts, self._quiet = facts, facts.program.quiet
+        self._may_hold = may_hold and self._quiet
+        self._frame = facts.frame(registers)
+        places = Locals(self._quiet, registers, {**self._frame.offsets}, {**self._frame.buffers})
         self._words = ExpressionLowering(emit, pc, places, Apart())
         self._maps = MapLowering(emit, maps, most, self._frame.key)
         self._faults = faults
@@ -348,7 +385,7 @@ class StatementLowering:
         if size:
             emit.open_frame(size)
         self._zeros()
-        self._block(self._program.actions)
+        self._block(self._facts.program.actions)
         if self._words.apart:
             emit.jump(self._finish)
             with noted(emit, "what few hits do"):
@@ -361,8 +398,7 @@ class StatementLowering:
         for name in sorted(self._frame.unset):
             if name.startswith("\t"):
                 at = self._frame.buffers[name[1:]]
-                size = next(each.size for each in _buffers(self._program) if each.name == name[1:])
-                self._words.zero(self._emit.local(at), size)
+                self._words.zero(self._emit.local(at), self._facts.buffers[name[1:]])
             elif name in self._words.locals.registers:
                 self._emit.constant(self._words.locals.registers[name], 0)
             else:
@@ -374,7 +410,8 @@ class StatementLowering:
         for at, each in enumerate(statements):
             words = self._words.with_own_fault()
             held = next((one.held for one in known if finds_again(one.by, each)), None)
-            if held is None and self._may_hold and (last := _last_finding_again(each, statements[at + 1 :])) >= 0:
+            last = self._facts.last_finding_again(each, statements[at + 1 :]) if self._may_hold and held is None else -1
+            if last >= 0:
                 held = HeldEntry(self._emit.pool.allocate(self._emit.probe_read_clobbers))
                 word = each.into.name if isinstance(each, Get | Has) and isinstance(each.into, Variable) else ""
                 own.append(_Found(each, replace(held, is_known=True), at + 1 + last, word))
@@ -382,7 +419,7 @@ class StatementLowering:
                 self._statement(each, words, held)
             else:
                 self._statement(each, words, held, known)
-                known = [behind for one in known if (behind := one.behind(each)) is not None]
+                known = [behind for one in known if (behind := one.behind(each, self._facts)) is not None]
             if words.faulted:
                 done = Label()
                 self._emit.bind(done)
@@ -441,7 +478,7 @@ class StatementLowering:
         if isinstance(value, StringLoad | BytesLoad | Slice | Literal):
             raise NotLowered(value, "a variable is a word")
         alone = isinstance(value, Binary) and value.left == variable and isinstance(value.right, Constant)
-        may_stay = not self._program.quiet and may_fault(value)  # the variable, as it was before a fault
+        may_stay = not self._quiet and may_fault(value)  # the variable, as it was before a fault
         if at is not None and not may_stay and (alone or variable not in nodes(value)):
             words.into(at, value)
             return
@@ -592,11 +629,11 @@ def _leaves(block: Sequence[Statement]) -> bool:
 
 
 @contextmanager
-def variables_in_registers(emit: Emitter, program: Program, most: int) -> Iterator[dict[str, str]]:
+def variables_in_registers(emit: Emitter, facts: Facts, most: int) -> Iterator[dict[str, str]]:
     """Yield registers for the variables that are used most, by name."""
     found: dict[str, str] = {}
-    avoid = emit.probe_read_clobbers if program.dereferences else ()
-    for name in variables_by_use(program)[:most]:
+    avoid = emit.probe_read_clobbers if facts.dereferences else ()
+    for name in facts.variables[:most]:
         try:
             found[name] = emit.pool.allocate(avoid)
         except TooManyRegisters:

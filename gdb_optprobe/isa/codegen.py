@@ -168,10 +168,18 @@ class RegisterPool:
 
     def allocate(self, avoid: Collection[str] = ()) -> str:
         """Allocate a register, one that costs nothing first. avoid: prefer others to these. Raises TooManyRegisters."""
-        available = [register for register in self.order if register not in self._taken]
-        if not available:
+        found, least = "", 4
+        for register in self.order:
+            if register in self._taken:
+                continue
+            cost = 2 * (register in avoid) + (not self.is_saved(register))
+            if cost < least:
+                found, least = register, cost
+                if not cost:
+                    break
+        if not found:
             raise TooManyRegisters
-        return self._mark(min(available, key=lambda name: (name in avoid, not self.is_saved(name))))
+        return self._mark(found)
 
     def reserve(self, register: str) -> bool:
         """Allocate this register; return whether it was free."""
@@ -183,19 +191,32 @@ class RegisterPool:
     def free(self, register: str) -> None:
         self._taken.discard(register)
 
-    @contextmanager
-    def scratch(self, avoid: Collection[str] = ()) -> Iterator[str]:
-        register = self.allocate(avoid)
-        try:
-            yield register
-        finally:
-            self.free(register)
+    def scratch(self, avoid: Collection[str] = ()) -> Scratch:
+        """Allocate a register for a block."""
+        return Scratch(self, avoid)
 
     def _mark(self, register: str) -> str:
         self._taken.add(register)
         if register not in self._lent:
             self.used.add(register)
         return register
+
+
+class Scratch:
+    """A register of a pool, for a block: no generator, for a program has hundreds of them."""
+
+    __slots__ = ("_avoid", "_pool", "_register")
+
+    def __init__(self, pool: RegisterPool, avoid: Collection[str]) -> None:
+        self._pool = pool
+        self._avoid = avoid
+
+    def __enter__(self) -> str:
+        self._register = self._pool.allocate(self._avoid)
+        return self._register
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.free(self._register)
 
 
 NOTHING_DEAD = Dead()

@@ -25,15 +25,15 @@ TAGGED = ("struct", "union", "enum")
 _DEFINITIONS = (*TAGGED, "config", "fn")
 
 _SPACE = re.compile(r"\s+")
-_NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|[0-9][0-9_]*(?:[eE][0-9][0-9_]*)?")
 _SUFFIX = re.compile(r"[uU]?[lL]{0,2}(?!\w)")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_VARIABLE = re.compile(r"\$[A-Za-z_]\w*", re.ASCII)
-_PARAMETER = re.compile(r"\$(?:#|\d+)", re.ASCII)
-_MAP = re.compile(r"@(?:[A-Za-z_]\w*)?", re.ASCII)
-_PUNCTUATOR = re.compile(
-    r"<<=|>>=|->|\.\.|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%&|^~!<>=?:.,;()\[\]{}]"
+_WORD = re.compile(
+    r"(?P<NUMBER>0[xX][0-9a-fA-F]+|[0-9][0-9_]*(?:[eE][0-9][0-9_]*)?)"
+    r"|(?P<VARIABLE>\$[A-Za-z_]\w*)|(?P<PARAMETER>\$(?:#|\d+))|(?P<MAP>@(?:[A-Za-z_]\w*)?)|(?P<NAME>[A-Za-z_]\w*)"
+    r"|(?P<PUNCTUATOR><<=|>>=|->|\.\.|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%&|^~!<>=?:.,;()\[\]{}])",
+    re.ASCII,
 )
+"""The names of its groups are those of Kind."""
 _POINT = re.compile(r"""(?:"[^"]*"|\$\d+|[^\s,{/:"$]+|:(?:"[^"]*"|\$\d+|[^\s,{:"$]+)*)+""")
 _ESCAPE = re.compile(r"\\(?:([ntr\"\\])|([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2}))")
 _SIMPLE = {"n": 10, "t": 9, "r": 13, '"': 34, "\\": 92}
@@ -111,6 +111,9 @@ class _Lexer:
         opened: Place | None = None
         while self._row < len(self._lines):
             text = self._text
+            first = text[self._at : self._at + 1]
+            if opened is None and first and first != "/" and not first.isspace():
+                return True
             if opened is not None:
                 end = text.find("*/", self._at)
                 if end < 0:
@@ -139,15 +142,11 @@ class _Lexer:
             return self._take(Kind.PREDICATE_END, at + 1)
         if text[at] == '"':
             return self._string()
-        if found := _NUMBER.match(text, at):
-            return self._number(found.end())
-        for kind, pattern in (
-            (Kind.VARIABLE, _VARIABLE), (Kind.PARAMETER, _PARAMETER), (Kind.MAP, _MAP), (Kind.NAME, _NAME),
-            (Kind.PUNCTUATOR, _PUNCTUATOR),
-        ):  # fmt: skip
-            if found := pattern.match(text, at):
-                return self._take(kind, found.end())
-        raise wrong(f"'{text[at]}' means nothing here", self._place(at, at + 1))
+        found = _WORD.match(text, at)
+        if found is None or found.lastgroup is None:
+            raise wrong(f"'{text[at]}' means nothing here", self._place(at, at + 1))
+        kind = Kind[found.lastgroup]
+        return self._number(found.end()) if kind is Kind.NUMBER else self._take(kind, found.end())
 
     def _at_top(self) -> Token:
         """Return the next token where a probe or a definition may begin."""

@@ -53,8 +53,8 @@ class _Parser:
         return self._tokens[min(self._at + count, len(self._tokens) - 1)]
 
     def _sees(self, text: str, ahead: int = 0) -> bool:
-        token = self._ahead(ahead)
-        return token.kind in (Kind.PUNCTUATOR, Kind.NAME) and token.text == text
+        token = self._ahead(ahead) if ahead else self._next
+        return token.text == text and token.kind in (Kind.PUNCTUATOR, Kind.NAME)
 
     def _take(self) -> Token:
         token = self._next

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import get_args
 
 from gdb_optprobe.handlers.script.place import Place
 
@@ -312,13 +313,14 @@ class Script:
 
 
 Node = Expression | Statement | TypeName
+_MEMBERS = {kind: tuple(each.name for each in fields(kind)) for kind in get_args(Node)}
 
 
 def nodes(node: Node) -> Iterator[Node]:
     """Yield a node and all expressions and statements below it."""
     yield node
-    for each in fields(node):
-        value = getattr(node, each.name)
+    for name in _MEMBERS[type(node)]:
+        value = getattr(node, name)
         for inner in value if isinstance(value, tuple) else (value,):
-            if isinstance(inner, Node):
+            if type(inner) in _MEMBERS:
                 yield from nodes(inner)

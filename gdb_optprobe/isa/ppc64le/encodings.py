@@ -16,6 +16,7 @@ from functools import cache
 
 from gdb_optprobe.isa.base import OutOfReach
 from gdb_optprobe.isa.codegen import Label
+from gdb_optprobe.isa.ppc64le.abi import GENERAL
 from gdb_optprobe.isa.ppc64le.fields import BC, BO_ALWAYS, B, fits, signed, to_bytes
 from gdb_optprobe.isa.ppc64le.templates import assembled
 
@@ -99,6 +100,7 @@ _SOURCES = {
     "mcrf": ("mcrf 0, 0", "mcrf cr0, cr0"),
 }  # fmt: skip
 _FIRST_FIELD = 0x80 << 12  # FXM of mfocrf and mtocrf
+_NUMBERS = {name: number for number, name in enumerate(GENERAL)}
 NONE = "r0"  # as RA of an address or of addi: 0
 
 
@@ -128,13 +130,9 @@ def _templates() -> Mapping[str, int]:
     return assembled(_SOURCES)
 
 
-def _number(register: str) -> int:
-    return int(register[1:])
-
-
 def plain(name: str, first: str = "r0", second: str = "r0", third: str = "r0") -> int:
     """Encode an instruction with registers in the fields RT, RA and RB."""
-    return _templates()[name] | _number(first) << 21 | _number(second) << 16 | _number(third) << 11
+    return _templates()[name] | _NUMBERS[first] << 21 | _NUMBERS[second] << 16 | _NUMBERS[third] << 11
 
 
 def number(name: str, rt: str, ra: str, value: int) -> int:
@@ -153,7 +151,7 @@ def rotate(name: str, to: str, source: str, shift: int, mask: int) -> int:
 
 
 def compare(name: str, field: int, left: str, right: str | int) -> int:
-    low = right & 0xFFFF if isinstance(right, int) else _number(right) << 11
+    low = right & 0xFFFF if isinstance(right, int) else _NUMBERS[right] << 11
     return plain(name, "r0", left) | field << 23 | low
 
 

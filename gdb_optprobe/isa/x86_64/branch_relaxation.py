@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from gdb_optprobe.isa.codegen import Label
 from gdb_optprobe.isa.x86_64.encoder import Relative
@@ -50,35 +51,20 @@ def place_labels(items: Sequence[Item]) -> Iterator[tuple[int, Label]]:
 
 def _relax(items: Sequence[Item]) -> tuple[frozenset[int], list[int], Mapping[Label, int]]:
     """Return which jumps cannot be short, and the offset of every item and of every label."""
-    long: frozenset[int] = frozenset()
+    jumps = {index: item for index, item in enumerate(items) if isinstance(item, LabelBranch)}
+    marks = {item: index for index, item in enumerate(items) if isinstance(item, Label)}
+    sizes = [SHORT if isinstance(item, LabelBranch) else 0 if isinstance(item, Label) else len(item) for item in items]
+    long = set[int]()
     while True:
-        places, labels = _layout(items, long)
-        far = {
-            index
-            for index, item in enumerate(items)
-            if isinstance(item, LabelBranch)
-            and index not in long
-            and not fits(labels[item.label] - places[index] - SHORT, 8)
-        }
+        places = [0, *accumulate(sizes)]
+        labels = {item: places[index] for item, index in marks.items()}
+        short = jumps.keys() - long
+        far = [at for at in short if not fits(labels[jumps[at].label] - places[at] - SHORT, 8)]
         if not far:
-            return long, places, labels
-        long |= far
-
-
-def _layout(items: Sequence[Item], long: frozenset[int]) -> tuple[list[int], Mapping[Label, int]]:
-    """Return the offset of every item and of every label."""
-    at = 0
-    places: list[int] = []
-    labels: dict[Label, int] = {}
-    for index, item in enumerate(items):
-        places.append(at)
-        if isinstance(item, Label):
-            labels[item] = at
-        elif isinstance(item, LabelBranch):
-            at += item.long if index in long else SHORT
-        else:
-            at += len(item)
-    return places, labels
+            return frozenset(long), places[:-1], labels
+        for at in far:
+            sizes[at] = jumps[at].long
+        long.update(far)
 
 
 def _encoded(jump: LabelBranch, distance: int, is_long: bool) -> bytes:

@@ -10,7 +10,7 @@ is completed when its address is known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gdb_optprobe.isa.codegen import Address
 from gdb_optprobe.isa.x86_64.abi import FLAGS, GENERAL
@@ -64,7 +64,7 @@ def relative(
     opcode: bytes, register: str | int, memory: Address, size: int = 8, tail: bytes = b"", prefix: bytes = b""
 ) -> Relative:
     """Encode an instruction with an address relative to it: ModRM 05 is disp32(%rip) (SDM volume 2, table 2-2)."""
-    data = instruction(opcode, register, replace(memory, base="rbp", offset=1 << 30), size, b"", prefix)
+    data = instruction(opcode, register, Address("rbp", 1 << 30), size, b"", prefix)
     head = data[:-5] + bytes((data[-5] & 0x38 | 5,))
     return Relative(head + bytes(4) + tail, len(head), memory.offset)
 
@@ -78,10 +78,11 @@ def instruction(
     """
     reg = NUMBERS[register] if isinstance(register, str) else register
     # Without REX, the byte registers 4 to 7 are ah to bh.
-    named = [name for name in (register, operand) if isinstance(name, str)]
-    needed = size == 1 and any(NUMBERS[name] in range(4, 8) for name in named)
+    needed = size == 1 and isinstance(register, str) and 4 <= reg < 8
     if isinstance(operand, str):
-        rex, rest = NUMBERS[operand] >> 3, bytes((0xC0 | (reg & 7) << 3 | NUMBERS[operand] & 7,))
+        number = NUMBERS[operand]
+        needed |= size == 1 and 4 <= number < 8
+        rex, rest = number >> 3, bytes((0xC0 | (reg & 7) << 3 | number & 7,))
     else:
         rex, rest = _addressed(operand, reg & 7)
         prefix += GS if operand.per_cpu else b""

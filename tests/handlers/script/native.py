@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import unicorn
@@ -20,6 +20,7 @@ from gdb_optprobe.handlers.ir import MASK, WORD, Program, Records
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.handlers.script.compile import compile_script
 from gdb_optprobe.handlers.script.settings import Settings
+from gdb_optprobe.handlers.trap_frame import rename_registers
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.codegen import Backend, ProbeReadRoutines
 from gdb_optprobe.isa.ppc64le import abi, encodings
@@ -44,6 +45,7 @@ MAPS_OFFSET, MAPS_ROOM = 64 * PAGE, 128 * PAGE
 LIMITS = ("registers", "stack", "searches in a text of the hit", "bytes")
 """What a refusal to make native code speaks of."""
 _LITTLE_ENDIAN = 1 << 63 | 1
+ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 EDGES = (0, 1, 2, 3, 5, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF, 1 << 63)
 
 
@@ -67,6 +69,15 @@ class Place:
     before: Mapping[int, bytes]
     around: Callable[[Program, Dead], LoweringContext]
     peek: Callable[[int, int], bytes]
+
+
+@lru_cache(4)
+def compiled(text: str, arguments: Sequence[str] = ARGUMENTS) -> Program:
+    """Return the program of a script's probe. Raises OptprobeError.
+
+    It is the same on each ISA but for the names of registers, so that one is made for all.
+    """
+    return compile_script(text, FakeKernel(arguments=arguments), settings=SETTINGS).probes[0].program
 
 
 class Machine:
@@ -104,10 +115,6 @@ class Machine:
     def write(self, address: int, data: bytes) -> None:
         self._uc.mem_write(self._frames[address & -PAGE] + address % PAGE, data)
 
-    @cached_property
-    def kernel(self) -> FakeKernel:
-        return FakeKernel(arguments=self.place.arguments)
-
     def differences(self, text: str, seed: int, other: str = "") -> Iterator[str]:
         """Yield what hits of a script leave that is not as the interpreter says. seed: of all else.
 
@@ -115,8 +122,8 @@ class Machine:
         Raises NotLowered, and OptprobeError where the script does not compile.
         """
         place, chosen = self.place, random.Random(seed)
-        program = self._program(text)
-        interpreted = self._program(other) if other else program
+        program = self.program(text)
+        interpreted = self.program(other) if other else program
         dead = place.side.isa.dead_at_entry() if chosen.random() < 0.5 else Dead()
         words = max([8, *(each.size for each in program.objects if isinstance(each, Records))]) // WORD
         ring = RingLayout(words, RING_BITS)
@@ -137,8 +144,10 @@ class Machine:
             yield from self._run(registers, len(code), dead)
         yield from self._wrong(program, ring, ring_at, outcomes, maps)
 
-    def _program(self, text: str) -> Program:
-        return compile_script(text, self.kernel, settings=SETTINGS).probes[0].program
+    def program(self, text: str) -> Program:
+        """Return the program of a script's probe, for this ISA. Raises OptprobeError."""
+        names = dict(zip(ARGUMENTS, self.place.arguments, strict=True))
+        return rename_registers(compiled(text), names) if self.place.arguments != ARGUMENTS else compiled(text)
 
     def _prepare(self, code: bytes, data: Mapping[int, bytes | bytearray]) -> None:
         self._uc.ctl_flush_tb()
@@ -245,10 +254,9 @@ def intel() -> Machine:
             data += running.read(before, running.DIRECT.start + found + at % PAGE, some)
         return data
 
-    arguments = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
     frame = range(running.STACK - PAGE, running.STACK)
     return Machine(Place(
-        INTEL, INTEL_BACKEND, arguments, running.START, texts, running.FAULTS, running.STACK, frame,
+        INTEL, INTEL_BACKEND, ARGUMENTS, running.START, texts, running.FAULTS, running.STACK, frame,
         running.GS, before, running.surroundings, peek,
     ))  # fmt: skip
 

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import cache
 
 import pytest
@@ -48,9 +49,9 @@ def trouble(statements: Sequence[Statement], seed: int, name: str) -> str:
         return REFUSED
 
 
-def some(first: int, count: int) -> tuple[list[str], int]:
-    """Return what is wrong with so many scripts, and how many were refused."""
-    found, refused = [], Counter[str]()
+def some(first: int, count: int) -> tuple[list[str], int, float]:
+    """Return what is wrong with so many scripts, how many were refused, and the seconds of a CPU that they took."""
+    began, found, refused = time.process_time(), [], Counter[str]()
     for seed in range(first, first + count):
         for name in MACHINES:
             statements = made(seed, NATIVE)
@@ -58,7 +59,7 @@ def some(first: int, count: int) -> tuple[list[str], int]:
             refused[name] += wrong == REFUSED
             if wrong and wrong != REFUSED:
                 found.append(reported(statements, seed, name))
-    return found, refused.total()
+    return found, refused.total(), time.process_time() - began
 
 
 def reported(statements: tuple[Statement, ...], seed: int, name: str) -> str:
@@ -71,7 +72,7 @@ def reported(statements: tuple[Statement, ...], seed: int, name: str) -> str:
     return f"seed {seed} on {name}: {trouble(least, seed, name)}\n    kprobe:f {{ {written(least)} }}"
 
 
-def all_of(first: int, count: int) -> Iterator[tuple[list[str], int]]:
+def all_of(first: int, count: int) -> Iterator[tuple[list[str], int, float]]:
     """Yield what parts of so many scripts leave, in several processes where they are many."""
     parts = [(at, min(TOGETHER, first + count - at)) for at in range(first, first + count, TOGETHER)]
     if len(parts) == 1:
@@ -84,15 +85,30 @@ def all_of(first: int, count: int) -> Iterator[tuple[list[str], int]]:
 @pytest.mark.stress
 def test_random_scripts_leave_what_the_interpreter_says() -> None:
     began = time.monotonic()
-    found, refused = [], 0
-    for number, (wrong, without) in enumerate(all_of(FIRST, COUNT)):
+    found, refused, busy = [], 0, 0.0
+    for number, (wrong, without, seconds) in enumerate(all_of(FIRST, COUNT)):
         found += wrong
         refused += without
+        busy += seconds
         if number % 20 == 19:
             print(f"{TOGETHER * (number + 1)} scripts, {len(found)} wrong", flush=True)
-    print(f"{COUNT} scripts, {refused} refused, {COUNT / (time.monotonic() - began):.0f} a second")
+    rates = f"{COUNT / (time.monotonic() - began):.0f} a second, {COUNT / busy:.0f} a second of a CPU"
+    print(f"{COUNT} scripts, {refused} refused, {rates}")
     assert not found, f"{len(found)} scripts; the shortest:\n{min(found, key=len)}"
     assert refused <= MOST_REFUSED * COUNT * len(MACHINES)
+
+
+def test_a_script_is_compiled_alike_for_each_isa() -> None:
+    """So `native.compiled` is asked for one of them, and its registers are renamed."""
+    seen = 0
+    for seed in range(40):
+        text = f"kprobe:f {{ {written(made(seed, NATIVE))} }}"
+        for name in MACHINES:
+            with suppress(OptprobeError):
+                here = machine(name)
+                assert here.program(text) == native.compiled(text, here.place.arguments), text
+                seen += 1
+    assert seen > 60
 
 
 def test_a_seed_names_a_script() -> None:
