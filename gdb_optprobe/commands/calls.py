@@ -6,7 +6,7 @@ from gdb_optprobe.commands.recipe_command import RecipeCommand
 
 
 class CallsCommand(RecipeCommand):
-    """Count who calls a function: by thread and by the stack that leads to it.
+    """Count the calls of a function by thread and by the stack that leads to it.
 
     optprobe calls FUNCTION [-top N] [-folded] [-for SECONDS] [-guest COMMAND] [-o FILE] [-json]
     optprobe calls FUNCTION -script

@@ -68,7 +68,8 @@ def parse_latency(text: str) -> RecipeArguments:
     options = only_options(text, LATENCY_OPTIONS, words)
     every = seconds_or_none(options.get("-every")) or 1.0
     if every < _LEAST_EVERY:
-        raise fault("the guest is stopped that often", options["-every"].argument, f"at least {_LEAST_EVERY} seconds")
+        where = options["-every"].argument
+        raise fault("the guest would be stopped too often", where, f"at least {_LEAST_EVERY} seconds")
     return _common(options, function=_function(words, LATENCY_OPTIONS, "latency"), every=every)
 
 
@@ -112,7 +113,7 @@ def _function(words: list[Fragment], known: Mapping[str, str], command: str) -> 
     if len(words) > 1:
         raise unexpected(words[1], known)
     if not _FUNCTION.fullmatch(words[0].text):
-        raise fault(f"'{words[0].text}' is no function's name", words[0], f"optprobe {command} vfs_read")
+        raise fault("this is no function's name", words[0], f"optprobe {command} vfs_read")
     return words[0].text
 
 

@@ -1,4 +1,4 @@
-"""The base of the commands that run a script of theirs."""
+"""The base of the commands that compose a script and run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gdb_optprobe.errors import OptprobeError
 
 
 class RecipeCommand(Subcommand[RecipeArguments]):
-    """A command whose work a script does."""
+    """A command that composes a script and runs it."""
 
     options: ClassVar[Mapping[str, str]]
 
@@ -32,10 +32,13 @@ class RecipeCommand(Subcommand[RecipeArguments]):
             return
         session = attach.current_session()
         session.check_alive()
+        if args.function:
+            # The script would leave it out, and do the rest.
+            session.target.debugger.resolve(args.function, False)
         try:
             found = compiled(session, text)
         except OptprobeError as error:
-            # What it points at, nobody has typed.
+            # The user has not typed the line that it points at.
             raise OptprobeError(error.message.partition("\n")[0], error.hint) from error
         for warning in found.script.warnings:
             warn(warning)

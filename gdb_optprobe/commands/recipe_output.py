@@ -4,13 +4,14 @@
                                        ├──► folded: thread;outermost;…;innermost COUNT, for flame graphs
                                        └──► JSON lines, of all rows
 A latency has a line for each interval, a column for each power of two:
-            calls 128ns     1us                 1ms                 1s
-    1s     32,154        @=.   .                                           |
+     time        calls     1us       1ms       1s
+     0.5s      140,301 | @+.......... ...           |
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,10 +29,12 @@ from gdb_optprobe.maps.aggregate import Bucket, Powers, buckets, quantile
 from gdb_optprobe.probes.views import NANOSECONDS
 
 FIRST, LAST = 7, 34
-"""The columns of a latency, by powers of two: 128 ns to 17 s. What is beyond is in the outermost ones."""
+"""The columns of a latency, by powers of two: 128 ns to 17 s. The outermost ones have the calls beyond, too."""
 SHADES = ".:-=+*#%@"
 """@: half of the fullest column's calls and more; each before it: half of that."""
 _MARKS = {10: "1us", 20: "1ms", 30: "1s"}
+LATENCY_TOTAL = "latency_total"
+"""The JSON line of all intervals."""
 _PERCENTS = (50, 90, 99)
 _SEPARATOR = ";"
 
@@ -48,8 +51,9 @@ class Row:
 class Shown(Protocol):
     """What is made of the maps."""
 
-    def taken(self, name: str, rows: Sequence[Row]) -> str:
-        """Take what a map has, each time that the script prints it, and at its end; return what is printed at once."""
+    def taken(self, name: str, rows: Sequence[Row], is_over: bool) -> str:
+        """Take what a map has, each time that the script prints it, and when it is over; return what is printed then.
+        """
 
     def ended(self) -> str:
         """Return what is printed at the end."""
@@ -61,13 +65,15 @@ class RecipeOutput(TextOutput):
     def __init__(self, names: Names, shown: Shown) -> None:
         super().__init__(names)
         self._shown = shown
+        self._is_over = False
 
     def before_maps(self) -> str:
+        self._is_over = True
         return ""
 
     def map(self, contents: Contents, top: int = 0, divisor: int = 1) -> str:
         rows = [self._row(contents.type.key, key, words) for key, words in contents.words.items()]
-        return self._shown.taken(contents.name.removeprefix("@"), rows)
+        return self._shown.taken(contents.name.removeprefix("@"), rows, self._is_over)
 
     def _row(self, type_: Type | None, key: bytes, words: Sequence[int]) -> Row:
         thread, stacks = "", list[tuple[str, ...]]()
@@ -114,12 +120,17 @@ class _Rows:
     """Shows rows once, at the end."""
 
     def __init__(self, name: str, args: RecipeArguments, width: int, form: _Form) -> None:
-        self._name, self._args, self._width, self._form = name, args, width, form
+        self._name, self._args, self._width, self._form = name, args, width or sys.maxsize, form
         self._rows: list[Row] = []
 
-    def taken(self, name: str, rows: Sequence[Row]) -> str:
+    def taken(self, name: str, rows: Sequence[Row], is_over: bool) -> str:
         if name == self._name:
-            self._rows = sorted(rows, key=lambda row: (-self._form.weight(row), row.thread, row.stacks))
+            words: dict[tuple[str, tuple[tuple[str, ...], ...]], Sequence[int]] = {}
+            for row in rows:  # those that differ in offsets alone are one
+                key = row.thread, row.stacks
+                words[key] = [a + b for a, b in zip_longest(words.get(key, ()), row.words, fillvalue=0)]
+            found = [Row(*key, some) for key, some in words.items()]
+            self._rows = sorted(found, key=lambda row: (-self._form.weight(row), row.thread, row.stacks))
         return ""
 
     def ended(self) -> str:
@@ -237,11 +248,11 @@ class _Latency:
     """Words: a histogram of nanoseconds. It begins anew with each interval."""
 
     def __init__(self, args: RecipeArguments) -> None:
-        self._args, self._histogram = args, Powers(False)
+        self._args, self._histogram = args, Powers(True)
         self._total: tuple[int, ...] = ()
         self._untimed = self._intervals = 0
 
-    def taken(self, name: str, rows: Sequence[Row]) -> str:
+    def taken(self, name: str, rows: Sequence[Row], is_over: bool) -> str:
         if name == UNTIMED:
             self._untimed = sum(row.words[0] for row in rows)
         if name != LATENCY:
@@ -249,16 +260,20 @@ class _Latency:
         words: Sequence[int] = rows[0].words if rows else ()
         self._total = tuple(sum(both) for both in zip_longest(self._total, words, fillvalue=0))
         self._intervals += 1
-        end = self._args.every * self._intervals
+        if is_over and not any(words):
+            return ""
+        # The last interval is shorter than the others.
+        end = None if is_over else round(self._args.every * self._intervals, 3)
         if self._args.json:
-            return self._line({"seconds": round(end, 3)}, words)
+            return self._line(LATENCY, {"seconds": end}, words)
         head = f"{_ruler()}\n" if self._intervals == 1 else ""
-        return f"{head}{end:>8.6g}s {sum(words):>12,} |{_shades(self._columns(words))}|\n"
+        when = "the rest" if end is None else f"{end:g}s"
+        return f"{head}{when:>9} {sum(words):>12,} |{_shades(self._columns(words))}|\n"
 
-    def _line(self, when: Mapping[str, object], words: Sequence[int]) -> str:
+    def _line(self, type_: str, more: Mapping[str, object], words: Sequence[int]) -> str:
         found = self._buckets(words)
         some = [{"low": one.low, "high": one.high, "count": one.count} for one in found if one.count]
-        line = {"type": LATENCY, "function": self._args.function, **when, "count": sum(words), "buckets": some}
+        line = {"type": type_, "function": self._args.function, **more, "count": sum(words), "buckets": some}
         return f"{json.dumps(line)}\n"
 
     def _buckets(self, words: Sequence[int]) -> Sequence[Bucket]:
@@ -273,7 +288,7 @@ class _Latency:
 
     def ended(self) -> str:
         if self._args.json:
-            return self._line({"seconds": None, "untimed": self._untimed}, self._total)
+            return self._line(LATENCY_TOTAL, {"untimed": self._untimed}, self._total)
         lines = [f"{self._args.function}: {sum(self._total):,} calls"]
         if sum(self._total):
             found = self._buckets(self._total)

@@ -1,4 +1,4 @@
-"""Compile a script for the guest of a session, and run it: `optprobe script`, and commands with a script of theirs."""
+"""Compile a script for the guest of a session, and run it: `optprobe script`, and commands that compose one."""
 
 from __future__ import annotations
 
