@@ -32,7 +32,7 @@ def lines(view: ObjectView) -> list[str]:
 
 def _one(name: str, view: ObjectView, words: Sequence[int]) -> list[str]:
     if isinstance(view.aggregate, Powers | Linear):
-        return [f"{name}:", *_histogram(view.aggregate, words, view.unit)]
+        return [f"{name}:", *histogram(view.aggregate, words, view.unit)]
     found = value(view.aggregate, words)
     return [f"{name}: {f'{found}{view.unit}' if found is not None else 'nothing yet'}"]
 
@@ -43,15 +43,15 @@ def _weight(aggregate: Aggregate, words: Sequence[int]) -> int:
     return sum(words) if isinstance(aggregate, Powers | Linear) else found if isinstance(found, int) else 0
 
 
-def _histogram(histogram: Powers | Linear, words: Sequence[int], unit: str) -> list[str]:
+def histogram(kind: Powers | Linear, words: Sequence[int], unit: str) -> list[str]:
     """Return a line for each bucket, from the first to the last that is not empty."""
-    found = buckets(histogram, words)
+    found = buckets(kind, words)
     filled = [index for index, one in enumerate(found) if one.count]
     if not filled:
         return ["    nothing yet"]
     most = max(one.count for one in found)
-    exact = isinstance(histogram, Linear)
-    spell = _short if not unit else (lambda edge: f"{edge}{unit}") if exact else _time
+    exact = isinstance(kind, Linear)
+    spell = _short if not unit else (lambda edge: f"{edge}{unit}") if exact else duration
     shown = [(_range(one, spell), one.count) for one in found[filled[0] : filled[-1] + 1]]
     width = max(len(label) for label, _ in shown)
     return [f"    {label:<{width}} {count:>10} |{'@' * (BAR * count // most):<{BAR}}|" for label, count in shown]
@@ -64,7 +64,7 @@ def _range(bucket: Bucket, spell: Callable[[int], str]) -> str:
     return f"{low}, {'...' if bucket.high is None else spell(bucket.high)})"
 
 
-def _time(nanoseconds: int) -> str:
+def duration(nanoseconds: int) -> str:
     """Return 4.1us for 4096, with three digits."""
     power = min((len(str(nanoseconds)) - 1) // 3, len(_TIMES) - 1)
     found = nanoseconds / 1000**power

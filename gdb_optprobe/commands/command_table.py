@@ -8,6 +8,7 @@ from gdb_optprobe import debugger
 from gdb_optprobe.commands.add import AddCommand
 from gdb_optprobe.commands.base import Subcommand, fail
 from gdb_optprobe.commands.break_ import BreakCommand
+from gdb_optprobe.commands.calls import CallsCommand
 from gdb_optprobe.commands.check import CheckCommand
 from gdb_optprobe.commands.commit import CommitCommand
 from gdb_optprobe.commands.convenience import Hits, Missed, Quantile, Value
@@ -18,9 +19,12 @@ from gdb_optprobe.commands.dprintf import DprintfCommand
 from gdb_optprobe.commands.enable import EnableCommand
 from gdb_optprobe.commands.expect import ExpectCommand
 from gdb_optprobe.commands.explain import ExplainCommand
+from gdb_optprobe.commands.latency import LatencyCommand
 from gdb_optprobe.commands.list import InfoCommand, ListCommand
+from gdb_optprobe.commands.offcpu import OffCpuCommand
 from gdb_optprobe.commands.prefix import OptprobeCommand
 from gdb_optprobe.commands.print_ import PrintCommand, TypeCommand
+from gdb_optprobe.commands.profile import ProfileCommand
 from gdb_optprobe.commands.recover import RecoverCommand
 from gdb_optprobe.commands.report import ReportCommand
 from gdb_optprobe.commands.run import RunCommand
@@ -47,6 +51,10 @@ SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
     RecoverCommand,
     RunCommand,
     ScriptCommand,
+    OffCpuCommand,
+    ProfileCommand,
+    LatencyCommand,
+    CallsCommand,
     ExpectCommand,
     PrintCommand,
     TypeCommand,

@@ -107,6 +107,11 @@ def _line(type_: str, what: str, required: Mapping[str, Schema], optional: Mappi
     return _object(what, {"type": kind, **required}, optional)
 
 
+_FRAME_NAME = "A function, or an address where none is known"
+_TIMES: Mapping[str, Schema] = {
+    "count": _a("integer", "Calls"),
+    "buckets": _list(_BUCKET, "The buckets that are not empty, in nanoseconds"),
+}
 _OWNER: Mapping[str, Schema] = {"number": _a("integer", "The probe's number")}
 
 DEFINITIONS: Mapping[str, Schema] = {
@@ -354,6 +359,58 @@ DEFINITIONS: Mapping[str, Schema] = {
             "lost": _a("integer", "Of `-follow`: the records that found their ring full"),
         },
     ),
+    "offcpu": _line(
+        "offcpu",
+        "Of `offcpu`: a thread, or with `-by stack` a thread and a stack; the most time first",
+        {
+            "comm": _a("string", "The thread's name"),
+            "count": _a("integer", "How often it was off a CPU and came back"),
+            "nanoseconds": _a("integer", "For how long altogether"),
+        },
+        {"frames": _list(_a("string", _FRAME_NAME), "The stack where it waited, the innermost first")},
+    ),
+    "profile": _line(
+        "profile",
+        "Of `profile`: a thread and its stacks; the most samples first",
+        {
+            "comm": _a("string", "The thread's name"),
+            "samples": _a("integer", "How often it ran there"),
+            "user_frames": _list(_a("string", _FRAME_NAME), "The program's stack, the innermost first"),
+            "kernel_frames": _list(_a("string", _FRAME_NAME), "The kernel's stack; empty where the program ran"),
+        },
+        {},
+    ),
+    "latency": _line(
+        "latency",
+        "Of `latency`: an interval",
+        {
+            "function": _a("string", "The function, as it was typed"),
+            "seconds": _a("number|null", "The end of the interval, from the beginning; null of the last, shorter one"),
+            **_TIMES,
+        },
+        {},
+    ),
+    "latency_total": _line(
+        "latency_total",
+        "Of `latency`, the last line: all calls",
+        {
+            "function": _a("string", "The function, as it was typed"),
+            "untimed": _a("integer", "Calls that had begun before, or had another call of the thread within"),
+            **_TIMES,
+        },
+        {},
+    ),
+    "calls_of": _line(
+        "calls",
+        "Of `calls`: a thread and a stack; the most calls first",
+        {
+            "function": _a("string", "The function, as it was typed"),
+            "comm": _a("string", "The thread's name"),
+            "count": _a("integer", "Calls"),
+            "frames": _list(_a("string", _FRAME_NAME), "The callers, the innermost first"),
+        },
+        {},
+    ),
     "doctor": _object(
         "Of `doctor`: one object",
         {
@@ -393,6 +450,10 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "explain": ("explain",),
     "report": tuple(name for name in DEFINITIONS if name.startswith("report_")),
     "doctor": ("doctor",),
+    "offcpu": ("offcpu",),
+    "profile": ("profile",),
+    "latency": ("latency", "latency_total"),
+    "calls": ("calls_of",),
     "run": ("report_probe", "report_map", "report_session_map", "report_record", "report_cost", "run"),
 }
 """By command, the definitions of which each line is one. `add`, `break` and `dprintf` write what `list` does."""

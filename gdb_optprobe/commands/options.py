@@ -198,7 +198,7 @@ def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
         clear="-clear" in options,
         # The first N of a report are those with the most hits.
         sort=_sort_field(sort) if sort else "hits" if top else "",
-        top=_top(top) if top else None,
+        top=most_rows(top) if top else None,
         whole="-all" in options,
         timeline="-timeline" in options,
         folded="-folded" in options,
@@ -214,7 +214,7 @@ def _sort_field(option: Option) -> str:
     raise fault(f"a report has no field '{option.value}' to sort by", option.argument, hint)
 
 
-def _top(option: Option) -> int:
+def most_rows(option: Option) -> int:
     if not _NUMBER.fullmatch(option.value) or not option.value.strip("0"):
         raise fault("-top takes a number from 1 on", option.argument)
     return whole_number(option.typed, _LARGEST_NUMBER)
@@ -222,9 +222,9 @@ def _top(option: Option) -> int:
 
 def parse_run(text: str) -> Run:
     words: list[Fragment] = []
-    options = _only_options(text, RUN_OPTIONS, words)
+    options = only_options(text, RUN_OPTIONS, words)
     if words and "-follow" not in options:
-        raise _unexpected(words[0], RUN_OPTIONS)
+        raise unexpected(words[0], RUN_OPTIONS)
     if "-follow" in options and "-every" in options:
         raise fault("-every and -follow exclude each other", options["-every"].where, "-every prints reports")
     until = options.get("-until-hits")
@@ -232,11 +232,11 @@ def parse_run(text: str) -> Run:
     if "-clear" in options and "-every" not in options:
         raise fault("-clear is for the reports of -every", options["-clear"].where, "optprobe report -clear")
     return Run(
-        _seconds(options.get("-for")),
+        seconds_or_none(options.get("-for")),
         _until_hits(until) if until else None,
-        _seconds(options.get("-timeout")),
+        seconds_or_none(options.get("-timeout")),
         guest.value if guest else "",
-        _seconds(options.get("-every")),
+        seconds_or_none(options.get("-every")),
         clear="-clear" in options,
         follow="-follow" in options,
         wanted=tuple(dict.fromkeys(number for word in words for number in _numbers(word))),
@@ -245,22 +245,22 @@ def parse_run(text: str) -> Run:
 
 
 def parse_commit(text: str) -> Commit:
-    timeout = _seconds(_only_options(text, COMMIT_OPTIONS).get("-timeout"))
+    timeout = seconds_or_none(only_options(text, COMMIT_OPTIONS).get("-timeout"))
     return Commit() if timeout is None else Commit(timeout)
 
 
 def parse_recover(text: str) -> Recover:
-    options = _only_options(text, RECOVER_OPTIONS)
-    return Recover("-remove" in options, _seconds(options.get("-timeout")) or Recover().timeout)
+    options = only_options(text, RECOVER_OPTIONS)
+    return Recover("-remove" in options, seconds_or_none(options.get("-timeout")) or Recover().timeout)
 
 
 def parse_nothing(text: str) -> Nothing:
-    _only_options(text, {})
+    only_options(text, {})
     return Nothing()
 
 
 def parse_doctor(text: str) -> Nothing:
-    return Nothing("-json" in _only_options(text, DOCTOR_OPTIONS))
+    return Nothing("-json" in only_options(text, DOCTOR_OPTIONS))
 
 
 def sides(expression: str) -> tuple[str, str] | None:
@@ -283,12 +283,12 @@ def _unknown(word: Fragment, known: Mapping[str, str]) -> Exception:
     return fault(f"no option {word.text}", word, hint)
 
 
-def _unexpected(word: Fragment, known: Mapping[str, str]) -> Exception:
+def unexpected(word: Fragment, known: Mapping[str, str]) -> Exception:
     takes = " ".join(f"[{f'{name} {value}'.strip()}]" for name, value in known.items())
     return fault(f"'{word.text}' is not expected here", word, takes or "this command takes no arguments")
 
 
-def _only_options(text: str, known: Mapping[str, str], words: list[Fragment] | None = None) -> dict[str, Option]:
+def only_options(text: str, known: Mapping[str, str], words: list[Fragment] | None = None) -> dict[str, Option]:
     """Return the options. words: gets all else, which is refused without it."""
     line = Line(text)
     options: dict[str, Option] = {}
@@ -298,7 +298,7 @@ def _only_options(text: str, known: Mapping[str, str], words: list[Fragment] | N
         if word is None:
             word = line.word(at)
             if words is None:
-                raise _unexpected(word, known)
+                raise unexpected(word, known)
             words.append(word)
             at = line.skip(word.end)
             continue
@@ -321,7 +321,7 @@ def _numbers(word: Fragment) -> range | tuple[int | str, ...]:
     raise fault(f"'{word.text}' is neither a number nor a name of a probe", word, "1 2, or 1-3, or a name")
 
 
-def _seconds(option: Option | None) -> float | None:
+def seconds_or_none(option: Option | None) -> float | None:
     if option is None:
         return None
     try:
@@ -338,7 +338,7 @@ def _seconds(option: Option | None) -> float | None:
 def seconds_of(text: str) -> float:
     """Return the seconds of `-for`. Raises OptprobeError."""
     line = f"-for {text}"
-    found = _seconds(Option(Fragment(line, 0, 4), Fragment(line, 5, len(line)), text))
+    found = seconds_or_none(Option(Fragment(line, 0, 4), Fragment(line, 5, len(line)), text))
     assert found is not None
     return found
 

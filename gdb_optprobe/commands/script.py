@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gdb
@@ -11,6 +9,7 @@ import gdb
 from gdb_optprobe.commands.base import Subcommand, end_gdb
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.commands.script_arguments import OPTIONS, ScriptArguments, parse_script
+from gdb_optprobe.commands.script_running import compiled, warn, written
 from gdb_optprobe.debugger import attach
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.errors import OptprobeError
@@ -18,15 +17,11 @@ from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script import dump, tree
 from gdb_optprobe.handlers.script.attach import attach_point
-from gdb_optprobe.handlers.script.compile import Script, compile_script
-from gdb_optprobe.handlers.script.host import HostScope
+from gdb_optprobe.handlers.script.compile import Script
 from gdb_optprobe.handlers.script.output import JsonOutput, TextOutput
 from gdb_optprobe.handlers.script.place import Place
-from gdb_optprobe.handlers.script.settings import Settings
-from gdb_optprobe.probes.script_host import GuestFiles, GuestNames
 from gdb_optprobe.probes.script_kernel import ScriptKernel
 from gdb_optprobe.probes.script_run import ScriptRun
-from gdb_optprobe.probes.session_scripts import STRINGS
 
 
 class ScriptCommand(Subcommand[ScriptArguments]):
@@ -73,30 +68,23 @@ class ScriptCommand(Subcommand[ScriptArguments]):
     def run(self, args: ScriptArguments, out: Output) -> None:
         session = attach.current_session()
         session.check_alive()
-        optimizer = session.optimizer
-        kernel = ScriptKernel(session.target)
         if args.pattern:
-            out.lines([*_listed(kernel, args.pattern)])
+            out.lines([*_listed(ScriptKernel(session.target), args.pattern)])
             return
-        now = kernel.now()
-        host = HostScope(untimed=now) if isinstance(now, Missing) else HostScope(started=now)
-        text, settings = args.text or _read(args.file), Settings(max_strlen=STRINGS)
-        with ExitStack() as tried:
-            trial = partial(optimizer.tracepoints.trial, arena=optimizer.find_arena)
-            kernel = ScriptKernel(session.target, host, lambda event: tried.enter_context(trial([event])))
-            known = session.optimizer.scripts.current() if args.keep else None
-            script = compile_script(text, kernel, args.parameters, settings, args.unsafe, known)
-        warn = _warn if args.warns else _nothing
-        for warning in script.warnings:
-            warn(warning)
+        text = args.text or _read(args.file)
+        found = compiled(session, text, args.parameters, args.unsafe, args.keep)
+        told = warn if args.warns else _nothing
+        for warning in found.script.warnings:
+            told(warning)
         if args.dump:
-            out.lines([*_programs(script)])
+            out.lines([*_programs(found.script)])
             return
-        names = GuestNames(kernel, now, lambda: running.maps)
-        output = JsonOutput(names) if args.json else TextOutput(names)
-        with _written(args.output) as write, gdb.with_parameter("pagination", False):
-            running = ScriptRun(session, script, output, GuestFiles(kernel), write, warn, kernel.now, quiet=args.quiet)
-            status = running.attach_only() if args.dry else running.run(args.seconds, args.guest, args.keep)
+
+        def start(running: ScriptRun) -> int:
+            return running.attach_only() if args.dry else running.run(args.seconds, args.guest, args.keep)
+
+        with written(args.output) as write:
+            status = found.run(JsonOutput if args.json else TextOutput, write, told, start, args.quiet)
         if status and current_settings().exit_on_error:
             end_gdb(status)
 
@@ -113,32 +101,8 @@ def _read(name: str) -> str:
         raise OptprobeError(f"failed to open file '{one_line(name)}': {error.strerror}") from error
 
 
-@contextmanager
-def _written(name: str) -> Iterator[Callable[[str], object]]:
-    """Yield what takes the text that a script prints. name: of a file; "" for GDB's output. Raises OptprobeError."""
-    if not name:
-        yield _write
-        return
-    try:
-        # A line is there when it is printed, for a reader that follows the file.
-        file = Path(name).expanduser().open("w", buffering=1, encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise OptprobeError(f"failed to open file '{one_line(name)}': {error.strerror}") from error
-    with file:
-        yield file.write
-
-
-def _warn(text: str) -> None:
-    gdb.write(f"WARNING: {text}\n", gdb.STDERR)
-
-
 def _nothing(text: str) -> None:
     """Print no warning."""
-
-
-def _write(text: str) -> None:
-    gdb.write(text)
-    gdb.flush(gdb.STDOUT)
 
 
 def _programs(script: Script) -> Iterator[str]:

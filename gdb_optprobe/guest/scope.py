@@ -46,7 +46,8 @@ OURS = {
     "comm": "the thread's name, at most 15 characters",
     "task": "the running thread's `struct task_struct *`",
     "cpu": "the number of this CPU",
-    "time": "the guest's clock, in ticks",
+    "time": "the time in nanoseconds since boot, as the guest's log has it",
+    "ticks": "the guest's clock, in ticks",
     "pc": "the probed address",
     "sp": "the stack pointer",
 }
@@ -67,6 +68,7 @@ _OF_PEERS = {
 _OURS_IN_C = {**_OF_PEERS, **{name: f"${name}" for name in OURS}, "arg0": "$arg1"}
 ARGS = "args"
 """The name by which the fields of an event are asked for, as in bpftrace."""
+NO_TIME = Missing("the time of this guest's log is not known", "$ticks is its clock")
 MOST_ARGUMENTS = 32
 MOST_TOLD = 32
 """Names of parameters and variables that a message lists."""
@@ -150,6 +152,7 @@ class KernelScope:
     debug:       GDB's debug information at the address; it takes precedence over `types`.
     event:       the fields of the event that occurs here, the members of `args`; None for no event.
     hidden:      how many arguments are before `$arg1`, which no source code has.
+    now:         the time of a hit in nanoseconds since boot, as the guest's log has it.
     """
 
     site: Site
@@ -163,6 +166,7 @@ class KernelScope:
     debug: Debug | None = None
     event: Fields | None = None
     hidden: int = 0
+    now: Callable[[], Expr | Missing] = lambda: NO_TIME
 
     def is_type(self, name: str) -> bool:
         if name in self._parameters or (self.debug is not None and name in self.debug.names()):
@@ -226,6 +230,9 @@ class KernelScope:
                 cpu = self.current.cpu
                 return cpu if isinstance(cpu, Missing) else Rvalue(cpu, UNSIGNED_INT)
             case "time":
+                now = self.now()
+                return now if isinstance(now, Missing) else Rvalue(now, UNSIGNED_LONG)
+            case "ticks":
                 return Rvalue(Clock(), UNSIGNED_LONG)
         value = self.convenience(name)
         if value is not None:
@@ -402,11 +409,12 @@ def kernel_scope(
     site: Site,
     convenience: Callable[[str], int | None] = lambda name: None,
     debug: Debug | None = None,
+    now: Callable[[], Expr | Missing] = lambda: NO_TIME,
 ) -> KernelScope:
     """Return the scope at a site of a running kernel."""
     kept = tuple((start, end) for start, end in (kernel.range(*names) for names in _KEPT) if start < end)
     templates = kernel.range("__per_cpu_start", "__per_cpu_end")
-    return KernelScope(site, kernel.symbols, types, abi, current, kept, templates, convenience, debug)
+    return KernelScope(site, kernel.symbols, types, abi, current, kept, templates, convenience, debug, now=now)
 
 
 def _as_type(word: Expr, type_: Scalar) -> Expr:

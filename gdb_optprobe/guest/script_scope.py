@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Interrupted
+from gdb_optprobe.guest.linux.clock import LogClock
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers import fold, stack_walk
 from gdb_optprobe.handlers.ctype import UNSIGNED_INT, UNSIGNED_LONG, CType, Enum, Integer, Pointer, size_of
@@ -47,15 +48,7 @@ class Timing:
 
     def nanoseconds(self) -> Expr | Missing:
         """Return the time since the guest's start: 64 bits of ticks by a factor of as many, for two hundred years."""
-        if isinstance(self.hertz, Missing):
-            return self.hertz
-        shift = (SECOND // self.hertz).bit_length()
-        time: Expr = Clock()
-        if self.hertz != SECOND:
-            factor = fold.constant(SECOND * (1 << 64 - shift) // self.hertz)
-            ticks = fold.binary(Op.SHL, time, fold.constant(shift), 64, False)
-            time = fold.binary(Op.UMULH, ticks, factor, 64, False)
-        return fold.binary(Op.ADD, time, fold.constant(self.offset), 64, False)
+        return self.hertz if isinstance(self.hertz, Missing) else LogClock.of_rate(self.hertz, self.offset).now
 
 
 @dataclass(frozen=True)

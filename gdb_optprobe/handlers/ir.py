@@ -137,7 +137,7 @@ class PerCpuBase:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The time stamp counter, or the time base."""
+    """The time stamp counter, or the time base. All of a hit has one value of it, but for what a script reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ registers is evaluated first (Sethi and Ullman), into the register of the result
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from gdb_optprobe.handlers import lower_strings
@@ -75,13 +75,14 @@ class Locals:
     """Where the variables and buffers of a hit are.
 
     registers, offsets: of variables, by name; offsets in the frame. buffers: their offsets, by name.
-    quiet: see ir.py, faults.
+    quiet: see ir.py, faults. held: registers of words that are computed once for all, or their offsets in the frame.
     """
 
     quiet: bool = False
     registers: dict[str, str] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
+    held: dict[Expr, str | int] = field(default_factory=dict)
 
 
 class Apart:
@@ -130,9 +131,10 @@ class ExpressionLowering:
         self.faulted = True
         return self._fault
 
-    def with_own_fault(self) -> ExpressionLowering:
-        """Return one with another fault label."""
-        return ExpressionLowering(self._emitter, self._pc, self.locals, self.apart)
+    def with_own_fault(self, held: Mapping[Expr, str] | None = None) -> ExpressionLowering:
+        """Return one with another fault label. held: registers of words that it has beside these."""
+        places = replace(self.locals, held={**self.locals.held, **held}) if held else self.locals
+        return ExpressionLowering(self._emitter, self._pc, places, self.apart)
 
     @contextmanager
     def or_zeros(self, fault: Callable[[], None]) -> Iterator[Label]:
@@ -159,6 +161,8 @@ class ExpressionLowering:
         """Return the register that already holds a word; None if none does."""
         if isinstance(node, Variable):
             return self.locals.registers.get(node.name)
+        if self.locals.held and isinstance(held := self.locals.held.get(node), str):
+            return held
         return self._emitter.register(node.name) if isinstance(node, Register) else None
 
     def _in_memory(self, node: Variable | Part) -> MemoryValue:
@@ -289,15 +293,19 @@ class ExpressionLowering:
 
     def into(self, to: str, node: Expr) -> None:
         """Evaluate into a register of the pool."""
-        emit = self._emitter
+        emit, held = self._emitter, self.locals.held.get(node) if self.locals.held else None
         match node:
+            case _ if isinstance(held, str):
+                emit.copy(to, held)
+            case _ if held is not None:
+                emit.load(to, MemoryValue(emit.local(held)))
             case Constant(value):
                 emit.constant(to, value)
             case Register(name) if name == self._pc[0]:
                 emit.constant(to, self._pc[1])
             case Register() | PerCpuBase() | Clock():
                 self._leaf(to, node)
-            case Binary(Op.ADD, Clock(), Constant(more), 64):
+            case Binary(Op.ADD, Clock(), Constant(more), 64) if Clock() not in self.locals.held:
                 emit.clock(to, more)
             case Load(address, size, signed, True):
                 with self.memory(address) as memory:

@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from gdb_optprobe.handlers.ir import BytesLoad, Constant, Emit, Expr, HashMap, Literal, Slice, StringLoad, Update
+from gdb_optprobe.handlers.ir import (
+    BytesLoad,
+    Clock,
+    Constant,
+    Emit,
+    Expr,
+    HashMap,
+    Literal,
+    Slice,
+    StringLoad,
+    Update,
+    dereferences,
+    nodes,
+)
 from gdb_optprobe.handlers.lower_expressions import Apart, ExpressionLowering
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, Label, MemoryValue, noted
 from gdb_optprobe.maps import ring
@@ -110,7 +123,6 @@ def record(
 ) -> None:
     """Write a record into the ring at an address; a void one if a field faults."""
     with ExitStack() as stack:
-        fields = words.with_own_fault()
         number, place = (stack.enter_context(emit.pool.scratch()) for _ in range(2))
         full = Label()
         with noted(emit, "a place in the ring"):
@@ -126,8 +138,13 @@ def record(
             with noted(emit, "its lock"):
                 _claim_place(emit, number, place, layout, full)
         with noted(emit, "time, kind, CPU"):
-            with emit.pool.scratch() as now:
-                emit.clock(now)
+            fields = words.with_own_fault()
+            if Clock() not in words.locals.held and any(Clock() in nodes(field) for field in action.fields):
+                clobbered = emit.probe_read_clobbers if any(map(dereferences, action.fields)) else ()
+                now = stack.enter_context(emit.pool.scratch(clobbered))
+                words.into(now, Clock())
+                fields = words.with_own_fault({Clock(): now})
+            with fields.word(Clock()) as now:
                 emit.store(Address(place, ring.TIME), now)
             emit.store(Address(place, ring.KIND), kind, 4)
             with words.operand(cpu) as word:

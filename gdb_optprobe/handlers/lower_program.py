@@ -27,8 +27,10 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from gdb_optprobe.handlers.ir import (
+    And,
     BytesLoad,
     Cell,
+    Clock,
     Constant,
     Emit,
     Expr,
@@ -44,7 +46,11 @@ from gdb_optprobe.handlers.ir import (
     Stop,
     StringLoad,
     Update,
+    children,
+    dereferences,
+    may_fault,
     nodes,
+    operands,
 )
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering, Locals, NotLowered
 from gdb_optprobe.handlers.lower_maps import count_by, layout, record, update
@@ -69,6 +75,8 @@ from gdb_optprobe.maps.hash_map import OVERFLOW
 from gdb_optprobe.maps.ring import RingLayout
 
 FAULT = "a fault: counted"
+FRAME = 16
+"""Bytes of a frame of one word: stacks are aligned to that."""
 RESTORED = "restored"
 
 
@@ -136,10 +144,11 @@ def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
     reads = around.kept.in_place(program.registers | of_cpu)
     before = EntryState(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
     facts = Facts(program)
+    reading = common_reading(facts)
 
     def emit(variables: int, may_hold: bool, used: UsedRegisters) -> tuple[Emitter, UsedRegisters]:
         emitter = machine.emitter(before)
-        return emitter, _emit(facts, around, machine, before, emitter, used, variables, may_hold)
+        return emitter, _emit(facts, reading, around, machine, before, emitter, used, variables, may_hold)
 
     for may_hold in (True, False):
         with suppress(TooManyRegisters):
@@ -162,6 +171,7 @@ def lower_saving(emit: Callable[[Used], tuple[Emitter, Used]], nothing: Used) ->
 
 def _emit(
     facts: Facts,
+    reading: Expr | None,
     around: LoweringContext,
     machine: Backend,
     before: EntryState,
@@ -172,7 +182,8 @@ def _emit(
 ) -> UsedRegisters:
     """Emit the code with the registers `used` saved; return those that it uses.
 
-    variables: how many may have a register. may_hold: whether entries of maps may. Raises TooManyRegisters.
+    reading: see `common_reading`. variables: how many may have a register. may_hold: whether entries of maps may.
+    Raises TooManyRegisters.
     """
     program, pc = facts.program, (machine.pc, around.address)
     end = Label()
@@ -182,14 +193,20 @@ def _emit(
     lower_save(emit, saved)
     if program.condition is not None:
         with refused(program.condition), noted(emit, "condition"):
-            words.jump(program.condition, False, end)
+            for part in _conjuncts(program.condition):
+                if reading is not None and not words.locals.held and Clock() in nodes(part):
+                    words.locals.held[reading] = _read_clock(emit, pc, program, reading)
+                words.jump(part, False, end)
     # What is saved may be overwritten.
     dead = replace(before.dead, registers=before.dead.registers | {*saved})
     emit.pool = actions = _pool(machine, replace(before, dead=dead))
     more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
     lower_save(emit, more)
-    if facts.is_flat:
-        _emit_actions(program, around, emit, pc)
+    if reading is not None:
+        with _held(emit, pc, program, reading, words.locals.held.get(reading), not variables) as held:
+            _emit_actions(program, around, emit, pc, Locals(held=held), is_last=not variables)
+    elif facts.is_flat:
+        _emit_actions(program, around, emit, pc, Locals())
     else:
         _emit_statements(facts, around, emit, pc, variables, may_hold)
     with noted(emit, RESTORED):
@@ -218,16 +235,86 @@ def _pool(machine: Backend, before: EntryState) -> RegisterPool:
     return RegisterPool(machine.order(before), before.dead.registers - before.reads, before.reads)
 
 
-def _emit_actions(program: Program, around: LoweringContext, emit: Emitter, pc: tuple[str, int]) -> None:
-    """Emit actions, one after the other."""
+def common_reading(facts: Facts) -> Expr | None:
+    """Return what a hit reads of the clock once for all: its condition, its actions and the times of its records.
+
+    It is the largest expression that all of them have in common, such as the time of a call. None where only one of
+    them reads it (a record reads its time for its fields too), and for scripts, in which each reading is its own.
+    """
+    program = facts.program
+    if not facts.is_flat:
+        return None
+    readings = [*_readings(program.condition)] if program.condition is not None else []
+    for action in program.actions:
+        found = [around for operand in operands(action) for around in _readings(operand)]
+        readings += [(Clock(),)] if isinstance(action, Emit) else found
+    if len(readings) < 2:
+        return None
+    common: Expr = Clock()
+    for first, *others in zip(*readings, strict=False):
+        if isinstance(first, StringLoad | BytesLoad | Slice | Literal) or may_fault(first) or {*others} != {first}:
+            break
+        common = first
+    return common
+
+
+def _readings(node: Operand) -> Iterator[tuple[Operand, ...]]:
+    """Yield, of each reading of the clock in a node, that and what is around it, from the inside out."""
+    if isinstance(node, Clock):
+        yield (node,)
+    for child in children(node):
+        yield from ((*within, node) for within in _readings(child))
+
+
+def _conjuncts(node: Expr) -> Iterator[Expr]:
+    """Yield what has to hold, in the order in which it is evaluated."""
+    if isinstance(node, And):
+        yield from _conjuncts(node.left)
+        yield from _conjuncts(node.right)
+    else:
+        yield node
+
+
+def _read_clock(emit: Emitter, pc: tuple[str, int], program: Program, reading: Expr) -> str:
+    """Emit: read the clock. Return the register that has it, which is not freed."""
+    clobbered = emit.probe_read_clobbers if any(map(dereferences, program.operands())) else ()
+    at = emit.pool.allocate(clobbered)
+    with noted(emit, "the clock, once for all"):
+        ExpressionLowering(emit, pc).into(at, reading)
+    return at
+
+
+@contextmanager
+def _held(
+    emit: Emitter, pc: tuple[str, int], program: Program, reading: Expr, at: str | int | None, in_frame: bool
+) -> Iterator[dict[Expr, str | int]]:
+    """Have a reading of the clock in a register for the block, or in a frame. at: the register that has it already."""
+    if isinstance(at, str):
+        emit.pool.reserve(at)
+    else:
+        at = _read_clock(emit, pc, program, reading)
+    if not in_frame:
+        yield {reading: at}
+        return
+    emit.open_frame(FRAME)
+    emit.store(emit.local(0), at)
+    emit.pool.free(at)
+    yield {reading: 0}
+    emit.close_frame()
+
+
+def _emit_actions(
+    program: Program, around: LoweringContext, emit: Emitter, pc: tuple[str, int], places: Locals, is_last: bool = True
+) -> None:
+    """Emit actions, one after the other. is_last: there is no other way to lower them. Raises TooManyRegisters."""
     objects = iter(enumerate(around.objects))
     for action in program.actions:
         if isinstance(action, Stop):
             continue
         assert isinstance(action, Update | Emit | Put)
         index, address = next(objects) if not isinstance(action, Put) else (0, 0)
-        with refused(action):
-            lower_action(emit, pc, around, action, index, address)
+        with refused(action) if is_last else nullcontext():
+            lower_action(emit, pc, around, action, index, address, places)
 
 
 def _emit_statements(
@@ -285,10 +372,16 @@ def cell_address(emit: Emitter, words: ExpressionLowering, by: tuple[Operand, ..
 
 
 def lower_action(
-    emit: Emitter, pc: tuple[str, int], around: LoweringContext, action: Update | Emit | Put, index: int, address: int
+    emit: Emitter,
+    pc: tuple[str, int],
+    around: LoweringContext,
+    action: Update | Emit | Put,
+    index: int,
+    address: int,
+    places: Locals | None = None,
 ) -> None:
     """Lower an action. index: of its object in the program. address: of that object. Raises TooManyRegisters."""
-    words = ExpressionLowering(emit, pc)
+    words = ExpressionLowering(emit, pc, places)
     with noted(emit, "kept for the stop" if isinstance(action, Put) else action.target.name):
         _lower_action(emit, words, around, action, index, address)
         if words.faulted:

@@ -29,6 +29,8 @@ class ScriptPrograms:
 
     guest: Guest
     _known: dict[str, Program] = field(default_factory=dict)
+    _symbols: dict[tuple[object, int, int], str] = field(default_factory=dict)
+    """By the moment, address and process: a list of all processes is walked for each."""
 
     def matches(
         self, provider: str, target: str, name: str, offset: int, timing: Timing
@@ -47,6 +49,7 @@ class ScriptPrograms:
     def add(self, program: Program) -> None:
         """Know a program's functions by its file, and its addresses in processes."""
         self._known[program.path] = program
+        self._symbols.clear()
 
     def unmatched(self, provider: str, timing: Timing) -> KernelHit:
         """Return names for a probe that is attached nowhere. Raises OptprobeError where programs cannot be probed."""
@@ -57,6 +60,14 @@ class ScriptPrograms:
 
         Of a process that is there: in the program that it runs, and in those that scripts probe.
         """
+        asked = self.guest.moment(), address, of
+        if asked not in self._symbols:
+            if self._symbols and next(iter(self._symbols))[0] != asked[0]:
+                self._symbols.clear()
+            self._symbols[asked] = self._symbol(address, of)
+        return self._symbols[asked]
+
+    def _symbol(self, address: int, of: int) -> str:
         if of >= _INODE:
             program = next((each for each in self._known.values() if each.inode == of), None)
             return _function(program, address) if program is not None else ""
@@ -89,6 +100,7 @@ class ScriptPrograms:
     def _program(self, path: str) -> Program:
         if path not in self._known:
             self._known[path] = self.guest.programs.find(path)
+            self._symbols.clear()
         return self._known[path]
 
     def _functions(

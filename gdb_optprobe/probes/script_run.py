@@ -69,17 +69,16 @@ class ScriptMaps(Mapping[str, MapContents]):
         """Use the maps in the guest that the script's probes have there now."""
         self._placed = frozenset(self._session.kprobes.maps.by_name().keys() & self._ours.keys())
 
-    def take_back(self) -> None:
-        """Move the contents here, before the probes are removed."""
-        there = self._session.kprobes.maps.by_name()
-        for name in self._placed:
-            _move(there[name], self._ours[name])
+    def take_back(self) -> Mapping[str, int]:
+        """Move the contents here, before the probes are removed. Return how many values found no room, by map."""
+        there, dropped = self._session.kprobes.maps.by_name(), dict[str, int]()
+        for name in sorted(self._placed):
+            found = there[name].contents()
+            dropped |= {name: found.dropped} if found.dropped else {}
+            for key, words in found.by_key.items():
+                self._ours[name].put(key, words)
         self._placed = frozenset()
-
-
-def _move(source: MapContents, into: MapContents) -> None:
-    for key, words in contents_of(source).items():
-        into.put(key, words)
+        return dropped
 
 
 @dataclass
@@ -231,7 +230,8 @@ class ScriptRun:
             return
         try:
             self._drain()
-            self.maps.take_back()
+            for name, values in self.maps.take_back().items():
+                self.warn(f"@{name} was full: {values:,} values found no room; config = {{ max_map_keys = N }}")
         finally:
             numbers, self._numbers = self._numbers, []
             self.session.delete(numbers)

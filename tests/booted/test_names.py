@@ -84,7 +84,7 @@ def test_what_names_mean(request: pytest.FixtureRequest, arch: str, tier: str) -
     forced = f"-tier {tier}" if tier else ""
     entry = int(guest.check("grep ' T vfs_read$' /proc/kallsyms").split()[0], 16) + (0 if typed else 8)
     script: list[str | Workload] = ["set $optprobe_test = 41", f"set $entry = {entry:#x}"]
-    groups = [*chunks(list(table)), ["$pid", "$tgid", "$cpu", "$time"][: 4 if not forced else 3]]
+    groups = [*chunks(list(table)), ["$pid", "$tgid", "$cpu", "$time", "$ticks"][: 5 if not forced else 3]]
     script += [f"optprobe add vfs_read {forced} if {PROBED} do record({', '.join(group)})" for group in groups]
     if not forced:
         script += ["set optprobe exit-on-error off", "python import gdb"]
@@ -109,6 +109,7 @@ def test_what_names_mean(request: pytest.FixtureRequest, arch: str, tier: str) -
     last = next(line for line in reversed(records(finished, "report")) if line["number"] == numbers[-1])
     assert found["$cpu"] == last["cpu"] < guest.options.processors
     if not forced:
-        assert 0 <= found["$time"] - last["time"] < 1 << 24, "the record's own is taken first"
+        assert found["$ticks"] == last["time"], "the record's own"
+        assert abs(found["$time"] - last["since_boot"]) < 10_000_000, "of add, and of report: some millionths apart"
         for text, words in refused:
             assert words in finished.output, (text, finished.output)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gdb_optprobe.commands import options
+from gdb_optprobe.commands import options, recipe_arguments
 from gdb_optprobe.commands.parse import ADD_OPTIONS
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.detours.tier import Tier
@@ -27,6 +27,10 @@ OPTIONS = {
     "commit": options.COMMIT_OPTIONS,
     "doctor": options.DOCTOR_OPTIONS,
     "recover": options.RECOVER_OPTIONS,
+    "offcpu": recipe_arguments.OFFCPU_OPTIONS,
+    "profile": recipe_arguments.PROFILE_OPTIONS,
+    "latency": recipe_arguments.LATENCY_OPTIONS,
+    "calls": recipe_arguments.CALLS_OPTIONS,
 }
 
 

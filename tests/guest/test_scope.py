@@ -243,12 +243,18 @@ def test_enumerators_are_numbers() -> None:
         (PPC64LE, "cr", UNSIGNED_INT, Register("cr")),
         (PPC64LE, "pc", Pointer(Function()), Constant(PROBED)),
         (X86_64, "arg1", UNSIGNED_LONG, Register("rdi")),
-        (X86_64, "time", UNSIGNED_LONG, Clock()),
+        (X86_64, "ticks", UNSIGNED_LONG, Clock()),
         (X86_64, "mine", LONG, Constant(-5 & MASK)),
     ],
 )
 def test_dollars(isa: Abi, name: str, type_: object, expected: Expr) -> None:
     assert scope(isa=isa).dollar(name) == Rvalue(expected, type_)  # type: ignore[arg-type]
+
+
+def test_the_time_is_that_of_the_guests_log() -> None:
+    now = Binary(Op.ADD, Clock(), Constant(5), 64, False)
+    assert replace(scope(), now=lambda: now).dollar("time") == Rvalue(now, UNSIGNED_LONG)
+    assert scope().dollar("time") == Missing("the time of this guest's log is not known", "$ticks is its clock")
 
 
 def test_the_running_thread() -> None:

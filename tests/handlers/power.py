@@ -149,7 +149,8 @@ class Trial:
             return read(address, size)
 
         found = running.Left(left.registers, {DATA: bytes(memory)}, 0, {}, left.pc == PAD)
-        yield from self.wrong_results(found, interpreter.Hit(self.registers, read, self.base, probe_read=peeked))
+        clock = running.clock_of(self.program, found, FAULTS)
+        yield from self.wrong_results(found, interpreter.Hit(self.registers, read, self.base, clock, probe_read=peeked))
 
     def wrong_results(self, left: running.Left, hit: interpreter.Hit) -> Iterator[str]:
         """What objects have that is not as the interpreter says."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from gdb_optprobe.handlers.ir import (
     Binary,
     Cell,
     Choose,
+    Clock,
     Column,
     Constant,
     Convert,
@@ -38,7 +40,7 @@ from gdb_optprobe.handlers.ir import (
     Update,
 )
 from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Stats, Sum
-from tests.handlers.running import AREA, DATA, NUMBERS, PAGE, PER_CPU, POINTERS, SP
+from tests.handlers.running import AREA, CLOCK, DATA, NUMBERS, PAGE, PER_CPU, POINTERS, SP
 
 Exprs = st.SearchStrategy[Expr]
 _COMPARISONS = tuple(op for op in Op if op.compares)
@@ -195,8 +197,12 @@ def programs(draw: st.DrawFn, depth: int = 3) -> Program:
     return Program(condition, tuple(actions))
 
 
-def wild(program: Program, changes: Callable[[Operand], Operand]) -> Program:
-    """The same with `changes` of every node, from the leaves on."""
+def wild(
+    program: Program,
+    changes: Callable[[Operand], Operand],
+    kinds: tuple[type[Operand], ...] = (Load, StringLoad, StringEquals),
+) -> Program:
+    """The same with `changes` of every node of these kinds, from the leaves on."""
 
     def changed(value: object) -> object:
         if isinstance(value, tuple):
@@ -205,11 +211,23 @@ def wild(program: Program, changes: Callable[[Operand], Operand]) -> Program:
             return value
         fields = {field.name: changed(getattr(value, field.name)) for field in dataclasses.fields(value)}
         again = dataclasses.replace(value, **fields)
-        return changes(again) if isinstance(again, Load | StringLoad | StringEquals) else again
+        return changes(again) if isinstance(again, kinds) else again
 
     found = changed(program)
     assert isinstance(found, Program)
     return found
+
+
+@st.composite
+def timed_programs(draw: st.DrawFn, depth: int = 2) -> Program:
+    """Some registers are the clock, and the first action tells what it has been."""
+    chosen = draw(st.frozensets(st.sampled_from(NUMBERS), min_size=3))
+
+    def change(node: Operand) -> Operand:
+        return Clock() if isinstance(node, Register) and node.name in chosen else node
+
+    found = wild(draw(programs(depth)), change, (Register,))
+    return replace(found, actions=(CLOCK, *found.actions))
 
 
 def wilder(draw: st.DrawFn, bases: tuple[int, ...]) -> Callable[[Operand], Operand]:

@@ -22,7 +22,7 @@ from unicorn import x86_const
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct, routine
 from gdb_optprobe.handlers import interpreter
-from gdb_optprobe.handlers.ir import MASK, Cell, Constant, HashMap, Program, Records, Stop
+from gdb_optprobe.handlers.ir import MASK, Cell, Clock, Constant, HashMap, Program, Records, Stop, Update
 from gdb_optprobe.handlers.lower_maps import layout
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.isa.base import Dead
@@ -30,6 +30,7 @@ from gdb_optprobe.isa.x86_64 import abi
 from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.isa.x86_64.writer import branch
 from gdb_optprobe.maps import aggregate
+from gdb_optprobe.maps.aggregate import Sum
 from gdb_optprobe.maps.ring import RingLayout
 from tests.guest.linux.arch.x86_64.tables import Tables
 
@@ -49,6 +50,7 @@ DEAD_NAMES = tuple(name for name in (*abi.GENERAL, abi.CARRY) if name != SP)
 NOTHING_DEAD = Dead()
 LIMIT = 20_000
 _REGISTERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in (*abi.GENERAL, abi.FLAGS)}
+CLOCK = Update(Cell("clock", Sum(False)), Clock())
 INNER = CODE + 2 * PAGE
 START = CODE + 1  # of programs; before it is a nop, for Unicorn does not run nothing
 DIRECT = Direct(0xFFFF_8880_0000_0000, 1 << 46)
@@ -259,16 +261,26 @@ def differences(program: Program, state: State, dead: Dead = NOTHING_DEAD, fault
     memory = memory_of(state, objects(program, faults), faults)
     left = execute(lower(program, surroundings(program, dead, faults), BACKEND)(START), state, memory)
     seen = NOTHING_DEAD if left.stops else dead
-    outcome = interpreter.run(program, hit(state, memory))
+    outcome = interpreter.run(program, hit(state, memory, clock_of(program, left, faults)))
     return (*wrong_objects(program, left, outcome, faults), *kept(state, memory, left, seen, faults))
 
 
-def hit(state: State, memory: Mapping[int, bytes]) -> interpreter.Hit:
-    return interpreter.Hit(state.registers, partial(read, memory), GS, probe_read=partial(peeked, memory))
+def hit(state: State, memory: Mapping[int, bytes], clock: int | None = None) -> interpreter.Hit:
+    return interpreter.Hit(state.registers, partial(read, memory), GS, clock, probe_read=partial(peeked, memory))
+
+
+def clock_of(program: Program, left: Left, faults: int = FAULTS) -> int | None:
+    """The clock of a hit, as the first action of a program of programs.timed_programs says."""
+    if program.actions[:1] != (CLOCK,):
+        return None
+    return int.from_bytes(left.read(places(program, faults)[0], 8), "little")
 
 
 def wrong_objects(program: Program, left: Left, outcome: interpreter.Outcome, faults: int) -> Iterator[str]:
     """What is not as the interpreter says."""
+    clock = clock_of(program, left, faults)
+    if clock == 0:
+        return  # the condition was false, and at what time is not known
     counted = int.from_bytes(left.read(faults, 8), "little")
     if counted != outcome.faults:
         yield f"{counted} faults for {outcome.faults}"
@@ -301,6 +313,8 @@ def wrong_objects(program: Program, left: Left, outcome: interpreter.Outcome, fa
     emitted = [(kind, cpu, fields.ljust(8 * RING.words, b"\0")) for kind, cpu, fields in emitted]
     if found != emitted or contents.dropped:
         yield f"{found} for {emitted}"
+    if clock is not None and {each.time for each in contents.records} > {clock}:
+        yield f"records of other times than {clock}: {contents.records}"
 
 
 def kept(state: State, memory: Mapping[int, bytes], left: Left, dead: Dead, faults: int) -> Iterator[str]:

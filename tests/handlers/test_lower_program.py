@@ -40,7 +40,7 @@ from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.codegen import BACKEND
 from gdb_optprobe.maps.aggregate import Count, Sum
 from tests.examples import examples, some
-from tests.handlers.programs import programs, wild_programs, words
+from tests.handlers.programs import programs, timed_programs, wild_programs, words
 from tests.handlers.running import (
     ALIAS,
     BELOW,
@@ -96,6 +96,12 @@ def test_wild_pointers_are_faults(program: Program, before: State, dead: Dead, f
         assert not differences(program, before, dead, faults)
     except NotLowered as refused:
         assert "registers" in refused.why
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(timed_programs(), _states, _dead, st.sampled_from((FAULTS, BELOW)))
+def test_all_of_a_hit_reads_the_clock_once(program: Program, before: State, dead: Dead, faults: int) -> None:
+    assert not differences(program, before, dead, faults)
 
 
 TEXT = Register("rdi")

@@ -40,7 +40,7 @@ from tests.examples import examples
 from ..isa.ppc64le.oracle import DATA, HERE, STACK, TRAP, Outcome, Step, execute, needs_oracle
 from . import running
 from .power import FAULTS, SIZE, Trial, differences
-from .programs import programs, wild_programs
+from .programs import programs, timed_programs, wild_programs
 
 EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", "10500" if os.environ.get("OPTPROBE_FULL") else examples(200)))
 TOGETHER = 1000  # as many are run at once, of a megabyte each
@@ -83,6 +83,12 @@ def test_same_as_the_interpreter() -> None:
 @needs_oracle
 def test_wild_pointers_are_faults() -> None:
     found = wrong(trials(EXAMPLES, wild_programs((running.DATA, running.DATA, running.ALIAS, 1 << 63))))
+    assert not found, f"{len(found)} programs; the shortest:\n{min(found, key=len)}"
+
+
+@needs_oracle
+def test_all_of_a_hit_reads_the_clock_once() -> None:
+    found = wrong(trials(EXAMPLES, timed_programs()))
     assert not found, f"{len(found)} programs; the shortest:\n{min(found, key=len)}"
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ir import Clock, Expr, Op
 from gdb_optprobe.handlers.scope import Missing
 
 
@@ -44,6 +46,23 @@ class LogClock:
 
     def __call__(self, ticks: int) -> int:
         return (ticks * self.factor >> self.shift) + self.offset
+
+    @classmethod
+    def of_rate(cls, hertz: int, offset: int) -> LogClock:
+        """Return the clock of so many ticks in a second. offset: its nanoseconds at tick 0."""
+        return cls((NANOSECONDS << LARGEST_SHIFT) // hertz, LARGEST_SHIFT, offset)
+
+    @property
+    def now(self) -> Expr:
+        """Return the time of a hit, as a program computes it: one product of which it takes the upper half."""
+        time: Expr = Clock()
+        if self.factor != 1 << self.shift:
+            # A clock slower than 1 GHz has ticks of more than a nanosecond: what 64 bits of the factor lack they get.
+            more = max(self.factor.bit_length() - self.shift, 0)
+            factor = (self.factor << LARGEST_SHIFT >> self.shift) >> more
+            ticks = fold.binary(Op.SHL, time, fold.constant(more), 64, False)
+            time = fold.binary(Op.UMULH, ticks, fold.constant(factor), 64, False)
+        return fold.binary(Op.ADD, time, fold.constant(self.offset), 64, False)
 
     def is_of(self, rate: int) -> bool:
         """Return whether so many ticks are a second, to a hundredth: the factor is rounded."""

@@ -232,10 +232,14 @@ class LinuxGuest(Guest):
     def control_group(self, number: int) -> str | None:
         return control_groups.path(self.kernel, number)
 
-    def clock(self) -> Callable[[int], int] | None:
+    def clock(self) -> LogClock | None:
         if self._clock[0] != self._moment:
             self._clock = self._moment, log_clock(self.kernel, self.arch.clock, self.arch.log_clock)
         return self._clock[1]
+
+    def _now(self) -> Expr | Missing:
+        found = self.clock()
+        return scope.NO_TIME if found is None else found.now
 
     def completions(self, prefix: str) -> Sequence[str]:
         return self.recovered.symbols.completions(prefix)
@@ -319,7 +323,7 @@ class LinuxGuest(Guest):
 
     def _names(self, site: Probed, debug: Debug | None = None) -> NamesAt:
         of, convenience = abi.of(self.isa), self.debugger.convenience
-        names = scope.kernel_scope(self.kernel, self.current, self._types, of, site, convenience, debug)
+        names = scope.kernel_scope(self.kernel, self.current, self._types, of, site, convenience, debug, self._now)
         cpu = self.current.cpu
         number = None if isinstance(cpu, Missing) else cpu
         # Now: while a script is compiled, handlers of several events are tried at one address, one after the other.

@@ -7,6 +7,8 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.clock import NANOSECONDS, ClockRate, LogClock, last_tick, log_clock
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.handlers.interpreter import Hit, evaluate
+from gdb_optprobe.handlers.ir import MASK, Clock, nodes
 from tests.guest.linux.fake_kernel import Pages, kernel
 
 RATE = 0x1000
@@ -24,6 +26,17 @@ def test_a_time_is_the_ticks_at_the_clocks_rate_from_its_start() -> None:
     found = log_clock(of_rate(500_000), RATES, lambda _: CLOCK)
     assert found is not None and [found(0), found(500_000_000)] == [-7, 999_999_993]
     assert LogClock(827_180_749, 31, 0)(2**64 - 1) == (2**64 - 1) * 827_180_749 >> 31, "no word is too short for it"
+
+
+@pytest.mark.parametrize("clock", [
+    LogClock(827_180_749, 31, -5), LogClock(2 << 10, 10, 7), LogClock(1 << 20, 20, 3),
+    LogClock(0xFA00_0000_0000_0000 << 1, 64, -(1 << 40)), LogClock.of_rate(24_000_000, 11),
+])  # fmt: skip
+@pytest.mark.parametrize("ticks", [0, 1, 2_596_143_001, 10**9 * 86_400 * 365])
+def test_a_hit_computes_the_same_time(clock: LogClock, ticks: int) -> None:
+    found = evaluate(clock.now, Hit({}, lambda address, size: bytes(size), clock=ticks))
+    assert 0 <= (clock(ticks) & MASK) - found <= 1, "the factor may lack its last bits"
+    assert Clock() in nodes(clock.now) and len([*nodes(clock.now)]) <= 7
 
 
 @pytest.mark.parametrize(("khz", "clock"), [
