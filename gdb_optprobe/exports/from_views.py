@@ -1,0 +1,140 @@
+"""Make a recording of what a report has.
+
+A record that has `$elapsed` among its values is a call, which began so long before the record; any other is an event.
+`$pid`, `$comm` and `$tgid` say of which thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from gdb_optprobe.exports.recording import (
+    Call,
+    Distribution,
+    Event,
+    Mean,
+    Measure,
+    Number,
+    Recording,
+    Source,
+    Stack,
+    Thread,
+    Value,
+    Values,
+)
+from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Histogram, Stats, Sum, buckets, number, value
+from gdb_optprobe.probes.views import Address, CountsView, FrameView, ObjectView, ProbeView, RecordView, parts_of
+
+ELAPSED, THREAD, PROCESS, NAME = "$elapsed", "$pid", "$tgid", "$comm"
+
+
+def recording(probes: Sequence[ProbeView]) -> Recording:
+    """Return what the rows of a report hold. Functions of large globs that were never hit are left out."""
+    rows = [*_rows(probes)]
+    found = [_event(_source(row), record) for row in rows for record in row.records]
+    return Recording(
+        events=tuple(one for one in found if isinstance(one, Event)),
+        calls=tuple(one for one in found if isinstance(one, Call)),
+        stacks=stacks(rows),
+        measures=tuple(measure for row in rows for measure in _measures(row)),
+        lost=sum(row.dropped for row in rows),
+    )
+
+
+def stacks(probes: Iterable[ProbeView]) -> tuple[Stack, ...]:
+    """Return the stacks that records have kept, and how often each."""
+    kept = Counter(path for row in probes for record in row.records if (path := _path(record.stack)))
+    return tuple(Stack(path, count) for path, count in sorted(kept.items()))
+
+
+def _rows(probes: Sequence[ProbeView]) -> Iterator[ProbeView]:
+    for part in parts_of(probes):
+        if isinstance(part, CountsView):
+            yield from (part[place] for place, hits in enumerate(part.hits) if hits)
+        else:
+            yield part
+
+
+def _source(probe: ProbeView) -> Source:
+    return Source(probe.number, probe.symbol or f"{probe.address:#x}")
+
+
+def _event(source: Source, record: RecordView) -> Event | Call:
+    by_name = dict(zip(record.names, record.values, strict=False))
+    thread, time, elapsed = _thread(by_name), record.since_boot, by_name.get(ELAPSED)
+    values = _values(record.names, record.values)
+    if time is not None and isinstance(elapsed, int):
+        return Call(source, max(time - elapsed, 0), time, record.cpu, thread, values)
+    return Event(source, time, record.cpu, thread, values, one_line(record.text.rstrip("\n")), _path(record.stack))
+
+
+def _thread(values: dict[str, Value]) -> Thread | None:
+    """Return the thread that these values are of. A `$comm` alone does not say which."""
+    thread, process, name = values.get(THREAD), values.get(PROCESS), values.get(NAME, "")
+    if not isinstance(thread, int):
+        return None
+    return Thread(thread, str(name), process if isinstance(process, int) else None)
+
+
+def _values(names: Sequence[str], values: Sequence[Value]) -> Values:
+    """Return values by names that differ. Addresses are text."""
+    seen: Counter[str] = Counter()
+    found = []
+    for place, one in enumerate(values):
+        name = names[place] if place < len(names) else f"value {place + 1}"
+        seen[name] += 1
+        unique = f"{name} ({seen[name]})" if seen[name] > 1 else name
+        found.append((unique, f"{one:#x}" if isinstance(one, Address) else one))
+    return tuple(found)
+
+
+def _path(stack: Sequence[FrameView]) -> tuple[str, ...]:
+    """Return the functions of a stack. What may be left from earlier calls is no part of it."""
+    return tuple(_function(frame) for frame in reversed(stack) if frame.sure)
+
+
+def _function(frame: FrameView) -> str:
+    if not frame.address:
+        return "[unknown]"
+    return re.sub(r"\+0x[0-9a-f]+$", "", frame.symbol) or f"{frame.address:#x}"
+
+
+def _measures(probe: ProbeView) -> Iterator[Measure]:
+    source = _source(probe)
+    counted = {"hits": probe.hits, "missed": probe.missed, "dropped": probe.dropped, "faults": probe.faults}
+    for name, count in {**counted, "stops": probe.stops}.items():
+        if count is not None:
+            yield Measure(source, name, Number(count))
+    if probe.calls is not None:
+        yield Measure(source, "active", Number(probe.active, grows=False))
+    for found in probe.objects:
+        yield from _of_object(source, found)
+
+
+def _of_object(source: Source, found: ObjectView) -> Iterator[Measure]:
+    word = re.match(r"\w*", found.action)
+    name = word[0] if word is not None else ""
+    for row in found.rows:
+        gathered = _gathered(found.aggregate, row.words)
+        if gathered is not None:
+            yield Measure(source, name, gathered, found.action, _values(found.labels, row.key), found.unit)
+    if found.lost:
+        yield Measure(source, "lost", Number(found.lost), found.action)
+
+
+def _gathered(aggregate: Aggregate, words: Sequence[int]) -> Number | Mean | Distribution | None:
+    """Return what the words mean; None of a least or greatest value where there was none."""
+    match aggregate:
+        case Average(signed) | Stats(signed):
+            return Mean(words[0], number(words[1], signed))
+        case Count():
+            return Number(words[0])
+        case Sum(signed):
+            return Number(number(words[0], signed), grows=not signed)
+        case _ if isinstance(aggregate, Histogram):
+            return Distribution(buckets(aggregate, words))
+    found = value(aggregate, words)
+    return Number(found, grows=False) if isinstance(found, int) else None

@@ -1,0 +1,63 @@
+"""Calls nest on their tracks, whatever was recorded; their own times add up."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gdb_optprobe.exports.own_time import own_times
+from gdb_optprobe.exports.recording import Call, Recording, Source, Thread
+from gdb_optprobe.exports.tracks import BEYOND_THREADS, edges, tracks
+from tests.exports.recordings import WHOLE
+
+WHOSE = [None, Thread(0, "swapper/0"), Thread(7, "dd", 5), Thread(8), Thread(BEYOND_THREADS), Thread(-1)]
+
+
+@some.composite
+def calls(draw: some.DrawFn) -> Call:
+    begin, took = draw(some.integers(0, 20)), draw(some.integers(0, 20))
+    source, thread = Source(1, draw(some.sampled_from("fgh"))), draw(some.sampled_from(WHOSE))
+    return Call(source, begin, begin + took, draw(some.integers(0, 1)), thread)
+
+
+def test_threads_first_then_cpus_and_lanes_behind_them() -> None:
+    found = tracks(WHOLE)
+    assert [(one.name, one.process) for one in found] == [
+        ("dd", 412), ("cat", 400), ("CPU 0", 0), ("CPU 1", 0), ("CPU 1 (2)", 0),
+    ]  # fmt: skip
+    assert [one.number for one in found] == [412, 413, *range(BEYOND_THREADS, BEYOND_THREADS + 3)]
+    dd = found[0]
+    assert [(one.call.source.place, one.depth) for one in dd.calls] == [
+        ("vfs_read", 0), ("rw_verify_area", 1), ("vfs_read", 0),
+    ]  # fmt: skip
+    assert [len(one.events) for one in found] == [1, 0, 1, 1, 0], "the one without a time is on none"
+
+
+@given(some.lists(calls(), max_size=30))
+def test_every_call_is_on_one_track_and_nests_there(found: list[Call]) -> None:
+    made = tracks(Recording(calls=tuple(found)))
+    assert len({one.number for one in made}) == len(made)
+    placed = [one.call for track in made for one in track.calls]
+    assert sorted(placed, key=repr) == sorted(found, key=repr)
+    for track in made:
+        open: list[Call] = []
+        last = 0
+        for edge in edges(track.calls):
+            assert edge.time >= last, "in the order of time"
+            last = edge.time
+            if edge.begins:
+                assert len(open) == edge.placed.depth
+                open.append(edge.placed.call)
+            else:
+                assert open.pop() is edge.placed.call
+        assert not open
+
+
+@given(some.lists(calls(), max_size=30))
+def test_own_times_add_up_to_those_of_the_outer_calls(found: list[Call]) -> None:
+    recording = Recording(calls=tuple(found))
+    own = own_times(recording)
+    outer = [one.call for track in tracks(recording) for one in track.calls if not one.depth]
+    assert sum(one.time for one in own.values()) == sum(call.end - call.begin for call in outer)
+    assert all(one.time >= 0 for one in own.values())
+    assert sum(one.calls for one in own.values()) == len(found)
