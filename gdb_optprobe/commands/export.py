@@ -21,6 +21,7 @@ class ExportCommand(Subcommand[Export]):
     FORMAT is one of
       chrome       Chrome's JSON, for Perfetto's UI: calls, events, counters
       perfetto     Perfetto's TrackEvents: the same
+      trace.dat    trace-cmd's file, for KernelShark too: calls, events
       speedscope   speedscope's JSON: calls, and stacks
       folded       folded stacks, for flame graphs: stacks, or else calls
       pprof        pprof's profile: the same

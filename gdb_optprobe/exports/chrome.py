@@ -49,7 +49,7 @@ def _counters(recording: Recording) -> Iterator[_Item]:
 
 
 def _of_event(event: Event) -> _Item:
-    stack = {"stack": " < ".join(reversed(event.stack))} if event.stack else {}
+    stack = {"stack": event.callers} if event.stack else {}
     text = {"text": event.text} if event.text and not event.stack else {}
     return {"cpu": event.cpu, **_arguments(event.values), **text, **stack}
 

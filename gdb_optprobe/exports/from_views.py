@@ -28,6 +28,7 @@ from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Histogram, Stats, Sum, buckets, number, value
 from gdb_optprobe.probes.views import Address, CountsView, FrameView, ObjectView, ProbeView, RecordView, parts_of
 
+_TIMES_END = 1 << 63
 ELAPSED, THREAD, PROCESS, NAME = "$elapsed", "$pid", "$tgid", "$comm"
 
 
@@ -64,11 +65,16 @@ def _source(probe: ProbeView) -> Source:
 
 def _event(source: Source, record: RecordView) -> Event | Call:
     by_name = dict(zip(record.names, record.values, strict=False))
-    thread, time, elapsed = _thread(by_name), record.since_boot, by_name.get(ELAPSED)
+    thread, time, elapsed = _thread(by_name), _time(record.since_boot), by_name.get(ELAPSED)
     values = _values(record.names, record.values)
-    if time is not None and isinstance(elapsed, int):
+    if time is not None and isinstance(elapsed, int) and elapsed >= 0:
         return Call(source, max(time - elapsed, 0), time, record.cpu, thread, values)
     return Event(source, time, record.cpu, thread, values, one_line(record.text.rstrip("\n")), _path(record.stack))
+
+
+def _time(since_boot: int | None) -> int | None:
+    """Return a time that the formats can hold: a damaged record may have any."""
+    return since_boot if since_boot is not None and 0 <= since_boot < _TIMES_END else None
 
 
 def _thread(values: dict[str, Value]) -> Thread | None:

@@ -72,7 +72,7 @@ def _event(uuid: int, kind: int) -> bytes:
 
 def _notes(event: Event) -> tuple[tuple[str, Value], ...]:
     text_of = (("text", event.text),) if event.text and not event.stack else ()
-    stack = (("stack", " < ".join(reversed(event.stack))),) if event.stack else ()
+    stack = (("stack", event.callers),) if event.stack else ()
     return (("cpu", event.cpu), *event.values, *text_of, *stack)
 
 

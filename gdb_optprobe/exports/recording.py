@@ -49,6 +49,11 @@ class Event:
     text: str = ""
     stack: tuple[str, ...] = ()
 
+    @property
+    def callers(self) -> str:
+        """Return the stack as one line, the innermost function first."""
+        return " < ".join(reversed(self.stack))
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

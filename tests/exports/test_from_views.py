@@ -47,6 +47,12 @@ def test_without_a_time_nothing_is_a_call() -> None:
     assert found.events == (Event(SOURCE, None, 1, None, (("$elapsed", 300),), "$elapsed=300"),) and not found.calls
 
 
+@pytest.mark.parametrize("time", [-1, 1 << 63, 1 << 90])
+def test_a_time_that_no_format_holds_is_none(time: int) -> None:
+    found = recording([recorded(RecordView(1, 5, (300,), "", since_boot=time, names=("$elapsed",)))])
+    assert found.events[0].time is None and not found.calls
+
+
 def test_a_call_does_not_begin_before_the_boot() -> None:
     found = recording([recorded(RecordView(1, 5, (300,), "", since_boot=100, names=("$elapsed",)))])
     assert (found.calls[0].begin, found.calls[0].end, found.calls[0].thread) == (0, 100, None)
