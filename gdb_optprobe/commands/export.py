@@ -22,6 +22,7 @@ class ExportCommand(Subcommand[Export]):
       chrome       Chrome's JSON, for Perfetto's UI: calls, events, counters
       perfetto     Perfetto's TrackEvents: the same
       trace.dat    trace-cmd's file, for KernelShark too: calls, events
+      uftrace      uftrace's data, a folder: calls
       speedscope   speedscope's JSON: calls, and stacks
       folded       folded stacks, for flame graphs: stacks, or else calls
       pprof        pprof's profile: the same
@@ -32,7 +33,8 @@ class ExportCommand(Subcommand[Export]):
     is on the track of its CPU. Any other record is an event. Times are the
     guest's, in nanoseconds since its boot. Lines say what the format does
     not hold, and what was lost.
-    FILE is replaced; a new one is for you alone to read.
+    FILE is replaced; a new one is for you alone to read. The folder of
+    uftrace must be a new one.
 
     Examples:
       optprobe add vfs_read -return do record($pid, $comm, $elapsed)

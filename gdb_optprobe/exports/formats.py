@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.exports import chrome, csv, folded, openmetrics, perfetto, pprof, speedscope, trace_dat
+from gdb_optprobe.exports import chrome, csv, folded, openmetrics, perfetto, pprof, speedscope, trace_dat, uftrace
 from gdb_optprobe.exports.recording import Recording
 from gdb_optprobe.exports.tracks import is_counter
 
@@ -70,6 +70,7 @@ FORMATS: Mapping[str, Format] = {
     "chrome": Format("Chrome's JSON: Perfetto's UI, speedscope", chrome.encode, _TIMELINE),
     "perfetto": Format("Perfetto's TrackEvents: ui.perfetto.dev, trace_processor", perfetto.encode, _TIMELINE),
     "trace.dat": Format("trace-cmd's file: trace-cmd, KernelShark", trace_dat.encode, (Part.CALLS, Part.EVENTS)),
+    "uftrace": Format("uftrace's folder", uftrace.encode, (Part.CALLS,)),
     "speedscope": Format("speedscope's JSON", speedscope.encode, (Part.CALLS, Part.STACKS)),
     "folded": Format("folded stacks: flamegraph.pl, speedscope", folded.encode, (Part.STACKS, Part.CALLS), True),
     "pprof": Format("pprof's profile.proto, gzipped: go tool pprof", pprof.encode, (Part.STACKS, Part.CALLS), True),
