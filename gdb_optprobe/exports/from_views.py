@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from gdb_optprobe.exports.recording import (
     Call,
@@ -68,6 +69,8 @@ def _event(source: Source, record: RecordView) -> Event | Call:
     thread, time, elapsed = _thread(by_name), _time(record.since_boot), by_name.get(ELAPSED)
     values = _values(record.names, record.values)
     if time is not None and isinstance(elapsed, int) and elapsed >= 0:
+        # Where an entry has two addresses, the probe is behind the first one.
+        source = replace(source, place=_without_offset(source.place))
         return Call(source, max(time - elapsed, 0), time, record.cpu, thread, values)
     return Event(source, time, record.cpu, thread, values, one_line(record.text.rstrip("\n")), _path(record.stack))
 
@@ -105,7 +108,11 @@ def _path(stack: Sequence[FrameView]) -> tuple[str, ...]:
 def _function(frame: FrameView) -> str:
     if not frame.address:
         return "[unknown]"
-    return re.sub(r"\+0x[0-9a-f]+$", "", frame.symbol) or f"{frame.address:#x}"
+    return _without_offset(frame.symbol) or f"{frame.address:#x}"
+
+
+def _without_offset(symbol: str) -> str:
+    return re.sub(r"\+0x[0-9a-f]+$", "", symbol)
 
 
 def _measures(probe: ProbeView) -> Iterator[Measure]:

@@ -41,6 +41,12 @@ def test_a_record_with_elapsed_is_a_call_of_its_thread() -> None:
     assert found.end == 1000
 
 
+def test_a_call_is_of_its_function() -> None:
+    record = RecordView(1, 5, (300,), "", since_boot=1000, names=("$elapsed",))
+    (call,) = recording([probe(4, symbol="vfs_read+0x8", records=(record,))]).calls
+    assert call.source == Source(4, "vfs_read")
+
+
 def test_without_a_time_nothing_is_a_call() -> None:
     """Ticks of a clock whose rate is not known are no nanoseconds; a hit that stopped the guest has no time."""
     found = recording([recorded(RecordView(1, 5, (300,), "$elapsed=300", names=("$elapsed",)))])
