@@ -49,10 +49,11 @@ class ExportCommand(Subcommand[Export]):
         return parse_export(text, [*FORMATS])
 
     def run(self, args: Export, out: Output) -> None:
-        probes = self.session.reports(resolve(self.session, args.probes))
-        if not probes:
+        numbers = resolve(self.session, args.probes)
+        probes, maps = self.session.reports(numbers), self.session.maps(numbers)
+        if not probes and not maps:
             raise OptprobeError("there are no probes to export", "optprobe add LOCATION")
-        contents, (held, *rest) = encoded(args.format, recording(probes))
+        contents, (held, *rest) = encoded(args.format, recording(probes, maps))
         try:
             path = host_files.expanded(Path(args.path))
             if isinstance(contents, bytes):

@@ -60,7 +60,9 @@ def _call(one: Call) -> _Row:
 
 
 def _measure(one: Measure) -> Iterator[_Row]:
-    where = {"probe": one.source.number, "place": one.source.place, "name": one.action, **_own(one.key)}
+    where: _Row = {"name": one.action, **_own(one.key)}
+    if one.source is not None:
+        where = {"probe": one.source.number, "place": one.source.place, **where}
     match one.value:
         case Number(value):
             yield {"type": one.name, **where, "value": value}

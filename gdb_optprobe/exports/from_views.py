@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gdb_optprobe.exports.recording import (
@@ -26,22 +26,64 @@ from gdb_optprobe.exports.recording import (
     Values,
 )
 from gdb_optprobe.guest_text import one_line
-from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Histogram, Stats, Sum, buckets, number, value
-from gdb_optprobe.probes.views import Address, CountsView, FrameView, ObjectView, ProbeView, RecordView, parts_of
+from gdb_optprobe.maps.aggregate import (
+    Aggregate,
+    Average,
+    Count,
+    Greatest,
+    Least,
+    Linear,
+    LogLinear,
+    Powers,
+    Stats,
+    Sum,
+    buckets,
+    number,
+    value,
+)
+from gdb_optprobe.probes.views import (
+    Address,
+    CountsView,
+    FrameView,
+    ObjectView,
+    ProbeView,
+    RecordView,
+    SessionMapView,
+    parts_of,
+)
 
 _TIMES_END = 1 << 63
 ELAPSED, THREAD, PROCESS, NAME = "$elapsed", "$pid", "$tgid", "$comm"
 
+_WORDS: Mapping[type, str] = {
+    Count: "count",
+    Sum: "sum",
+    Least: "min",
+    Greatest: "max",
+    Average: "avg",
+    Stats: "stats",
+    Powers: "hist",
+    LogLinear: "hist",
+    Linear: "lhist",
+}
+"""What bpftrace calls the functions that make them."""
 
-def recording(probes: Sequence[ProbeView]) -> Recording:
-    """Return what the rows of a report hold. Functions of large globs that were never hit are left out."""
+
+def recording(probes: Sequence[ProbeView], maps: Sequence[SessionMapView] = ()) -> Recording:
+    """Return what the rows of a report hold, and maps of scripts and blocks.
+
+    Functions of large globs that were never hit are left out.
+    """
     rows = [*_rows(probes)]
     found = [_event(_source(row), record) for row in rows for record in row.records]
     return Recording(
         events=tuple(one for one in found if isinstance(one, Event)),
         calls=tuple(one for one in found if isinstance(one, Call)),
         stacks=stacks(rows),
-        measures=tuple(measure for row in rows for measure in _measures(row)),
+        measures=(
+            *(measure for row in rows for measure in _measures(row)),
+            *(measure for one in maps for measure in _of_map(one)),
+        ),
         lost=sum(row.dropped for row in rows),
     )
 
@@ -138,6 +180,16 @@ def _of_object(source: Source, found: ObjectView) -> Iterator[Measure]:
         yield Measure(source, "lost", Number(found.lost), found.action)
 
 
+def _of_map(found: SessionMapView) -> Iterator[Measure]:
+    name = _WORDS.get(type(found.aggregate), "value")
+    for row in found.rows:
+        key = (("key", row.spelled),) if row.key else ()
+        value = Number(row.words[0], grows=False)
+        gathered = value if found.aggregate is None else _gathered(found.aggregate, row.words)
+        if gathered is not None:
+            yield Measure(None, name, gathered, found.name, key)
+
+
 def _gathered(aggregate: Aggregate, words: Sequence[int]) -> Number | Mean | Distribution | None:
     """Return what the words mean; None of a least or greatest value where there was none."""
     match aggregate:
@@ -147,7 +199,8 @@ def _gathered(aggregate: Aggregate, words: Sequence[int]) -> Number | Mean | Dis
             return Number(words[0])
         case Sum(signed):
             return Number(number(words[0], signed), grows=not signed)
-        case _ if isinstance(aggregate, Histogram):
+        case Powers() | LogLinear() | Linear():
             return Distribution(buckets(aggregate, words))
-    found = value(aggregate, words)
-    return Number(found, grows=False) if isinstance(found, int) else None
+        case Least() | Greatest():
+            found = value(aggregate, words)
+            return Number(found, grows=False) if isinstance(found, int) else None

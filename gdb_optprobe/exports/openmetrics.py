@@ -19,7 +19,7 @@ from gdb_optprobe.exports.recording import Distribution, Mean, Measure, Number, 
 from gdb_optprobe.maps.aggregate import Bucket
 
 PREFIX = "optprobe"
-RESERVED = ("probe", "place", "action", "copy", "le", "quantile")
+RESERVED = ("probe", "place", "action", "map", "copy", "le", "quantile")
 HELP: Mapping[str, str] = {
     "hits": "Hits for which the condition was true.",
     "missed": "Hits or calls that found no room and were not counted.",
@@ -107,9 +107,9 @@ def _number(value: int, unit: str) -> str:
 
 
 def _labels(one: Measure) -> _Labels:
-    found = {"probe": str(one.source.number), "place": one.source.place}
+    found = {"probe": str(one.source.number), "place": one.source.place} if one.source is not None else {}
     if one.action:
-        found["action"] = one.action
+        found["map" if one.source is None else "action"] = one.action
     for name, value in one.key:
         found[_label(name, found)] = str(value)
     return tuple(found.items())

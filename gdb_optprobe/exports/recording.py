@@ -102,11 +102,11 @@ class Distribution:
 class Measure:
     """What was counted, by key.
 
-    name: one word, such as hits or hist. action: as it was typed, "" where it is the probe's own. unit: "ns", or ""
-    where it is not known.
+    source: None of a map that probes share. name: one word, such as hits or hist. action: as it was typed, or the name
+    of the map; "" where it is the probe's own. unit: "ns", or "" where it is not known.
     """
 
-    source: Source
+    source: Source | None
     name: str
     value: Number | Mean | Distribution
     action: str = ""

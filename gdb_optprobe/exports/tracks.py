@@ -1,13 +1,17 @@
 """Put calls and events on tracks, as viewers of traces want them: a row of things that nest.
 
-A thread has a track. What comes from no known thread, or from an idle one, of which each CPU has one, is on the track
-of its CPU. There calls of several threads may overlap: a call is put on the first lane of the track in which it nests.
+A thread has a track. Its calls nest, but their beginnings may seem not to: a record is made a moment after `$elapsed`
+was read, a long one where the guest was held between the two, and its call is moved by that moment. So a call that
+ends last began first; it is given the beginning of the first one that it overlaps.
+
+What comes from no known thread, or from an idle one, of which each CPU has one, is on the track of its CPU. There calls
+of several threads may overlap: a call is put on the first lane of the track in which it nests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.exports.recording import Call, Event, Measure, Number, Recording, Thread
 
@@ -82,7 +86,7 @@ def tracks(recording: Recording) -> list[Track]:
     beyond = BEYOND_THREADS
     for row in sorted(calls.keys() | events.keys()):
         is_cpu, number = row
-        lanes = _lanes(calls.get(row, ()))
+        lanes = _lanes(calls.get(row, ()) if is_cpu else _nested(calls.get(row, ())))
         first = tuple(sorted(events.get(row, ()), key=lambda event: event.time or 0))
         for lane, placed in enumerate(lanes or [()]):
             name = f"CPU {number}" if is_cpu else threads[number].name or f"thread {number}"
@@ -115,7 +119,8 @@ def counters(recording: Recording) -> Iterator[tuple[str, int, str]]:
     """Yield name, value and unit of each counter. How it came to its value is not known: it is one point at the end."""
     for one in recording.measures:
         if is_counter(one) and isinstance(one.value, Number):
-            name = f"{one.source.place} ({one.source.number}): {one.action or one.name}"
+            own = one.action or one.name
+            name = own if one.source is None else f"{one.source.place} ({one.source.number}): {own}"
             yield name, one.value.value, one.unit
 
 
@@ -126,6 +131,19 @@ def _row(one: Call | Event) -> tuple[bool, int]:
 
 def _process(thread: Thread) -> int:
     return thread.id if thread.process is None else thread.process
+
+
+def _nested(calls: Iterable[Call]) -> list[Call]:
+    """Return the calls of a thread, each that surrounds others from the beginning of the first of them on."""
+    found: list[Call] = []
+    apart: list[Call] = []
+    for call in sorted(calls, key=lambda call: (call.end, -call.begin)):
+        begin = call.begin
+        while apart and apart[-1].end > begin:
+            begin = min(begin, apart.pop().begin)
+        apart.append(replace(call, begin=begin))
+        found.append(apart[-1])
+    return found
 
 
 def _lanes(calls: Iterable[Call]) -> list[tuple[Placed, ...]]:

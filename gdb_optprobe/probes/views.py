@@ -149,10 +149,17 @@ class RecordView:
 
 @dataclass(frozen=True, slots=True)
 class SessionMapView:
-    """A map of scripts and blocks. text: as bpftrace prints it. line: its JSON, of one line."""
+    """A map of scripts and blocks. text: as bpftrace prints it. line: its JSON, of one line.
+
+    name: with its at-sign. rows: none where its values are no numbers. aggregate: None where each value is one number,
+    which is the row's word.
+    """
 
     text: str
     line: str
+    name: str = ""
+    aggregate: Aggregate | None = None
+    rows: tuple[RowView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ MEASURES = (
     Measure(READ, "latency", distribution(900, 1100), "latency", unit="ns"),
     Measure(READ, "avg", Mean(4, 1_500_000_001), "avg($elapsed)", unit="ns"),
     Measure(READ, "sum", Number(-5, grows=False), "sum($retval)"),
+    Measure(None, "count", Number(2), "@reads", (("key", "dd, 412"),)),
+    Measure(None, "value", Number(-1, grows=False), "@last"),
 )
 WHOLE = Recording(EVENTS, CALLS, STACKS, MEASURES, lost=36)
 

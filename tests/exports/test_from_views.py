@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial, reduce
 
 import pytest
 
@@ -10,7 +11,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.exports.formats import FORMATS, Part, encoded
 from gdb_optprobe.exports.from_views import recording
 from gdb_optprobe.exports.recording import Call, Event, Mean, Number, Source, Stack, Thread
-from gdb_optprobe.maps.aggregate import Average, Count, Greatest, Sum
+from gdb_optprobe.maps.aggregate import MASK, Average, Count, Greatest, Least, Powers, Stats, Sum, update
 from gdb_optprobe.probes.views import (
     NANOSECONDS,
     Address,
@@ -21,6 +22,7 @@ from gdb_optprobe.probes.views import (
     ProbeView,
     RecordView,
     RowView,
+    SessionMapView,
     rows,
 )
 from tests.commands.fake_session import VFS_READ, boosted, probe
@@ -100,6 +102,26 @@ def test_what_probes_have_counted() -> None:
     assert found.lost == 2
 
 
+def test_maps_of_scripts_are_of_no_probe() -> None:
+    hist = tuple(reduce(partial(update, Powers(True)), (1, 2), (0,) * 66))
+    maps = (
+        SessionMapView("", "", "@n", Count(), (RowView(("dd, 7",), (5,), "dd, 7"),)),
+        SessionMapView("", "", "@mean", Stats(True), (RowView((), (2, MASK)),)),
+        SessionMapView("", "", "@last", None, (RowView((), (-3,)),)),
+        SessionMapView("", "", "@h", Powers(True), (RowView((), hist),)),
+        SessionMapView("", "", "@least", Least(True), (RowView((), (5, 0)),)),
+        SessionMapView("", "", "@text"),
+    )
+    found = recording([], maps).measures
+    assert [(one.source, one.name, one.action, one.key) for one in found] == [
+        (None, "count", "@n", (("key", "dd, 7"),)),
+        (None, "stats", "@mean", ()),
+        (None, "value", "@last", ()),
+        (None, "hist", "@h", ()),
+    ], "a least value of none is none, and a text is no number"
+    assert [one.value for one in found[:3]] == [Number(5), Mean(2, -1), Number(-3, grows=False)]
+
+
 def test_functions_of_a_block_that_were_never_hit_are_left_out() -> None:
     columns = CountsView(probe(3), [VFS_READ, 16, 32], ["vfs_read", "f", ""], [0, 4, 1], [b""] * 3, [], 16)
     found = recording(rows([columns, boosted(2)]))
@@ -110,11 +132,11 @@ def test_functions_of_a_block_that_were_never_hit_are_left_out() -> None:
 def test_what_is_in_the_file_and_what_is_not_is_told() -> None:
     assert encoded("speedscope", WHOLE)[1] == [
         "6 calls and 15 stacks",
-        "Left out: 3 events, 1 event without a time, 4 counters and 5 numbers of tables.",
+        "Left out: 3 events, 1 event without a time, 5 counters and 6 numbers of tables.",
         "Lost, as they found no room in the guest: 36 records.",
     ]
     assert encoded("csv", replace(WHOLE, lost=0))[1] == [
-        "6 calls, 3 events, 1 event without a time, 15 stacks, 4 counters and 5 numbers of tables"
+        "6 calls, 3 events, 1 event without a time, 15 stacks, 5 counters and 6 numbers of tables"
     ]
 
 

@@ -32,6 +32,7 @@ def test_prometheus_reads_it() -> None:
         "optprobe_latency_seconds": "histogram",
         "optprobe_avg_seconds": "summary",
         "optprobe_signed_sum": "gauge",
+        "optprobe_value": "gauge",
     }
     hits = [(one.name, one.value) for one in found["optprobe_hits"].samples]
     assert hits == [("optprobe_hits_total", 1052), ("optprobe_hits_total", 3)]
@@ -39,7 +40,8 @@ def test_prometheus_reads_it() -> None:
     assert labels[0] == {
         "probe": "1", "place": "vfs_read", "action": "count by ($comm, $pid)", "comm": "dd", "pid": "412",
     }  # fmt: skip
-    assert labels[1]["comm"] == 'a "b"\\n'
+    assert labels[1]["comm"] == 'a "b"\\n' and labels[2] == {"map": "@reads", "key": "dd, 412"}
+    assert [(one.labels, one.value) for one in found["optprobe_value"].samples] == [({"map": "@last"}, -1)]
     mean = {one.name: one.value for one in found["optprobe_avg_seconds"].samples}
     assert mean == {"optprobe_avg_seconds_count": 4, "optprobe_avg_seconds_sum": 1.500000001}
 
@@ -109,7 +111,7 @@ def test_csv_has_a_row_of_each_thing() -> None:
     found = rows(WHOLE)
     kinds = [one["type"] for one in found]
     assert kinds.count("call") == 6 and kinds.count("event") == 4 and kinds.count("stack") == 2
-    assert kinds.count("hist") == 4 and kinds.count("count") == 2, "a bucket that is empty has none"
+    assert kinds.count("hist") == 4 and kinds.count("count") == 3, "a bucket that is empty has none"
     call = next(one for one in found if one["place"] == "rw_verify_area")
     assert (call["time_ns"], call["duration_ns"], call["$comm"], call["value"]) == ("1000001000", "300", "dd", "")
     bounds = [(one["low"], one["high"], one["value"]) for one in found if one["type"] == "hist"]
@@ -120,6 +122,8 @@ def test_csv_has_a_row_of_each_thing() -> None:
         "avg_count": "4", "avg_sum": "1500000001",
     }  # fmt: skip
     assert next(one for one in found if one["type"] == "sum")["value"] == "-5", "a number is no formula"
+    last = next(one for one in found if one["type"] == "value")
+    assert (last["name"], last["probe"], last["place"]) == ("'@last", "", "")
 
 
 def test_no_text_is_a_formula_in_a_spreadsheet() -> None:

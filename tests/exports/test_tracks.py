@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as some
 
 from gdb_optprobe.exports.own_time import own_times
 from gdb_optprobe.exports.recording import Call, Recording, Source, Thread
 from gdb_optprobe.exports.tracks import BEYOND_THREADS, edges, tracks
-from tests.exports.recordings import WHOLE
+from tests.exports.recordings import READ, VERIFY, WHOLE
 
 WHOSE = [None, Thread(0, "swapper/0"), Thread(7, "dd", 5), Thread(8), Thread(BEYOND_THREADS), Thread(-1)]
 
@@ -38,7 +40,8 @@ def test_every_call_is_on_one_track_and_nests_there(found: list[Call]) -> None:
     made = tracks(Recording(calls=tuple(found)))
     assert len({one.number for one in made}) == len(made)
     placed = [one.call for track in made for one in track.calls]
-    assert sorted(placed, key=repr) == sorted(found, key=repr)
+    ends = [[(one.end, one.cpu, one.thread, one.source) for one in some] for some in (placed, found)]
+    assert sorted(ends[0], key=repr) == sorted(ends[1], key=repr)
     for track in made:
         open: list[Call] = []
         last = 0
@@ -51,6 +54,24 @@ def test_every_call_is_on_one_track_and_nests_there(found: list[Call]) -> None:
             else:
                 assert open.pop() is edge.placed.call
         assert not open
+
+
+def test_a_call_that_seems_to_begin_in_another_and_ends_last_is_around_it() -> None:
+    dd = Thread(7, "dd")
+    late, inner, apart = Call(READ, 5, 20, 0, dd), Call(VERIFY, 3, 9, 0, dd), Call(VERIFY, 20, 30, 0, dd)
+    (track,) = tracks(Recording(calls=(late, inner, apart)))
+    assert [(one.call, one.depth) for one in track.calls] == [(replace(late, begin=3), 0), (inner, 1), (apart, 0)]
+    # Of a CPU, nobody knows that they are of one thread.
+    assert len(tracks(Recording(calls=tuple(replace(one, thread=None) for one in (late, inner))))) == 2
+
+
+@given(some.lists(calls(), max_size=30))
+def test_calls_that_nest_stay_as_they_are(found: list[Call]) -> None:
+    once = [one.call for track in tracks(Recording(calls=tuple(found))) for one in track.calls]
+    again = [one.call for track in tracks(Recording(calls=tuple(once))) for one in track.calls]
+    assert again == once
+    threads = {one.thread.id for one in found if one.thread is not None and 0 < one.thread.id < BEYOND_THREADS}
+    assert len([one for one in tracks(Recording(calls=tuple(found))) if one.process]) == len(threads), "no lanes"
 
 
 @given(some.lists(calls(), max_size=30))
