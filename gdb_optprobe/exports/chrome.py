@@ -1,4 +1,4 @@
-"""Chrome's JSON: the Trace Event Format, which Perfetto's UI and speedscope open.
+"""Chrome's JSON: the Trace Event Format, which Perfetto's UI opens.
 
     {"traceEvents": [{"ph": "X", "name": "vfs_read", "ts": 1000.5, "dur": 3.7, "pid": 412, "tid": 412, "args": {}}, …]}
 

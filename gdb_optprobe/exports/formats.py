@@ -36,9 +36,8 @@ _GETS = {
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """what: for people. parts: what it holds. either: of these, the first that there is, and nothing else."""
+    """parts: what it holds. either: of these, the first that there is, and nothing else."""
 
-    what: str
     encode: Callable[[Recording], Encoded]
     parts: Sequence[Part]
     either: bool = False
@@ -67,15 +66,15 @@ _OF_EVENT = (Part.EVENTS, Part.UNTIMED)
 _OF_MEASURE = (Part.TABLES, Part.COUNTERS)
 
 FORMATS: Mapping[str, Format] = {
-    "chrome": Format("Chrome's JSON: Perfetto's UI, speedscope", chrome.encode, _TIMELINE),
-    "perfetto": Format("Perfetto's TrackEvents: ui.perfetto.dev, trace_processor", perfetto.encode, _TIMELINE),
-    "trace.dat": Format("trace-cmd's file: trace-cmd, KernelShark", trace_dat.encode, (Part.CALLS, Part.EVENTS)),
-    "uftrace": Format("uftrace's folder", uftrace.encode, (Part.CALLS,)),
-    "speedscope": Format("speedscope's JSON", speedscope.encode, (Part.CALLS, Part.STACKS)),
-    "folded": Format("folded stacks: flamegraph.pl, speedscope", folded.encode, (Part.STACKS, Part.CALLS), True),
-    "pprof": Format("pprof's profile.proto, gzipped: go tool pprof", pprof.encode, (Part.STACKS, Part.CALLS), True),
-    "openmetrics": Format("OpenMetrics: Prometheus", openmetrics.encode, (Part.COUNTERS, Part.TABLES)),
-    "csv": Format("one table: spreadsheets, pandas", csv.encode, tuple(Part)),
+    "chrome": Format(chrome.encode, _TIMELINE),
+    "perfetto": Format(perfetto.encode, _TIMELINE),
+    "trace.dat": Format(trace_dat.encode, (Part.CALLS, Part.EVENTS)),
+    "uftrace": Format(uftrace.encode, (Part.CALLS,)),
+    "speedscope": Format(speedscope.encode, (Part.CALLS, Part.STACKS)),
+    "folded": Format(folded.encode, (Part.STACKS, Part.CALLS), True),
+    "pprof": Format(pprof.encode, (Part.STACKS, Part.CALLS), True),
+    "openmetrics": Format(openmetrics.encode, (Part.COUNTERS, Part.TABLES)),
+    "csv": Format(csv.encode, tuple(Part)),
 }
 
 
