@@ -19,13 +19,16 @@ class Part(Enum):
     """What a format may hold. value: its words, of one and of several."""
 
     CALLS = ("call", "calls")
-    EVENTS = ("event", "events")  # those with a time
+    EVENTS = ("event", "events")
     UNTIMED = ("event without a time", "events without a time")
     STACKS = ("stack", "stacks")
     COUNTERS = ("counter", "counters")  # numbers without a key
     TABLES = ("number of tables", "numbers of tables")  # all else that was counted
 
 
+# By whether it has no time, and whether it is a counter.
+_OF_EVENT = (Part.EVENTS, Part.UNTIMED)
+_OF_MEASURE = (Part.TABLES, Part.COUNTERS)
 _TIMELINE = (Part.CALLS, Part.EVENTS, Part.COUNTERS)
 _GETS = {
     Part.CALLS: "optprobe add FUNCTION -return do record($pid, $comm, $elapsed)",
@@ -61,9 +64,6 @@ class Format:
             holds = _listed(part.value[1] for part in self.parts)
             raise OptprobeError(f"there is nothing to export: the format holds {holds}", hints[0] if hints else "")
 
-
-_OF_EVENT = (Part.EVENTS, Part.UNTIMED)
-_OF_MEASURE = (Part.TABLES, Part.COUNTERS)
 
 FORMATS: Mapping[str, Format] = {
     "chrome": Format(chrome.encode, _TIMELINE),

@@ -25,7 +25,7 @@ PAGE, HEADER = 4096, 16
 FIRST_ADDRESS, STEP = 0xFFFF_FFFF_8100_0000, 16
 PRINT, RETURN, ENTRY = 5, 10, 11
 """Numbers of ftrace's own events (enum trace_type in kernel/trace/trace.h)."""
-LONGEST_DELTA = (1 << 27) - 1
+LONGEST_DELTA, LONGEST_EXTENDED = (1 << 27) - 1, (1 << 59) - 1
 TIME_EXTEND = 30
 LARGEST_SMALL = 28 * 4
 LONGEST_TEXT = 1000
@@ -165,8 +165,8 @@ def _pages(events: Iterable[tuple[int, bytes]]) -> bytes:
     pages: list[bytes] = []
     held, start, last = bytearray(), 0, 0
     for time, data in events:
-        one = _written(time - last, data)
-        if not held or len(held) + len(one) > PAGE - HEADER:
+        one = _written(time - last, data) if time - last <= LONGEST_EXTENDED else b""
+        if not held or not one or len(held) + len(one) > PAGE - HEADER:
             if held:
                 pages.append(_page(start, bytes(held)))
             held, start, one = bytearray(), time, _written(0, data)

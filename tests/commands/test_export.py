@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from gdb_optprobe.commands.options import Export, Selection, parse_export
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.exports import formats
 from tests.commands.in_gdb import shared_gdb
 
 FORMATS = ("chrome", "csv", "folded")
@@ -52,6 +54,11 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     for line, (_, said) in zip(errors, ERRORS, strict=True):
         assert line.startswith(f"optprobe: {said.replace('FOLDER', str(tmp_path))}")
     assert not [*tmp_path.iterdir()]
+
+
+def test_help_has_each_format() -> None:
+    said = shared_gdb("help optprobe export").out
+    assert re.findall(r"^ {2}(\S+) {2,}\S", said, re.MULTILINE) == [*formats.FORMATS]
 
 
 def test_arguments() -> None:

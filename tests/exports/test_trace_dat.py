@@ -62,6 +62,13 @@ def test_many_pages_and_long_silences(report: Report) -> None:
     assert [len(one[4]) for one in found] == [min(size, trace_dat.LONGEST_TEXT) for size in ends]
 
 
+def test_times_of_any_distance(report: Report) -> None:
+    times = [0, 1, 1 << 40, (1 << 59) + (1 << 40), (1 << 62) + 5, (1 << 63) - 1]
+    found = report(Recording(tuple(Event(OPEN, time, 0, DD, (), "x") for time in times)))
+    shown = [re.search(r" (\d+)\.(\d{9}): print", line) for line in found]
+    assert [int(one[1]) * SECOND + int(one[2]) for one in shown] == times
+
+
 def test_calls_at_the_same_instant_nest(report: Report) -> None:
     calls = [Call(source, 5, 9, 0, DD) for source in (READ, VERIFY, OPEN)]
     assert [line.rpartition("|")[2] for line in report(Recording(calls=tuple(calls)))] == [
