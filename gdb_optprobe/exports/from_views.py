@@ -159,10 +159,10 @@ def _without_offset(symbol: str) -> str:
 
 def _measures(probe: ProbeView) -> Iterator[Measure]:
     source = _source(probe)
-    counted = {"hits": probe.hits, "missed": probe.missed, "dropped": probe.dropped, "faults": probe.faults}
-    for name, count in {**counted, "stops": probe.stops}.items():
-        if count is not None:
-            yield Measure(source, name, Number(count))
+    missed = ("missed_together", probe.missed_together) if probe.missed is None else ("missed", probe.missed)
+    others = (("dropped", probe.dropped), ("faults", probe.faults), ("stops", probe.stops))
+    for name, count in (("hits", probe.hits), missed, *others):
+        yield Measure(source, name, Number(count))
     if probe.calls is not None:
         yield Measure(source, "active", Number(probe.active, grows=False))
     for found in probe.objects:
@@ -178,6 +178,8 @@ def _of_object(source: Source, found: ObjectView) -> Iterator[Measure]:
             yield Measure(source, name, gathered, found.action, _values(found.labels, row.key), found.unit)
     if found.lost:
         yield Measure(source, "lost", Number(found.lost), found.action)
+    if found.lost_together:
+        yield Measure(source, "lost_together", Number(found.lost_together), found.action)
 
 
 def _of_map(found: SessionMapView) -> Iterator[Measure]:

@@ -23,11 +23,13 @@ RESERVED = ("probe", "place", "action", "map", "copy", "le", "quantile")
 HELP: Mapping[str, str] = {
     "hits": "Hits for which the condition was true.",
     "missed": "Hits or calls that found no room and were not counted.",
+    "missed_together": "The same of all functions that share a table, where it is not known of which.",
     "active": "Calls under way.",
     "dropped": "Records that found no room.",
     "faults": "Hits where something could not be evaluated.",
     "stops": "How often the probe stopped the guest.",
     "lost": "Values that found no room in the table of an action.",
+    "lost_together": "The same of all functions that share a table, where it is not known of which.",
 }
 _BILLION = 10**9
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})

@@ -86,18 +86,21 @@ def test_what_probes_have_counted() -> None:
         ObjectView("sum(count)", Sum(False), (RowView((), (9,)),)),
         ObjectView("avg($elapsed)", Average(False), (RowView((), (2, 9)),), unit=NANOSECONDS),
         ObjectView("max(count)", Greatest(False), (RowView((), (0, 0)),)),
+        ObjectView("count by $pid", Count(), (), None, 1, shared=True, lost_together=4),
     )
-    row = probe(hits=5, dropped=2, missed=None, active=1, calls=CallsView(6, 5, 1, 0, 0), objects=objects)
+    counts = {"hits": 5, "dropped": 2, "missed": None, "missed_together": 9, "active": 1}
+    row = probe(**counts, calls=CallsView(6, 5, 1, 0, 0), objects=objects)
     found = recording([row])
     assert [(one.name, one.value) for one in found.measures if not one.action] == [
-        ("hits", Number(5)), ("dropped", Number(2)), ("faults", Number(0)), ("stops", Number(0)),
-        ("active", Number(1, grows=False)),
+        ("hits", Number(5)), ("missed_together", Number(9)), ("dropped", Number(2)), ("faults", Number(0)),
+        ("stops", Number(0)), ("active", Number(1, grows=False)),
     ]  # fmt: skip
     assert [(one.name, one.action, one.key, one.value) for one in found.measures if one.action] == [
         ("count", "count by $comm", (("$comm", "dd"),), Number(7)),
         ("lost", "count by $comm", (), Number(3)),
         ("sum", "sum(count)", (), Number(9)),
         ("avg", "avg($elapsed)", (), Mean(2, 9)),
+        ("lost_together", "count by $pid", (), Number(4)),
     ], "a greatest value of none is none"
     assert found.lost == 2
 
