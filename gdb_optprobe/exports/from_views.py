@@ -131,11 +131,11 @@ def _thread(values: dict[str, Value]) -> Thread | None:
 
 
 def _values(names: Sequence[str], values: Sequence[Value]) -> Values:
-    """Return values by names that differ. Addresses are text."""
+    """Return values by names that differ. Addresses are text. Names are typed, or from a journal."""
     seen: Counter[str] = Counter()
     found = []
     for place, one in enumerate(values):
-        name = names[place] if place < len(names) else f"value {place + 1}"
+        name = one_line(names[place]) if place < len(names) else f"value {place + 1}"
         seen[name] += 1
         unique = f"{name} ({seen[name]})" if seen[name] > 1 else name
         found.append((unique, f"{one:#x}" if isinstance(one, Address) else one))
@@ -170,16 +170,17 @@ def _measures(probe: ProbeView) -> Iterator[Measure]:
 
 
 def _of_object(source: Source, found: ObjectView) -> Iterator[Measure]:
-    word = re.match(r"\w*", found.action)
-    name = word[0] if word is not None else ""
+    action = one_line(found.action)
+    word = re.match(r"[a-z]+", action)
+    name = word[0] if word is not None else "value"
     for row in found.rows:
         gathered = _gathered(found.aggregate, row.words)
         if gathered is not None:
-            yield Measure(source, name, gathered, found.action, _values(found.labels, row.key), found.unit)
+            yield Measure(source, name, gathered, action, _values(found.labels, row.key), found.unit)
     if found.lost:
-        yield Measure(source, "lost", Number(found.lost), found.action)
+        yield Measure(source, "lost", Number(found.lost), action)
     if found.lost_together:
-        yield Measure(source, "lost_together", Number(found.lost_together), found.action)
+        yield Measure(source, "lost_together", Number(found.lost_together), action)
 
 
 def _of_map(found: SessionMapView) -> Iterator[Measure]:

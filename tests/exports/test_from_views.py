@@ -67,9 +67,9 @@ def test_a_call_does_not_begin_before_the_boot() -> None:
 
 
 def test_names_of_values_differ_and_a_text_is_one_line() -> None:
-    record = RecordView(0, None, (1, 2, 3), "a\n[0] b\x1b\n", names=("n", "n"))
+    record = RecordView(0, None, (1, 2, 3, 4), "a\n[0] b\x1b\n", names=("n", "n", "\x1b"))
     (event,) = recording([recorded(record)]).events
-    assert event.values == (("n", 1), ("n (2)", 2), ("value 3", 3)) and event.text == r"a\n[0] b\033"
+    assert event.values == (("n", 1), ("n (2)", 2), (r"\033", 3), ("value 4", 4)) and event.text == r"a\n[0] b\033"
 
 
 def test_stacks_are_counted_and_kept_at_their_times() -> None:
