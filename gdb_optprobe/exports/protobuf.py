@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-VARINT, FIXED64, BYTES = 0, 1, 2
+VARINT, BYTES = 0, 2
 _MASK = (1 << 64) - 1
 
 
