@@ -3,6 +3,7 @@
     expanded       a path with the home folder in the place of `~`
     folder         made for this user alone; one that another user owns or may write to is refused
     replace        a new file replaces the old one as a whole; no other user may read it; no link is followed
+    new_folder     a folder of new files, all or none; one that is there already is refused
     read_regular   read a file by a name that another user may have chosen: no device, no pipe, limited in size
 """
 
@@ -10,13 +11,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from gdb_optprobe.errors import OptprobeError
 
-__all__ = ["expanded", "folder", "read_regular", "refusal", "replace", "until_exit"]
+__all__ = ["expanded", "folder", "new_folder", "read_regular", "refusal", "replace", "until_exit"]
 
 ROOT = 0
 OTHER = "name a folder of your own"
@@ -96,6 +99,24 @@ def replace(path: Path, data: bytes) -> None:
         os.replace(aside, path)
     except BaseException:
         os.unlink(aside)
+        raise
+
+
+def new_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write files, by their names, aside in a folder and name it `path`. Raises OptprobeError, OSError.
+
+    Nothing that is there is replaced: what a folder holds cannot be exchanged by one rename.
+    """
+    if path.is_symlink() or path.exists():
+        raise OptprobeError(f"'{path}' is there already", "name a new folder")
+    aside = Path(tempfile.mkdtemp(prefix=".optprobe-", dir=path.parent))
+    try:
+        for name, data in files.items():
+            (aside / name).write_bytes(data)
+        # An empty folder that another process has made meanwhile is replaced, nothing else.
+        aside.rename(path)
+    except BaseException:
+        shutil.rmtree(aside)
         raise
 
 

@@ -16,7 +16,7 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.user import program
-from gdb_optprobe.host_files import folder, read_regular, replace
+from gdb_optprobe.host_files import folder, new_folder, read_regular, replace
 from qemu.cache import cache_directory, guests_directory, say
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +42,20 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_new_folder_is_for_its_user_alone(tmp_path: Path) -> None:
     assert mode(folder(tmp_path / "a" / "b")) == 0o700
     assert folder(tmp_path / "a" / "b", alone=True).is_dir()
+
+
+def test_a_folder_of_files_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    new_folder(tmp_path / "a", {"x": b"1", "y": b"2"})
+    assert {one.name: one.read_bytes() for one in (tmp_path / "a").iterdir()} == {"x": b"1", "y": b"2"}
+    assert mode(tmp_path / "a") == 0o700
+    with pytest.raises(OSError):
+        new_folder(tmp_path / "b", {"x": b"1", "no/y": b"2"})
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "file").touch()
+    for there in ("a", "link", "file"):
+        with pytest.raises(OptprobeError, match="is there already; name a new folder"):
+            new_folder(tmp_path / there, {})
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "file", "link"]
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -21,6 +21,7 @@ HEIGHT = {
     "commands": 6,
     "debugger": 5,
     "recovery": 4,
+    "exports": 4,
     "probes": 3,
     "detours": 2,
     "handlers": 1,

@@ -19,6 +19,7 @@ from gdb_optprobe.commands.dprintf import DprintfCommand
 from gdb_optprobe.commands.enable import EnableCommand
 from gdb_optprobe.commands.expect import ExpectCommand
 from gdb_optprobe.commands.explain import ExplainCommand
+from gdb_optprobe.commands.export import ExportCommand
 from gdb_optprobe.commands.latency import LatencyCommand
 from gdb_optprobe.commands.list import InfoCommand, ListCommand
 from gdb_optprobe.commands.offcpu import OffCpuCommand
@@ -42,6 +43,7 @@ SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
     ShowCommand,
     ExplainCommand,
     ReportCommand,
+    ExportCommand,
     EnableCommand,
     DisableCommand,
     DeleteCommand,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.source import Fragment, fault, outside, whole_number
 
 DASHES = "--"
@@ -106,6 +107,16 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Export:
+    """`optprobe export`. format: its word. probes: which ones."""
+
+    format: str
+    path: str
+    probes: Selection
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     timeout: float = 10.0
     json: bool = False
@@ -168,8 +179,7 @@ def take_option(line: Line, word: Fragment, known: Mapping[str, str], options: d
     argument = line.word(line.skip(word.end))
     if not argument.text:
         raise fault(f"{name} needs a value", word, f"{name} {known[name]}")
-    quoted = len(argument.text) > 1 and argument.text[0] in "\"'" and argument.text[-1] == argument.text[0]
-    options[name] = Option(word, argument, argument.text[1:-1] if quoted else argument.text)
+    options[name] = Option(word, argument, unquoted(argument.text))
     return argument.end
 
 
@@ -247,6 +257,28 @@ def parse_run(text: str) -> Run:
 def parse_commit(text: str) -> Commit:
     timeout = seconds_or_none(only_options(text, COMMIT_OPTIONS).get("-timeout"))
     return Commit() if timeout is None else Commit(timeout)
+
+
+def parse_export(text: str, formats: Sequence[str]) -> Export:
+    """Parse `FORMAT FILE [N...]`. A file's name that has spaces is in quotes."""
+    usage = "optprobe export FORMAT FILE [N...]"
+    line = Line(text)
+    word = line.word(line.skip(0))
+    if not word.text:
+        raise OptprobeError(f"no format; there are {', '.join(formats)}", usage)
+    if word.text not in formats:
+        close = difflib.get_close_matches(word.text, formats, 1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise fault(f"no format '{word.text}'", word, f"{meant}the formats are {', '.join(formats)}")
+    file = line.word(line.skip(word.end))
+    if not unquoted(file.text):
+        raise OptprobeError("no file to export to", usage)
+    return Export(word.text, unquoted(file.text), parse_selection(text[file.end :], {}))
+
+
+def unquoted(text: str) -> str:
+    """Return a word without the quotes around it."""
+    return text[1:-1] if len(text) > 1 and text[0] in "\"'" and text[-1] == text[0] else text
 
 
 def parse_recover(text: str) -> Recover:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 
 from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
@@ -10,7 +8,9 @@ from gdb_optprobe.commands.output import Output, probes_with_records
 from gdb_optprobe.commands.render_text import counted
 from gdb_optprobe.commands.report_order import chosen
 from gdb_optprobe.debugger import attach
-from gdb_optprobe.probes.views import FrameView, ProbeView
+from gdb_optprobe.exports.folded import lines
+from gdb_optprobe.exports.from_views import stacks
+from gdb_optprobe.probes.views import ProbeView
 
 
 class ReportCommand(Subcommand[Selection]):
@@ -82,19 +82,4 @@ class ReportCommand(Subcommand[Selection]):
 
 def folded(probes: Sequence[ProbeView]) -> list[str]:
     """Return the stacks in the form that flame graphs are drawn from: `outermost;…;innermost count`."""
-    records = (record for probe in probes_with_records(probes) for record in probe.records)
-    counts = Counter(_path(record.stack) for record in records if record.stack)
-    return [f"{path} {count}" for path, count in sorted(counts.items())]
-
-
-def _path(stack: Sequence[FrameView]) -> str:
-    """Return the functions of a stack. What may be left from earlier calls is no part of it."""
-    names = [_function(frame) for frame in stack if frame.sure]
-    return ";".join(reversed(names))
-
-
-def _function(frame: FrameView) -> str:
-    if not frame.address:
-        return "[unknown]"
-    name = re.sub(r"\+0x[0-9a-f]+$", "", frame.symbol)
-    return re.sub(r"[;\s]", "_", name) or f"{frame.address:#x}"
+    return lines(stacks(probes_with_records(probes)))

@@ -211,11 +211,11 @@ def _object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[Ob
             keyed = tuple(_row(columns, key, words, guest) for key, words in rows.items())
         else:  # the function is the only one
             keyed = (RowView((), rows.get(b"", initial(table.aggregate))),)
-        shared, unit = handler.shared is not None, _unit(table.name)
+        shared, unit, labels = handler.shared is not None, _unit(table.name), tuple(one.label for one in columns)
         if shared and not handler.counts_lost and lost:
-            yield ObjectView(table.name, table.aggregate, keyed, None, len(columns), unit, shared, lost)
+            yield ObjectView(table.name, table.aggregate, keyed, None, len(columns), unit, shared, lost, labels)
         else:
-            yield ObjectView(table.name, table.aggregate, keyed, lost, len(columns), unit, shared)
+            yield ObjectView(table.name, table.aggregate, keyed, lost, len(columns), unit, shared, labels=labels)
 
 
 def _unit(action: str) -> str:
@@ -238,14 +238,14 @@ def _record_views(
         view = _record_view(handler, row, guest, frames)
         since_boot = None if clock is None or row.time is None else clock(row.time)
         if read is not None:
-            view = replace(view, values=(), text=read(row.kind, row.fields, since_boot))
+            view = replace(view, values=(), names=(), text=read(row.kind, row.fields, since_boot))
         yield replace(view, since_boot=since_boot, lost_before=row.lost_before, lost_after=row.lost_after)
 
 
 def _record_view(handler: Handler, row: Row, guest: Guest, frames: Frames) -> RecordView:
     """Return what an action kept of one hit."""
     kind = handler.kinds[row.kind]
-    values = _key(kind.columns, row.fields)
+    values, names = _key(kind.columns, row.fields), tuple(one.label for one in kind.columns)
     if kind.stack:
         registers, words = _stack_record(kind, row.fields)
         stack = tuple(frames(registers, words))
@@ -253,8 +253,9 @@ def _record_view(handler: Handler, row: Row, guest: Guest, frames: Frames) -> Re
     if not kind.format:
         parts = zip(kind.columns, values, strict=True)
         text = ", ".join(f"{one.label}={_spell(value, guest)}" for one, value in parts)
-        return RecordView(row.cpu, row.time, values, text)
-    return RecordView(row.cpu, row.time, values, render(kind.format, _parts(kind.columns, row.fields)))
+        return RecordView(row.cpu, row.time, values, text, names=names)
+    text = render(kind.format, _parts(kind.columns, row.fields))
+    return RecordView(row.cpu, row.time, values, text, names=names)
 
 
 def _stack_record(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]:

@@ -16,22 +16,24 @@ from gdb_optprobe.guest.linux.user.program import Program as UserProgram
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.script_scope import KernelHit
 from gdb_optprobe.guest_text import one_line
+from gdb_optprobe.handlers.ctype import Integer
 from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Script, compile_block
 from gdb_optprobe.handlers.script.declared import Known
 from gdb_optprobe.handlers.script.host import HostScope, NoFiles
-from gdb_optprobe.handlers.script.output import JsonOutput, TextOutput
+from gdb_optprobe.handlers.script.output import Contents, JsonOutput, TextOutput
 from gdb_optprobe.handlers.script.runtime import Runtime
 from gdb_optprobe.handlers.script.scope import Matched
 from gdb_optprobe.handlers.script.settings import Settings
-from gdb_optprobe.handlers.script.types import Time
+from gdb_optprobe.handlers.script.types import Folded, Time
+from gdb_optprobe.maps.aggregate import number
 from gdb_optprobe.probes.script_host import GuestNames
 from gdb_optprobe.probes.script_kernel import ScriptKernel
 from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
-from gdb_optprobe.probes.views import SessionMapView
+from gdb_optprobe.probes.views import RowView, SessionMapView
 
 ReadRecord = Callable[[int, bytes, int | None], str]
 """What a record says: its kind, its fields, and when it was made, in nanoseconds since the guest's start."""
@@ -118,7 +120,8 @@ class SessionScripts:
             contents = runtime.contents(name)
             shown = text.map(contents).rstrip("\n") or f"{name}: no keys"
             line = lines.map(contents).strip() or f'{{"type": "map", "data": {{"{name}": {{}}}}}}'
-            found.append(SessionMapView(shown, line))
+            aggregate = value.aggregate if isinstance(value := types[name].value, Folded) else None
+            found.append(SessionMapView(shown, line, name, aggregate, _numbers(contents, text)))
         return found
 
     def clear(self, numbers: Collection[int]) -> None:
@@ -131,3 +134,17 @@ class SessionScripts:
     @property
     def _names(self) -> GuestNames:
         return GuestNames(self._kernel, self._kernel.now(), self.maps.by_name)
+
+
+def _numbers(contents: Contents, text: TextOutput) -> tuple[RowView, ...]:
+    """Return the rows of a map of numbers, or of aggregates of some; none of another map."""
+    value = contents.type.value
+    rows = []
+    for key, words in sorted(contents.words.items()):
+        if isinstance(value, Integer):
+            words = (number(words[0], value.signed),)
+        elif not isinstance(value, Folded):
+            return ()
+        spelled = one_line(text.key(contents, key))
+        rows.append(RowView((spelled,) if spelled else (), tuple(words), spelled))
+    return tuple(rows)

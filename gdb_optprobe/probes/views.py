@@ -89,6 +89,7 @@ NANOSECONDS = "ns"
 class ObjectView:
     """What an action gathered. action: as typed; lost: values that found no room; keys: how many `by` has.
 
+    labels: of the parts of a key, as typed.
     unit: of the values, "" where it is not known. shared: whether the room is that of all probes of a glob.
     lost_together: values that found no room, of all of them, where it is not known of which; lost is None then.
     """
@@ -101,6 +102,7 @@ class ObjectView:
     unit: str = ""
     shared: bool = False
     lost_together: int = 0
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ class RecordView:
     time: of the guest's clock; None where the hit stopped the guest.
     since_boot: the same in nanoseconds, as the guest's log has it; None where that is not known.
     lost_before, lost_after: how many are lost that came before or after it, with no other record in between.
-    values: its parts. text: as the format has them. stack: of `stack`, the innermost frame first.
+    values: its parts. names: of these, as typed. text: as the format has them. stack: of `stack`, the innermost frame
+    first.
     """
 
     cpu: int
@@ -141,14 +144,22 @@ class RecordView:
     since_boot: int | None = None
     lost_before: int = 0
     lost_after: int = 0
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMapView:
-    """A map of scripts and blocks. text: as bpftrace prints it. line: its JSON, of one line."""
+    """A map of scripts and blocks. text: as bpftrace prints it. line: its JSON, of one line.
+
+    name: with its at-sign. rows: none where its values are no numbers. aggregate: None where each value is one number,
+    which is the row's word.
+    """
 
     text: str
     line: str
+    name: str = ""
+    aggregate: Aggregate | None = None
+    rows: tuple[RowView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

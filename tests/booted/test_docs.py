@@ -110,6 +110,9 @@ class Reader:
             return printed.removeprefix(typed).lstrip("\n")
         if typed.startswith("add-symbol-file "):
             return gdb(typed.replace(" ", f" {self._folder}/")).replace(f"{self._folder}/", "")
+        if typed.startswith("optprobe export "):
+            words = typed.split(" ")
+            return gdb(" ".join([*words[:3], f"{self._folder}/{words[3]}", *words[4:]])).replace(f"{self._folder}/", "")
         if not (step.during or step.interrupted):
             return self._spelled(typed, gdb(_SOCKET.sub(str(self.guest.gdb_socket), typed), PATIENCE))
         gdb.send(typed)

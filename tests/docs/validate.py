@@ -1,4 +1,4 @@
-"""Validate JSON against a schema: the part of JSON Schema that docs/reference/schema.json uses."""
+"""Validate JSON against a schema: the part of JSON Schema that docs/reference/schema.json uses, and speedscope's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
-_KNOWN = {"$ref", "anyOf", "const", "description", "enum", "items", "pattern", "properties", "required", "type"}
+_KNOWN = {
+    *("$ref", "anyOf", "const", "description", "enum", "items", "pattern", "properties", "required", "title", "type"),
+}
 
 
 def check(text: str, *names: str) -> None:
@@ -33,8 +35,8 @@ def faults(value: Any, rule: Any, schema: Any, where: str = "") -> Iterator[str]
     """Yield where `value` is not what `rule` says, and what is wrong there."""
     assert rule.keys() <= _KNOWN, f"this validator does not know {rule.keys() - _KNOWN}"
     if "$ref" in rule:
-        name = rule["$ref"].removeprefix("#/$defs/")
-        yield from faults(value, schema["$defs"][name], schema, where)
+        _, place, name = rule["$ref"].split("/")
+        yield from faults(value, schema[place][name], schema, where)
     if "anyOf" in rule:
         tried = [list(faults(value, each, schema, where)) for each in rule["anyOf"]]
         if all(tried):

@@ -11,6 +11,7 @@ from gdb_optprobe.commands import options, recipe_arguments
 from gdb_optprobe.commands.parse import ADD_OPTIONS
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.exports.formats import FORMATS
 from gdb_optprobe.guest.scope import OURS
 from gdb_optprobe.handlers.clauses import ACTIONS
 from gdb_optprobe.probes.collector import Trigger
@@ -46,6 +47,8 @@ def names() -> Iterator[str]:
     for command, known in OPTIONS.items():
         for name, value in known.items():
             yield f"option {command} {name} {value}".rstrip()
+    for name in FORMATS:
+        yield f"export {name}"
     for name in ON_EXIT:
         yield f"on-exit {name}"
     for name, size in SIZES.items():

@@ -226,6 +226,10 @@ class Output:
 
     # maps
 
+    def key(self, contents: Contents, key: bytes) -> str:
+        """Return a key as it is in the brackets of a map; "" of a map without keys."""
+        return "" if isinstance(contents.type.key, Nothing | None) else self._key(contents, key)
+
     def _key(self, contents: Contents, key: bytes) -> str:
         type_ = contents.type.key
         assert type_ is not None
