@@ -18,6 +18,7 @@ from gdb_optprobe.commands.dprintf import DprintfCommand
 from gdb_optprobe.commands.enable import EnableCommand
 from gdb_optprobe.commands.expect import ExpectCommand
 from gdb_optprobe.commands.explain import ExplainCommand
+from gdb_optprobe.commands.graph import GraphCommand
 from gdb_optprobe.commands.list import InfoCommand, ListCommand
 from gdb_optprobe.commands.prefix import OptprobeCommand
 from gdb_optprobe.commands.print_ import PrintCommand, TypeCommand
@@ -47,6 +48,7 @@ SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
     RecoverCommand,
     RunCommand,
     ScriptCommand,
+    GraphCommand,
     ExpectCommand,
     PrintCommand,
     TypeCommand,

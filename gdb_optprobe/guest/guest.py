@@ -175,6 +175,10 @@ class Guest(ABC):
         """Return whether only calls enter the function, at its start, and it returns to its caller."""
         return True
 
+    def entry(self, function: int) -> int:
+        """Return the address of a probe on the function with its symbol at `function`."""
+        return function
+
     def why_bypassed(self, address: int) -> str:
         """Return why calls of the function with its entry at `address` may not pass there, in words; else ""."""
         return ""

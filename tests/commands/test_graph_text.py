@@ -123,7 +123,8 @@ def test_deeper_calls_are_left_out() -> None:
 def test_values_arguments_and_threads_as_newer_kernels_have_them() -> None:
     read = call(0, 0, 2000, call(1, 10, 110))
     read.end, read.calls[0].end = (1, 2000, 2**64 - 14), (1, 110, 64)
-    shown = text(tree(read), values=lambda function: True, threads=True, arguments=lambda function, words: "(count=0x1)")
+    arguments = lambda function, words: "(count=0x1)"  # noqa: E731
+    shown = text(tree(read), values=lambda function: True, threads=True, arguments=arguments)
     assert shown == (
         " 1)     dd-112     |               |  vfs_read(count=0x1) {\n"
         " 1)     dd-112     |   0.100 us    |    rw_verify_area(count=0x1); /* = 0x40 */\n"

@@ -90,7 +90,8 @@ def events(records: Iterable[Record]) -> Iterator[Event]:
     """Yield what records of known kinds say."""
     for record in records:
         data = record.fields
-        task, second, third, *more = (int.from_bytes(data[at : at + WORD], "little") for at in range(0, len(data), WORD))
+        words = (int.from_bytes(data[at : at + WORD], "little") for at in range(0, len(data), WORD))
+        task, second, third, *more = words
         match record.kind:
             case 0:
                 pid = second & (1 << STATE) - 1

@@ -68,7 +68,8 @@ def test_a_tail_call_is_within_its_caller() -> None:
 
 
 def test_threads_are_apart_whatever_their_order() -> None:
-    mixed = [each for pair in zip(history("a b . ."), history("a c . .", CAT, TOP + STACK), strict=True) for each in pair]
+    pairs = zip(history("a b . ."), history("a c . .", CAT, TOP + STACK), strict=True)
+    mixed = [each for pair in pairs for each in pair]
     assert trees(mixed) == ["a(b) RETURNED", "a(c) RETURNED"]
 
 

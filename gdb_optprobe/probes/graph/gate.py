@@ -1,0 +1,143 @@
+"""The gate of a call graph: which threads are within a call of the root. And the programs that ask and set it.
+
+    place of a thread, by a hash of its task   │ task │ birth │      256 of them, then a word that nothing reads
+The outermost call of the root takes its thread's place; other entries compare the place's task with their own, and do
+nothing else where it is another one. A thread of which the place is taken is not followed, which its call of the root
+records. `birth` tells a thread from an earlier one that had the same address and has died within the root.
+
+Two threads may find one place free at once. Then the later one has it, and the call of the other one sees that when it
+returns: its last record has what is in the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ir import (
+    And,
+    Choose,
+    Column,
+    Constant,
+    Emit,
+    Expr,
+    Form,
+    Load,
+    Op,
+    Operand,
+    Program,
+    Put,
+    Records,
+    Register,
+)
+from gdb_optprobe.handlers.return_scope import EntryProgram
+from gdb_optprobe.maps.call_table import FACTOR, SAVED, SHIFT
+from gdb_optprobe.probes.graph import records
+from gdb_optprobe.probes.graph.records import WORD, State
+
+BITS = 8
+PLACE = 2 * WORD
+PLACES = PLACE << BITS
+SIZE = PLACES + PLACE
+"""Of the gate: a multiple of a place's size."""
+_FREE, _OWN, _TAKEN = (Constant(state.value) for state in (State.FREE, State.OWN, State.TAKEN))
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """Expressions of the running thread. birth: of two threads with one task, one after the other, it differs."""
+
+    task: Expr
+    birth: Expr
+    pid: Expr
+    comm: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The gate at `address`, for hits of which `thread` is the thread. words: of a record, at least 3."""
+
+    address: int
+    thread: Thread
+    words: int
+
+    def callee(self, function: int, stack: Expr, arguments: Sequence[Expr]) -> EntryProgram:
+        """Return what is done where a function that is not the root is entered."""
+        return EntryProgram(self._is_own, actions=(self._entered(function, stack, arguments),))
+
+    def returned(self, function: int, value: Expr | None) -> Program:
+        """Return what is done where it has returned, of calls that were recorded."""
+        return Program(None, (self._returned(function, value),))
+
+    def root(self, function: int, condition: Expr | None, stack: Expr, arguments: Sequence[Expr]) -> EntryProgram:
+        """Return what is done where the root is entered. condition: of calls that are looked at."""
+        thread, state = self.thread, self._state
+        shifted = fold.binary(Op.SHL, state, fold.constant(records.STATE), 64, False)
+        marked = fold.binary(Op.OR, thread.pid, shifted, 64, False)
+        is_free = fold.binary(Op.EQ, state, _FREE, 64, False)
+        began = self._record(records.BEGAN, "a root", (thread.task, marked, thread.comm))
+        # A hit that interrupts these takes the place and gives it back; then it is taken here.
+        taken = (
+            Put(Choose(is_free, self._place(WORD), self._scrap), thread.birth),
+            Put(Choose(is_free, self._place(), self._scrap), thread.task),
+        )
+        entered = self._entered(function, stack, arguments)
+        return EntryProgram(condition, words=(state,), actions=(began, *taken, entered))
+
+    def root_returned(self, function: int, value: Expr | None, slot: str) -> Program:
+        """Return what is done where the root has returned. slot: the register with the address of the call's slot."""
+        place = fold.binary(Op.ADD, Register(slot), fold.constant(SAVED), 64, False)
+        outermost = _same(Load(place, WORD, False, mapped=True), _FREE)
+        has_place = And(outermost, _same(self._owner, self.thread.task))
+        given_back = Put(Choose(has_place, self._place(), self._scrap), Constant(0))
+        return Program(None, (self._returned(function, value), given_back))
+
+    def died(self) -> Program:
+        """Return what is done where a thread ends."""
+        record = self._record(records.DIED, "a death", (self.thread.task,))
+        return Program(self._is_own, (record, Put(self._place(), Constant(0))))
+
+    def _entered(self, function: int, stack: Expr, arguments: Sequence[Expr]) -> Emit:
+        return self._record(records.entry_kind(function), "an entry", (self.thread.task, stack, *arguments))
+
+    def _returned(self, function: int, value: Expr | None) -> Emit:
+        fields = (self.thread.task, self._owner, *(() if value is None else (value,)))
+        return self._record(records.return_kind(function), "a return", fields)
+
+    def _record(self, kind: int, name: str, fields: tuple[Operand, ...]) -> Emit:
+        columns = tuple(Column(f"word {number}", Form.UNSIGNED) for number in range(len(fields)))
+        return Emit(Records(name, columns, kind=kind), fields)
+
+    @property
+    def _is_own(self) -> Expr:
+        is_here = _same(self._owner, self.thread.task)
+        return And(is_here, _same(self._load(self._place(WORD)), self.thread.birth))
+
+    @property
+    def _state(self) -> Expr:
+        is_free = Choose(self._owner, _same(self._owner, self.thread.task), Constant(1))
+        return Choose(self._is_own, _OWN, Choose(is_free, _FREE, _TAKEN))
+
+    @property
+    def _owner(self) -> Expr:
+        """The task that has the thread's place; 0 for none."""
+        return self._load(self._place())
+
+    def _place(self, offset: int = 0) -> Expr:
+        mixed = fold.binary(Op.MUL, self.thread.task, fold.constant(FACTOR), 64, False)
+        shifted = fold.binary(Op.SHR, mixed, fold.constant(SHIFT), 64, False)
+        scaled = fold.binary(Op.AND, shifted, fold.constant(PLACES - PLACE), 64, False)
+        return fold.binary(Op.ADD, scaled, fold.constant(self.address + offset), 64, False)
+
+    @property
+    def _scrap(self) -> Expr:
+        return Constant(self.address + PLACES)
+
+    @staticmethod
+    def _load(place: Expr) -> Expr:
+        return Load(place, WORD, False, mapped=True)
+
+
+def _same(left: Expr, right: Expr) -> Expr:
+    return fold.binary(Op.EQ, left, right, 64, False)

@@ -1,0 +1,240 @@
+"""Run a call graph in a guest: put its probes in, take the records out at short stops, hand over the trees.
+
+    │ gate │ ring │        one piece of data, of all probes of the graph
+    probes in ─► guest runs ⇄ short stops: records ─► trees ─► probes out ─► memory back
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.maps.ring import HEADER, START, Record, RingLayout, RingPosition
+from gdb_optprobe.probes.follower import FIRST, next_pause
+from gdb_optprobe.probes.graph import gate, records
+from gdb_optprobe.probes.graph.functions import MOST_ARGUMENTS, Functions, Request, Traced
+from gdb_optprobe.probes.graph.gate import Gate
+from gdb_optprobe.probes.graph.trees import Ending, Tree, Trees
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.shared_records import SharedRecords
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Command
+
+MOST_BITS, LEAST_BITS = 13, 8
+"""Of the ring: 8,192 records are 400 KB."""
+DEATH = "do_task_dead"
+"""The function in which a thread ends: kernel/sched/core.c."""
+_LEAST = 0.001
+"""Seconds that the guest runs at least between two stops."""
+_STOPS = OptprobeError("a hit would stop the guest", "optprobe explain FUNCTION says why")
+
+
+@dataclass
+class GraphRun:
+    """A call graph in a guest. show: gets each tree as it ends. clock: of the host, in seconds.
+
+    lost: records that found no room in the ring.
+    """
+
+    session: Session
+    request: Request
+    show: Callable[[Tree], object]
+    clock: Callable[[], float] = time.monotonic
+    lost: int = 0
+    trees: Trees = field(default_factory=Trees)
+    _shared: SharedRecords | None = None
+    _gate: Gate | None = None
+    _numbers: list[int] = field(default_factory=list)
+    _position: RingPosition = START
+    _waiting: list[Record] = field(default_factory=list)
+    _pause: float = FIRST
+
+    def __post_init__(self) -> None:
+        self.functions = Functions(self.session.target.guest, self.request)
+
+    @property
+    def hertz(self) -> int:
+        """Return the ticks of the clock in a second. Raises OptprobeError."""
+        found = self.session.target.guest.names_at(self.functions.traced[0].entry).hertz
+        if isinstance(found, Missing):
+            raise OptprobeError(found.message, found.hint)
+        return found
+
+    def prepare(self) -> None:
+        """Find the functions of the graph, and put their probes in. Raises OptprobeError, with none in the guest."""
+        session, optimizer = self.session, self.session.optimizer
+        session.check_alive()
+        session.target.debugger.guard()
+        arena = optimizer.take_arena(borrow=True)
+        self._find()
+        last = session.last_number
+        try:
+            self._reserve(arena)
+            self._put_in(self.functions.traced)
+            self._watch_deaths()
+        except BaseException:
+            self.take_out()
+            raise
+        finally:
+            session.last_number = last
+
+    def run(self, seconds: float | None, guest: str, is_over: Callable[[], bool]) -> None:
+        """Let the guest run at most so long, until a command in it has ended, or something stops it.
+
+        Then hand over the trees that have not ended.
+        """
+        command = self.session.target.debugger.begin(guest) if guest else None
+        try:
+            self._let_run(seconds, command, is_over)
+        finally:
+            if command is not None:
+                command.close()
+        for tree in self.trees.cut(Ending.OPEN):
+            self.show(tree)
+
+    def take_out(self) -> None:
+        """Take the probes out of the guest, and give the memory back."""
+        numbers, self._numbers = self._numbers, []
+        try:
+            if numbers:
+                self.session.delete(numbers)
+        finally:
+            arena = self.session.optimizer.arena
+            if self._shared is not None and arena is not None:
+                arena.data.release(self._shared.memory)
+                self._shared = None
+                self.session.optimizer.tidy()
+
+    @property
+    def missed(self) -> int:
+        """Return how many calls found no room in the tables of their functions."""
+        session = self.session
+        return sum(session.missed(number) for number in self._numbers)
+
+    # the probes ------------------------------------------------------------------------------------------------------
+
+    def _find(self) -> None:
+        """Find the functions: the root, and what its code calls."""
+        target, functions = self.session.target, self.functions
+        addresses = target.debugger.resolve(self.request.root, False)
+        if len(addresses) != 1:
+            raise OptprobeError(f"{self.request.root} has {len(addresses)} addresses", "name one function")
+        root = target.guest.text.function(addresses[0])
+        if root is None or target.guest.entry(root.start) != addresses[0]:
+            raise OptprobeError(f"{self.request.root} is not where a function is entered")
+        if functions.add(root.start, 0) is None:
+            raise functions.left_out[root.name]
+        for start, depth in functions.below({root.start: 0}).depths.items():
+            functions.add(start, depth)
+        for glob in self.request.also:
+            for address in target.debugger.resolve(glob, True):
+                function = target.guest.text.function(address)
+                if function is not None:
+                    functions.add(function.start, 1)
+
+    def _reserve(self, arena: Arena) -> None:
+        """Have memory for the gate and the ring."""
+        guest = self.session.target.guest
+        words = records.WORDS
+        if self.request.arguments:
+            words = max(words, 2 + MOST_ARGUMENTS)
+        bits = MOST_BITS
+        while bits > LEAST_BITS and _layout(words, bits, 0).size > arena.data.largest // 2:
+            bits -= 1
+        layout = _layout(words, bits, len(self.functions.traced))
+        near = self.functions.traced[0].entry
+        with arena.new_data(gate.SIZE + layout.size, near, guest.isa.data_reach) as memory:
+            guest.machine.write(memory.address, bytes(gate.SIZE) + layout.initial())
+            self._shared = SharedRecords(layout, memory, gate.SIZE)
+        self._gate = Gate(memory.address, self.functions.thread(), words)
+
+    def _put_in(self, functions: Sequence[Traced]) -> None:
+        """Put in the probes of functions; those that cannot be recorded without a stop are left out, but the root."""
+        specs: dict[int, Spec] = {}
+        for function in functions:
+            try:
+                specs[function.number] = self._tried(function)
+            except (Unreadable, Unreachable):
+                raise
+            except OptprobeError as error:
+                if function.number == 0:
+                    raise
+                self.functions.left_out[function.name] = error
+        views = self.session.add(*specs.values())
+        self._numbers += [view.number for view in views]
+        stopping = [view.number for view in views if view.tier in ("breakpoint", "boosted", "emulated")]
+        if stopping:
+            names = [view.symbol for view in views if view.number in stopping]
+            if any(view.address == self.functions.traced[0].entry for view in views if view.number in stopping):
+                raise _STOPS
+            self.functions.left_out |= dict.fromkeys(names, _STOPS)
+            self.session.delete(stopping)
+            self._numbers = [number for number in self._numbers if number not in stopping]
+
+    def _tried(self, function: Traced) -> Spec:
+        """Return the probe of a function that can be put in. Raises OptprobeError."""
+        assert self._gate is not None and self._shared is not None
+        spec = self.functions.spec(function, self._gate, self._shared)
+        kprobes = self.session.kprobes
+        plan = kprobes.plan_at(function.entry, spec)
+        assert plan is not None, "no glob leaves anything out"
+        if plan.tier.stops:
+            raise _STOPS
+        return spec
+
+    def _watch_deaths(self) -> None:
+        """Have a thread that ends within the root give its place back. Where that cannot be, `birth` tells threads
+        apart.
+        """
+        assert self._gate is not None and self._shared is not None
+        with suppress(OptprobeError):
+            (entry,) = self.session.target.debugger.resolve(DEATH, False)
+            spec = self.functions.death(entry, self._gate, self._shared)
+            self._numbers += [view.number for view in self.session.add(spec)]
+
+    # records ---------------------------------------------------------------------------------------------------------
+
+    def _let_run(self, seconds: float | None, command: Command | None, is_over: Callable[[], bool]) -> None:
+        begun = self.clock()
+        end = None if seconds is None else begun + seconds
+        while not is_over():
+            now = self.clock()
+            if (end is not None and now >= end) or (command is not None and command.outcome()):
+                return
+            pause = self._pause if end is None else min(self._pause, end - now)
+            reason = self.session.target.debugger.run(max(pause, _LEAST), command)
+            for tree in self._drain():
+                self.show(tree)
+            if reason is not None:
+                return
+
+    def _drain(self) -> Iterator[Tree]:
+        """Yield the trees that have ended since the last stop, and empty the ring."""
+        assert self._shared is not None
+        machine, layout, at = self.session.target.guest.machine, self._shared.layout, self._shared.address
+        header = machine.read(at, HEADER)
+        if not layout.has_more(header, self._position):
+            self._pause = next_pause(self._pause, 0)
+            return
+        found = layout.decode(machine.read(at, layout.size), self._position)
+        machine.write(at, found.header)
+        self._position = found.position
+        self._pause = next_pause(self._pause, found.fullness)
+        self._waiting = sorted((*self._waiting, *found.records), key=lambda record: record.number)
+        # A record that the stop has interrupted comes next time: those behind it wait, as their order matters.
+        first = min(found.position.pending, default=1 << 64) if not found.dropped else 1 << 64
+        ready = [record for record in self._waiting if record.number < first]
+        self._waiting = self._waiting[len(ready) :]
+        yield from self.trees.take(records.events(ready))
+        if found.dropped:
+            self.lost += found.dropped
+            yield from self.trees.cut(Ending.LOST)
+
+
+def _layout(words: int, bits: int, functions: int) -> RingLayout:
+    return RingLayout(words, bits, kinds=records.kinds(functions))
