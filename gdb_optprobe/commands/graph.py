@@ -132,6 +132,12 @@ def _losses(graph: GraphRun) -> Sequence[str]:
     if graph.trees.unfollowed:
         many = f"{graph.trees.unfollowed:,} calls of the root are not shown"
         found.append(f"{many}: other threads within it had their place")
+    if graph.learned:
+        found.append(f"{graph.learned} functions are called through pointers: the next graph has them from the start")
+    if graph.is_withheld:
+        found.append("these trees may lack calls through pointers: repeat the command")
+    elif graph.withheld:
+        found.append(f"{graph.withheld:,} calls of the root are not shown, before calls through pointers were known")
     if missed := graph.missed:
         found.append(f"{missed:,} calls are not shown: too many of one function at once")
     return found

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gdb_optprobe.guest.text import Function
-from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.base import Flow, Insn, Pointer
 
 MOST = 4096
 """Functions that are decoded at most. `do_exit` to a depth of 6 reaches 1,429 that are traced."""
@@ -24,20 +24,22 @@ _COLD = ".cold"
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What one function calls. targets: the starts of functions. pointers: calls and jumps through pointers."""
+    """What one function calls. targets: the starts of functions. pointers: calls and jumps through pointers, with their
+    addresses.
+    """
 
     targets: tuple[int, ...]
-    pointers: tuple[Insn, ...]
+    pointers: tuple[tuple[int, Pointer], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
     """depths: of each function that is to be probed, by its start. pointers: by address, calls through pointers, with
-    the depth of what they call. is_whole: all was decoded that is that near.
+    the depth of what they call. is_whole: whether all was decoded that is that near.
     """
 
     depths: Mapping[int, int] = field(default_factory=dict)
-    pointers: Mapping[int, tuple[Insn, int]] = field(default_factory=dict)
+    pointers: Mapping[int, tuple[Pointer, int]] = field(default_factory=dict)
     is_whole: bool = True
 
 
@@ -45,11 +47,12 @@ class Reached:
 class Callees:
     """find: see Text.function. is_traced: whether a function that starts there has a tracer's site.
 
-    is_wanted: whether one with this name may be in the graph; what it calls is not, otherwise.
+    pointer: see Guest.pointer. is_wanted: whether one with this name may be in the graph, with what it calls.
     """
 
     find: Callable[[int], Function | None]
     is_traced: Callable[[int], bool]
+    pointer: Callable[[Insn], Pointer | None]
     is_wanted: Callable[[str], bool] = bool
 
     def reached(self, starts: Mapping[int, int], depth: int) -> Reached:
@@ -59,7 +62,7 @@ class Callees:
         """
         seen = dict(starts)
         depths: dict[int, int] = {}
-        pointers: dict[int, tuple[Insn, int]] = {}
+        pointers: dict[int, tuple[Pointer, int]] = {}
         level = min(starts.values(), default=0)
         while level < depth:
             waiting = [start for start, at in seen.items() if at == level]
@@ -70,7 +73,7 @@ class Callees:
                 if function is None:
                     continue
                 calls = self.calls(function)
-                pointers |= {insn.address: (insn, level + 1) for insn in calls.pointers if insn.address not in pointers}
+                pointers = {at: (pointer, level + 1) for at, pointer in calls.pointers} | pointers
                 for start in calls.targets:
                     if start in starts:
                         depths.setdefault(start, level + 1)
@@ -88,10 +91,10 @@ class Callees:
     def calls(self, function: Function) -> Calls:
         """Return what a function calls, by all of its parts."""
         targets: dict[int, None] = {}
-        pointers: list[Insn] = []
+        pointers: list[tuple[int, Pointer]] = []
         for insn, is_inside in self._instructions(function):
-            if insn.flow is Flow.INDIRECT_CALL or (insn.flow is Flow.INDIRECT_JUMP and function.compiled):
-                pointers.append(insn)
+            if (pointer := self.pointer(insn)) is not None:
+                pointers.append((insn.address, pointer))
             elif insn.target is not None and not is_inside:
                 other = self.find(insn.target)
                 if other is not None and insn.target - other.start < ENTRY:

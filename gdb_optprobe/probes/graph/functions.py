@@ -16,10 +16,11 @@ from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue, Scope
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import Typer
+from gdb_optprobe.isa.base import Pointer
 from gdb_optprobe.probes.graph.callees import Callees, Reached
 from gdb_optprobe.probes.graph.gate import Gate, Thread
 from gdb_optprobe.probes.graph.records import WORD
-from gdb_optprobe.probes.kretprobe import NEAR, check_function, return_backend
+from gdb_optprobe.probes.kretprobe import NEAR, UNBALANCED, check_function, return_backend
 from gdb_optprobe.probes.shared_records import SharedRecords
 from gdb_optprobe.probes.spec import Kind, Spec
 
@@ -85,15 +86,22 @@ class Functions:
 
     def below(self, starts: dict[int, int]) -> Reached:
         """Return what functions at these depths reach, as far down as is asked for."""
-        text, guest = self.guest.text, self.guest
+        guest = self.guest
+        found = Callees(guest.text.function, self.is_traced, guest.pointer, self._is_wanted)
+        return found.reached(starts, self.request.depth)
 
-        def is_traced(start: int) -> bool:
-            return bool(text.ftrace_sites(start, guest.entry(start) + NEAR))
+    def is_traced(self, start: int) -> bool:
+        """Return whether the function there has a tracer's site."""
+        return bool(self.guest.text.ftrace_sites(start, self.guest.entry(start) + NEAR))
 
-        def is_wanted(name: str) -> bool:
-            return not any(fnmatchcase(name, glob) for glob in self.request.unwanted)
+    def is_callee(self, start: int) -> bool:
+        """Return whether the function there may be in the graph where it is called."""
+        function = self.guest.text.function(start)
+        return function is not None and self._is_wanted(function.name)
 
-        return Callees(text.function, is_traced, is_wanted).reached(starts, self.request.depth)
+    def _is_wanted(self, name: str) -> bool:
+        # What is called where threads are switched runs on the stack of another thread than the current one.
+        return name not in UNBALANCED and not any(fnmatchcase(name, glob) for glob in self.request.unwanted)
 
     def add(self, start: int, depth: int) -> Traced | None:
         """Return a new function of the graph; None where it is there, or cannot be, which `left_out` says then."""
@@ -162,6 +170,10 @@ class Functions:
             pid,
             Load(comm.address, WORD, False, mapped=True),
         )
+
+    def learner(self, site: int, pointer: Pointer, at: Gate) -> Spec:
+        """Return the probe on a call through a pointer."""
+        return Spec(f"*{site:#x}", Kind.KPROBE, actions=_SHOWN, program=at.learning(site, pointer))
 
     def death(self, entry: int, at: Gate, into: SharedRecords) -> Spec:
         """Return the probe on where threads end, entered at `entry`."""

@@ -24,14 +24,18 @@ from gdb_optprobe.handlers.ir import (
     Expr,
     Form,
     Load,
+    Map,
     Op,
     Operand,
     Program,
     Put,
     Records,
     Register,
+    Update,
 )
 from gdb_optprobe.handlers.return_scope import EntryProgram
+from gdb_optprobe.isa.base import Pointer
+from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.call_table import FACTOR, SAVED, SHIFT
 from gdb_optprobe.probes.graph import records
 from gdb_optprobe.probes.graph.records import WORD, State
@@ -41,6 +45,8 @@ PLACE = 2 * WORD
 PLACES = PLACE << BITS
 SIZE = PLACES + PLACE
 """Of the gate: a multiple of a place's size."""
+LEARNED = Map("callees of a graph", (Column("site", Form.POINTER), Column("target", Form.POINTER)), Count(), 1024)
+"""Where calls through pointers have gone. No script can name this map."""
 _FREE, _OWN, _TAKEN = (Constant(state.value) for state in (State.FREE, State.OWN, State.TAKEN))
 
 
@@ -56,11 +62,10 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The gate at `address`, for hits of which `thread` is the thread. words: of a record, at least 3."""
+    """The gate at `address`, for hits of which `thread` is the thread."""
 
     address: int
     thread: Thread
-    words: int
 
     def callee(self, function: int, stack: Expr, arguments: Sequence[Expr]) -> EntryProgram:
         """Return what is done where a function that is not the root is entered."""
@@ -97,6 +102,14 @@ class Gate:
         """Return what is done where a thread ends."""
         record = self._record(records.DIED, "a death", (self.thread.task,))
         return Program(self._is_own, (record, Put(self._place(), Constant(0))))
+
+    def learning(self, site: int, pointer: Pointer) -> Program:
+        """Return what is done at a call through a pointer: note where it goes."""
+        target: Expr = Register(pointer.register)
+        if pointer.offset is not None:
+            place = fold.binary(Op.ADD, target, fold.constant(pointer.offset), 64, False)
+            target = Load(place, WORD, False)
+        return Program(self._is_own, (Update(LEARNED, None, (Constant(site), target)),), quiet=True)
 
     def _entered(self, function: int, stack: Expr, arguments: Sequence[Expr]) -> Emit:
         return self._record(records.entry_kind(function), "an entry", (self.thread.task, stack, *arguments))

@@ -2,29 +2,41 @@
 
     │ gate │ ring │        one piece of data, of all probes of the graph
     probes in ─► guest runs ⇄ short stops: records ─► trees ─► probes out ─► memory back
+                    ▲             └ targets of calls through pointers ─► more probes
+                    └──────────────────────────────────────────────────────┘
+Trees are withheld until such a round has found no new target: those before lack calls. What was learned is kept by the
+session, for the next graph. Where nothing comes behind them, the withheld ones are handed over in the end.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.isa.base import Pointer
 from gdb_optprobe.maps.ring import HEADER, START, Record, RingLayout, RingPosition
 from gdb_optprobe.probes.follower import FIRST, next_pause
 from gdb_optprobe.probes.graph import gate, records
+from gdb_optprobe.probes.graph.callees import ENTRY
 from gdb_optprobe.probes.graph.functions import MOST_ARGUMENTS, Functions, Request, Traced
-from gdb_optprobe.probes.graph.gate import Gate
+from gdb_optprobe.probes.graph.gate import LEARNED, Gate
 from gdb_optprobe.probes.graph.trees import Ending, Tree, Trees
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.shared_records import SharedRecords
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command
+from gdb_optprobe.probes.views import ProbeView
 
+MOST_SITES = 512
+"""Calls through pointers that are watched, at most."""
+MOST_WITHHELD = 256
 MOST_BITS, LEAST_BITS = 13, 8
 """Of the ring: 8,192 records are 400 KB."""
 DEATH = "do_task_dead"
@@ -38,7 +50,8 @@ _STOPS = OptprobeError("a hit would stop the guest", "optprobe explain FUNCTION 
 class GraphRun:
     """A call graph in a guest. show: gets each tree as it ends. clock: of the host, in seconds.
 
-    lost: records that found no room in the ring.
+    lost: records that found no room in the ring. withheld: trees from before all targets were known.
+    is_withheld: whether these were shown. learned: how many functions were found while the guest ran.
     """
 
     session: Session
@@ -46,6 +59,9 @@ class GraphRun:
     show: Callable[[Tree], object]
     clock: Callable[[], float] = time.monotonic
     lost: int = 0
+    withheld: int = 0
+    is_withheld: bool = False
+    learned: int = 0
     trees: Trees = field(default_factory=Trees)
     _shared: SharedRecords | None = None
     _gate: Gate | None = None
@@ -53,6 +69,12 @@ class GraphRun:
     _position: RingPosition = START
     _waiting: list[Record] = field(default_factory=list)
     _pause: float = FIRST
+    _layout: RingLayout = field(default_factory=lambda: RingLayout(records.WORDS))
+    _watched: set[int] = field(default_factory=set)
+    _pointers: dict[int, tuple[Pointer, int]] = field(default_factory=dict)
+    _known_pairs: set[bytes] = field(default_factory=set)
+    _early: deque[Tree] = field(default_factory=lambda: deque(maxlen=MOST_WITHHELD))
+    _is_settled: bool = False
 
     def __post_init__(self) -> None:
         self.functions = Functions(self.session.target.guest, self.request)
@@ -77,6 +99,7 @@ class GraphRun:
             self._reserve(arena)
             self._put_in(self.functions.traced)
             self._watch_deaths()
+            self._watch_pointers(self._pointers)
         except BaseException:
             self.take_out()
             raise
@@ -94,8 +117,21 @@ class GraphRun:
         finally:
             if command is not None:
                 command.close()
-        for tree in self.trees.cut(Ending.OPEN):
+        self._hand_over(self.trees.cut(Ending.OPEN), learned=0)
+        self.is_withheld = not self._is_settled and bool(self._early)
+        for tree in self._early if self.is_withheld else ():
             self.show(tree)
+
+    def _hand_over(self, trees: Iterable[Tree], learned: int) -> None:
+        """Show trees, or withhold them. learned: how many functions have become known meanwhile."""
+        found = [*trees]
+        self._is_settled = self._is_settled or bool(found and not learned)
+        if self._is_settled:
+            for tree in found:
+                self.show(tree)
+        else:
+            self._early.extend(found)
+            self.withheld += len(found)
 
     def take_out(self) -> None:
         """Take the probes out of the guest, and give the memory back."""
@@ -129,13 +165,36 @@ class GraphRun:
             raise OptprobeError(f"{self.request.root} is not where a function is entered")
         if functions.add(root.start, 0) is None:
             raise functions.left_out[root.name]
-        for start, depth in functions.below({root.start: 0}).depths.items():
-            functions.add(start, depth)
+        self._extend({root.start: 0})
         for glob in self.request.also:
             for address in target.debugger.resolve(glob, True):
                 function = target.guest.text.function(address)
                 if function is not None:
                     functions.add(function.start, 1)
+
+    def _extend(self, starts: dict[int, int]) -> list[Traced]:
+        """Return functions that are new in the graph: what those at these depths reach, by their code and by what was
+        learned of their calls through pointers.
+        """
+        functions, learned = self.functions, self.session.learned_calls
+        new: list[Traced | None] = []
+        before: dict[int, int] = {}
+        while starts:
+            before |= starts
+            reached = functions.below(starts)
+            new += [functions.add(start, depth) for start, depth in reached.depths.items()]
+            self._pointers = {**reached.pointers, **self._pointers}
+            starts = {}
+            for site, (_, depth) in reached.pointers.items():
+                for target in learned.get(site, ()):
+                    if before.get(target, depth + 1) <= depth or not functions.is_callee(target):
+                        continue
+                    if functions.is_traced(target):
+                        new.append(functions.add(target, depth))
+                        starts[target] = depth
+                    else:
+                        starts[target] = depth - 1
+        return [each for each in new if each is not None]
 
     def _reserve(self, arena: Arena) -> None:
         """Have memory for the gate and the ring."""
@@ -143,15 +202,14 @@ class GraphRun:
         words = records.WORDS
         if self.request.arguments:
             words = max(words, 2 + MOST_ARGUMENTS)
-        bits = MOST_BITS
-        while bits > LEAST_BITS and _layout(words, bits, 0).size > arena.data.largest // 2:
-            bits -= 1
-        layout = _layout(words, bits, len(self.functions.traced))
+        layout = RingLayout(words, MOST_BITS, kinds=records.kinds(len(self.functions.traced)))
+        while layout.bits > LEAST_BITS and layout.size > arena.data.largest // 2:
+            layout = replace(layout, bits=layout.bits - 1)
         near = self.functions.traced[0].entry
         with arena.new_data(gate.SIZE + layout.size, near, guest.isa.data_reach) as memory:
             guest.machine.write(memory.address, bytes(gate.SIZE) + layout.initial())
-            self._shared = SharedRecords(layout, memory, gate.SIZE)
-        self._gate = Gate(memory.address, self.functions.thread(), words)
+            self._shared, self._layout = SharedRecords(layout, memory, gate.SIZE), layout
+        self._gate = Gate(memory.address, self.functions.thread())
 
     def _put_in(self, functions: Sequence[Traced]) -> None:
         """Put in the probes of functions; those that cannot be recorded without a stop are left out, but the root."""
@@ -165,8 +223,7 @@ class GraphRun:
                 if function.number == 0:
                     raise
                 self.functions.left_out[function.name] = error
-        views = self.session.add(*specs.values())
-        self._numbers += [view.number for view in views]
+        views = self._added([*specs.values()]) if specs else ()
         stopping = [view.number for view in views if view.tier in ("breakpoint", "boosted", "emulated")]
         if stopping:
             names = [view.symbol for view in views if view.number in stopping]
@@ -195,7 +252,64 @@ class GraphRun:
         with suppress(OptprobeError):
             (entry,) = self.session.target.debugger.resolve(DEATH, False)
             spec = self.functions.death(entry, self._gate, self._shared)
-            self._numbers += [view.number for view in self.session.add(spec)]
+            self._added([spec])
+
+    def _watch_pointers(self, pointers: Mapping[int, tuple[Pointer, int]]) -> None:
+        """Note where calls through pointers go, at those that can be probed without a stop."""
+        assert self._gate is not None
+        specs: list[Spec] = []
+        for site, (pointer, _) in pointers.items():
+            if len(self._watched) == MOST_SITES:
+                break
+            self._watched.add(site)
+            spec = self.functions.learner(site, pointer, self._gate)
+            with suppress(Refused):
+                plan = self.session.kprobes.plan_at(site, spec)
+                if plan is not None and not plan.tier.stops:
+                    specs.append(spec)
+        if specs:
+            self._added(specs)
+
+    def _added(self, specs: Sequence[Spec]) -> Sequence[ProbeView]:
+        views = self.session.add(*specs)
+        self._numbers += [view.number for view in views]
+        return views
+
+    def _learn(self) -> int:
+        """Take note of where calls through pointers have gone since the last stop, and put in what is new.
+
+        Return how many functions are.
+        """
+        contents = self.session.kprobes.maps.by_name().get(LEARNED.name)
+        pairs = contents.contents().by_key.keys() - self._known_pairs if contents is not None else ()
+        starts: dict[int, int] = {}
+        new: list[Traced] = []
+        for pair in pairs:
+            self._known_pairs.add(pair)
+            site, target = (int.from_bytes(part, "little") for part in (pair[: records.WORD], pair[records.WORD :]))
+            function = self.session.target.guest.text.function(target)
+            if site not in self._pointers or function is None or target - function.start >= ENTRY:
+                continue
+            targets = self.session.learned_calls.setdefault(site, set())
+            if function.start in targets or not self.functions.is_callee(function.start):
+                continue
+            targets.add(function.start)
+            depth = self._pointers[site][1]
+            if not self.functions.is_traced(function.start):
+                depth -= 1
+            elif (found := self.functions.add(function.start, depth)) is not None:
+                new.append(found)
+            starts[function.start] = depth
+        if not starts:
+            return 0
+        known = set(self._pointers)
+        new += self._extend(starts)
+        if new:
+            self._put_in(new)
+            self._layout = replace(self._layout, kinds=records.kinds(len(self.functions.traced)))
+        self._watch_pointers({site: each for site, each in self._pointers.items() if site not in known})
+        self.learned += len(new)
+        return len(new)
 
     # records ---------------------------------------------------------------------------------------------------------
 
@@ -208,15 +322,15 @@ class GraphRun:
                 return
             pause = self._pause if end is None else min(self._pause, end - now)
             reason = self.session.target.debugger.run(max(pause, _LEAST), command)
-            for tree in self._drain():
-                self.show(tree)
+            found = [*self._drain()]
+            self._hand_over(found, self._learn())
             if reason is not None:
                 return
 
     def _drain(self) -> Iterator[Tree]:
         """Yield the trees that have ended since the last stop, and empty the ring."""
         assert self._shared is not None
-        machine, layout, at = self.session.target.guest.machine, self._shared.layout, self._shared.address
+        machine, layout, at = self.session.target.guest.machine, self._layout, self._shared.address
         header = machine.read(at, HEADER)
         if not layout.has_more(header, self._position):
             self._pause = next_pause(self._pause, 0)
@@ -234,7 +348,3 @@ class GraphRun:
         if found.dropped:
             self.lost += found.dropped
             yield from self.trees.cut(Ending.LOST)
-
-
-def _layout(words: int, bits: int, functions: int) -> RingLayout:
-    return RingLayout(words, bits, kinds=records.kinds(functions))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gdb_optprobe.guest.text import Function, Whole
-from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.base import Flow, Insn, Pointer
 from gdb_optprobe.probes.graph import callees
 from gdb_optprobe.probes.graph.callees import Callees
 
@@ -40,7 +40,13 @@ class Code:
         return self.functions.get(address - address % STEP)
 
     def callees(self, *unwanted: str) -> Callees:
-        return Callees(self.find, lambda start: start not in self.untraced, lambda name: name not in unwanted)
+        return Callees(
+            self.find, lambda start: start not in self.untraced, self.pointer, lambda name: name not in unwanted
+        )
+
+    @staticmethod
+    def pointer(insn: Insn) -> Pointer | None:
+        return Pointer(insn.text) if insn.flow in (Flow.INDIRECT_CALL, Flow.INDIRECT_JUMP) else None
 
     def reached(self, depth: int, *unwanted: str) -> dict[str, int]:
         found = self.callees(*unwanted).reached({self.starts["root"]: 0}, depth)
@@ -90,7 +96,7 @@ def test_what_is_not_wanted_is_left_out_with_what_it_calls() -> None:
 def test_calls_through_pointers_are_told_with_the_depth_of_their_targets() -> None:
     code = Code("root: call a, call *", "a: jmp *", "b:")
     found = code.callees().reached({code.starts["root"]: 0}, 2)
-    assert {insn.text: depth for insn, depth in found.pointers.values()} == {"call *": 1, "jmp *": 2}
+    assert {pointer.register: depth for pointer, depth in found.pointers.values()} == {"call *": 1, "jmp *": 2}
     assert len(code.callees().reached({code.starts["root"]: 0}, 1).pointers) == 1
 
 
