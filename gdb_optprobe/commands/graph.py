@@ -72,14 +72,14 @@ class GraphCommand(Subcommand[GraphArguments]):
         with gdb.with_parameter("pagination", False):
             graph.prepare()
             try:
-                hertz, traced = graph.hertz, graph.functions.traced
+                hertz, functions = graph.hertz, graph.functions.by_number
                 text = GraphText(
-                    _Names(graph),
+                    lambda number: functions[number].name,
                     lambda ticks: ticks * SECOND // hertz,
                     len(session.target.guest.machine.vcpus()),
                     args.request.depth,
-                    (lambda number, words: traced[number].brackets(words)) if args.request.arguments else None,
-                    lambda number: traced[number].has_value,
+                    (lambda number, words: functions[number].brackets(words)) if args.request.arguments else None,
+                    lambda number, word: functions[number].value(word) if functions[number].result else None,
                     args.tails,
                     args.threads,
                 )
@@ -96,19 +96,6 @@ class GraphCommand(Subcommand[GraphArguments]):
         if text.endswith("-") or text.split(" ")[-1].startswith("-"):
             return [*OPTIONS]
         return symbol_words(text.split(" ")[-1])
-
-
-class _Names(Sequence[str]):
-    """The names of a graph's functions, which become more while it runs."""
-
-    def __init__(self, graph: GraphRun) -> None:
-        self._graph = graph
-
-    def __getitem__(self, number: int) -> str:  # type: ignore[override]
-        return self._graph.functions.traced[number].name
-
-    def __len__(self) -> int:
-        return len(self._graph.functions.traced)
 
 
 def _left_out(graph: GraphRun) -> Sequence[str]:

@@ -31,18 +31,18 @@ Arguments = Callable[[int, Sequence[int]], str]
 
 @dataclass
 class GraphText:
-    """names: of functions, by number. nanoseconds: of ticks. cpus: how many the guest has. depth: of what is shown.
+    """name: of a function, by its number. nanoseconds: of ticks. cpus: how many the guest has. depth: of what is shown.
 
-    arguments: None where they are not shown. values: whether what a function returned is, where it is known to return
-    something. tails: whether a brace has the function's name. threads: whether each line has the thread.
+    arguments: None where they are not shown. value: what a function returned, of a register's word; None where that is
+    not shown. tails: whether a brace has the function's name. threads: whether each line has the thread.
     """
 
-    names: Sequence[str]
+    name: Callable[[int], str]
     nanoseconds: Callable[[int], int]
     cpus: int
     depth: int = 1 << 30
     arguments: Arguments | None = None
-    values: Callable[[int], bool] = lambda function: False
+    value: Callable[[int, int], int | None] = lambda function, word: None
     tails: bool = False
     threads: bool = False
     _last: dict[int, Tree] = field(default_factory=dict)
@@ -65,11 +65,12 @@ class GraphText:
         yield from self._change(call.cpu, tree)
         if call.is_interrupt:
             yield f"{self._front(call.cpu, tree)}  ==========> |"
-        name, indent = self.names[call.function], "  " * level
+        name, indent = self.name(call.function), "  " * level
         inside = call.calls if level < self.depth else []
         brackets = self.arguments(call.function, call.arguments) if self.arguments is not None else "()"
         end = call.end
-        value = f" = {_value(end[2])}" if end is not None and self.values(call.function) else ""
+        word = self.value(call.function, end[2]) if end is not None else None
+        value = f" = {_value(word)}" if word is not None else ""
         if end is not None and not inside and end[0] == call.cpu:
             comment = f" /*{value} */" if value else ""
             yield f"{self._front(call.cpu, tree)}{self._took(call)}|  {indent}{name}{brackets};{comment}"

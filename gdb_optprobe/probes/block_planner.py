@@ -32,6 +32,13 @@ from gdb_optprobe.probes.target import Target
 
 LEAST = 64
 """Probes that are worth a block."""
+LEAST_RECORDED = 8
+"""The same of calls that are recorded: each by itself has a lot of code."""
+
+
+def least(spec: Spec) -> int:
+    """Return how many probes are worth a block."""
+    return LEAST if spec.records is None else LEAST_RECORDED
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class BlockPlanner:
             return False
         if not (self.returns.can_share(spec) if spec.is_return else spec.is_typed):
             return False
-        return len(addresses) >= LEAST and may_share_detour(self.optimizer.limits([spec]))
+        return len(addresses) >= least(spec) and may_share_detour(self.optimizer.limits([spec]))
 
     def places(self, spec: Spec, addresses: Sequence[int]) -> tuple[IdleSites, Sequence[Plan]]:
         """Return the tracer's sites among `addresses` that have one plan, and plans of others."""

@@ -24,7 +24,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.saved_pcs import SavedWords
-from gdb_optprobe.handlers.lower_shared_returns import saved_words
+from gdb_optprobe.handlers.lower_shared_returns import RecordedCalls, saved_words
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
 from gdb_optprobe.probes import rethook_records
@@ -82,10 +82,11 @@ class KernelRethooks:
         arena: Arena,
         times: Slot | None = None,
         timed: TimedReturns | None = None,
+        recorded: tuple[RecordedCalls, Slot] | None = None,
     ) -> SharedRethook:
         """Create the hook of functions that stubs in the code of `block` are to lead to. Raises Refused.
 
-        times: where the functions' times are summed up.
+        times: where the functions' times are summed up. recorded: what is recorded, and the memory with the ring.
         """
         address = SharedRethook.place(block.sites)
         is_timed = timed is not None
@@ -93,6 +94,8 @@ class KernelRethooks:
         rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
         assert isinstance(rethook, SharedRethook)
         rethook.share_with(block, times, timed)
+        if recorded is not None:
+            rethook.recorded, rethook.into = recorded
         self._register(rethook, arena)
         try:
             rethook.install(guest, arena)

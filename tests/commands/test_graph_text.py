@@ -17,7 +17,7 @@ def call(function: int, begin: int, end: int | None, *calls: Call, cpu: int = 1,
 
 
 def text(tree: Tree, **options: object) -> str:
-    found = GraphText(NAMES, lambda ticks: ticks, 2)
+    found = GraphText(NAMES.__getitem__, lambda ticks: ticks, 2)
     for name, value in options.items():
         setattr(found, name, value)
     return "".join(f"{line}\n" for line in found.lines(tree))
@@ -34,7 +34,7 @@ READ = tree(
 
 def test_a_tree_is_what_linux_prints() -> None:
     """The lines are those of a 6.1 kernel."""
-    header = "".join(f"{line}\n" for line in GraphText(NAMES, lambda ticks: ticks, 2).header())
+    header = "".join(f"{line}\n" for line in GraphText(NAMES.__getitem__, lambda ticks: ticks, 2).header())
     assert header + text(READ) == (
         "# tracer: function_graph\n"
         "#\n"
@@ -87,7 +87,7 @@ def test_a_call_that_returns_on_another_cpu_is_no_leaf() -> None:
 
 
 def test_a_change_of_the_thread_on_a_cpu_is_told() -> None:
-    found = GraphText(NAMES, lambda ticks: ticks, 2)
+    found = GraphText(NAMES.__getitem__, lambda ticks: ticks, 2)
     lines = [*found.lines(tree(call(1, 0, 10))), *found.lines(tree(call(1, 0, 10, cpu=0), 113, b"longer-n"))]
     assert len(lines) == 2  # on another CPU nothing has changed
     lines = [*found.lines(tree(call(1, 0, 10), 113, b"longer-n"))]
@@ -124,13 +124,13 @@ def test_values_arguments_and_threads_as_newer_kernels_have_them() -> None:
     read = call(0, 0, 2000, call(1, 10, 110))
     read.end, read.calls[0].end = (1, 2000, 2**64 - 14), (1, 110, 64)
     arguments = lambda function, words: "(count=0x1)"  # noqa: E731
-    shown = text(tree(read), values=lambda function: True, threads=True, arguments=arguments)
+    shown = text(tree(read), value=lambda function, word: word, threads=True, arguments=arguments)
     assert shown == (
         " 1)     dd-112     |               |  vfs_read(count=0x1) {\n"
         " 1)     dd-112     |   0.100 us    |    rw_verify_area(count=0x1); /* = 0x40 */\n"
         " 1)     dd-112     |   2.000 us    |  } /* vfs_read = -14 */\n"
     )
-    header = [*GraphText(NAMES, lambda ticks: ticks, 2, threads=True).header()]
+    header = [*GraphText(NAMES.__getitem__, lambda ticks: ticks, 2, threads=True).header()]
     assert header[2:] == [
         "# CPU  TASK/PID         DURATION                  FUNCTION CALLS",
         "# |     |    |           |   |                     |   |   |   |",
@@ -142,11 +142,11 @@ def test_tails_have_the_functions_name() -> None:
 
 
 def test_names_of_the_guest_are_made_printable() -> None:
-    found = GraphText(NAMES, lambda ticks: ticks, 2, threads=True)
+    found = GraphText(NAMES.__getitem__, lambda ticks: ticks, 2, threads=True)
     (line,) = found.lines(tree(call(1, 0, 10), 5, b"\x1b[2Jdd\0\0"))
     assert r"\033[2Jdd-5" in line and "\x1b" not in line
 
 
 def test_the_column_of_cpus_is_as_wide_as_the_guest_has_them() -> None:
-    (line,) = GraphText(NAMES, lambda ticks: ticks, 16).lines(tree(call(1, 0, 10)))
+    (line,) = GraphText(NAMES.__getitem__, lambda ticks: ticks, 16).lines(tree(call(1, 0, 10)))
     assert line.startswith("  1)   0.010 us")

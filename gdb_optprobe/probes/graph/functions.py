@@ -9,18 +9,22 @@ from fnmatch import fnmatchcase
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.compile import compile_handler
 from gdb_optprobe.handlers.ctype import CType, Enum, Integer
-from gdb_optprobe.handlers.ir import Expr, Load, Program, Register, may_fault
+from gdb_optprobe.handlers.ir import Constant, Expr, Load, Op, Program, Register, may_fault, nodes
+from gdb_optprobe.handlers.lower_shared_returns import NUMBER as SHARED
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue, Scope
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import Typer
 from gdb_optprobe.isa.base import Pointer
+from gdb_optprobe.probes.graph import records
 from gdb_optprobe.probes.graph.callees import Callees, Reached
 from gdb_optprobe.probes.graph.gate import Gate, Thread
 from gdb_optprobe.probes.graph.records import WORD
 from gdb_optprobe.probes.kretprobe import NEAR, UNBALANCED, check_function, return_backend
+from gdb_optprobe.probes.return_program import slot_word
 from gdb_optprobe.probes.shared_records import SharedRecords
 from gdb_optprobe.probes.spec import Kind, Spec
 
@@ -50,39 +54,46 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A function of the graph. number: in records. start: of its code. entry: where its probe is.
+    """A function of the graph. start: of its code. entry: where its probe is.
 
-    parameters: those that are recorded, with their types. more: whether it has others. has_value: whether it is
-    recorded what it returns. returns: whether it returns at all.
+    parameters: those that are recorded, with their types and the numbers of their registers. more: whether it has
+    others. result: the type of what it returns; None where that is not recorded. returns: whether it returns at all.
     """
 
-    number: int
     name: str
     start: int
     entry: int
-    parameters: tuple[tuple[str, CType], ...] = ()
+    parameters: tuple[tuple[str, CType, int], ...] = ()
     more: bool = False
-    has_value: bool = False
+    result: CType | None = None
     returns: bool = True
 
     def brackets(self, words: Sequence[int]) -> str:
         """Return the arguments as newer kernels print them: numbers with a sign, all else in hexadecimal."""
-        parts = [f"{name}={_shown(word, type_)}" for (name, type_), word in zip(self.parameters, words, strict=False)]
-        return f"({', '.join([*parts, *(['...'] if self.more else [])])})"
+        known = [each for each in self.parameters if each[2] < len(words)]
+        parts = [f"{name}={_shown(words[at], type_)}" for name, type_, at in known]
+        more = self.more or len(known) < len(self.parameters)
+        return f"({', '.join([*parts, *(['...'] if more else [])])})"
+
+    def value(self, word: int) -> int:
+        """Return what it returned: a register's word without what is above its type, which no ABI defines."""
+        return _as_type(word, self.result)
 
 
 @dataclass
 class Functions:
-    """The functions of a graph, in the order of their numbers. The root is the first.
+    """The functions of a graph. root: None before it is found. by_number: of those with probes, as records have it.
 
     left_out: why functions are not in it, by their names.
     """
 
     guest: Guest
     request: Request
-    traced: list[Traced] = field(default_factory=list)
+    root: Traced | None = None
+    by_number: dict[int, Traced] = field(default_factory=dict)
     depths: dict[int, int] = field(default_factory=dict)
     left_out: dict[str, OptprobeError] = field(default_factory=dict)
+    _numbers: int = 1  # the root's is 0
 
     def below(self, starts: dict[int, int]) -> Reached:
         """Return what functions at these depths reach, as far down as is asked for."""
@@ -119,40 +130,55 @@ class Functions:
                 self.left_out[name] = refused
                 return None
             returns = False
-        found = Traced(len(self.traced), name, start, entry, returns=returns)
-        found = self._described(found)
-        self.traced.append(found)
-        return found
-
-    def drop(self, function: Traced, why: OptprobeError) -> None:
-        """Leave out a function that was added last."""
-        assert self.traced.pop() is function
-        self.left_out[function.name] = why
+        return self._described(Traced(name, start, entry, returns=returns))
 
     def spec(self, function: Traced, at: Gate, into: SharedRecords) -> Spec:
-        """Return the probe of a function. Raises OptprobeError."""
-        names = self.guest.names_at(function.entry).names
-        stack = Register(self.guest.isa.sp)
-        arguments = [_word(names.name(name)) for name, _ in function.parameters]
-        is_root = function.number == 0
+        """Return the probe of a function, which gets a number. Raises OptprobeError."""
+        is_root = function is self.root
+        number = 0 if is_root else self.take_numbers(1)
+        self.by_number[number] = function
         if is_root:
-            entry = at.root(0, self._condition(names), stack, arguments)
+            entry = at.root(self._condition(self.guest.names_at(function.entry).names))
         else:
-            entry = at.callee(function.number, stack, arguments)
+            entry = at.callee(Constant(number))
         if not function.returns:
             # Of a root that never returns all is in the entry's program.
             program = Program(entry.condition, entry.actions)
             return _spec(function.entry, Kind.KPROBE, program, into)
-        value = self._value(function)
-        if is_root:
-            program = at.root_returned(0, value, return_backend(self.guest).slot)
-        else:
-            program = at.returned(function.number, value)
+        slot = return_backend(self.guest).slot
+        program = at.root_returned(slot) if is_root else at.returned(Constant(number))
         return replace(_spec(function.entry, Kind.KRETPROBE, program, into), entry=entry, maxactive=CALLS)
 
-    def thread(self) -> Thread:
+    def together(self, functions: Sequence[Traced], at: Gate, into: SharedRecords) -> tuple[int, Spec] | None:
+        """Return one spec for the probes of many functions, and the number of the first by the order of their entries;
+        None where they cannot share code.
+        """
+        backend = self.guest.isa.returning
+        if backend is None or backend.stubs is None:
+            return None
+        first = self.take_numbers(len(functions))
+        there = (Register(backend.stubs.number), Load(slot_word(backend.slot, SHARED), WORD, False, mapped=True))
+        entered, returned = (fold.binary(Op.ADD, each, Constant(first), 64, False) for each in there)
+        spec = _spec(functions[0].entry, Kind.KRETPROBE, at.returned(returned), into)
+        return first, replace(spec, entry=at.callee(entered), glob=True)
+
+    def take_numbers(self, count: int) -> int:
+        """Return the first of so many numbers that no function has. Raises OptprobeError."""
+        first, self._numbers = self._numbers, self._numbers + count
+        if self._numbers > 1 << records.NUMBER:
+            raise OptprobeError("the graph has too many functions", "a smaller -depth, or -not")
+        return first
+
+    def gate(self, address: int) -> Gate:
+        """Return the gate at an address, and what is recorded. Raises OptprobeError."""
+        isa = self.guest.isa
+        arguments = isa.convention.arguments[:MOST_ARGUMENTS] if self.request.arguments else ()
+        return Gate(address, self._thread(), isa.sp, arguments, isa.convention.result if self.request.values else "")
+
+    def _thread(self) -> Thread:
         """Return the expressions of the running thread. Raises OptprobeError."""
-        names = self.guest.names_at(self.traced[0].entry).names
+        assert self.root is not None
+        names = self.guest.names_at(self.root.entry).names
         comm = names.dollar("comm")
         if isinstance(comm, Missing):
             raise OptprobeError(comm.message, comm.hint)
@@ -181,24 +207,23 @@ class Functions:
 
     def _described(self, function: Traced) -> Traced:
         """Return a function with what is recorded of it."""
-        parameters: list[tuple[str, CType]] = []
-        more = False
+        parameters: list[tuple[str, CType, int]] = []
+        more, registers = False, self.guest.isa.convention.arguments[:MOST_ARGUMENTS]
         if self.request.arguments:
             scope = self.guest.names_at(function.entry).names
             for name in self.guest.parameters(function.entry):
                 found = scope.name(name)
-                if not isinstance(found, Rvalue) or len(parameters) == MOST_ARGUMENTS:
+                used = {node.name for node in nodes(found.expr) if isinstance(node, Register)} if isinstance(
+                    found, Rvalue
+                ) else set()
+                if not isinstance(found, Rvalue) or len(used) != 1 or not used <= {*registers}:
                     more = True
                     break
-                parameters.append((name, found.type))
-        has_value = self._value(function) is not None
-        return replace(function, parameters=tuple(parameters), more=more, has_value=has_value)
-
-    def _value(self, function: Traced) -> Expr | None:
-        """Return what a function returns, where that is asked for and known."""
+                parameters.append((name, found.type, registers.index(used.pop())))
         names = self.guest.names_at_return(function.entry) if self.request.values and function.returns else None
-        found = names.names.dollar("retval") if names is not None else None
-        return found.expr if isinstance(found, Rvalue) else None
+        value = names.names.dollar("retval") if names is not None else None
+        result = value.type if isinstance(value, Rvalue) else None
+        return replace(function, parameters=tuple(parameters), more=more, result=result)
 
     def _condition(self, names: Scope) -> Expr | None:
         return compile_handler(self.request.condition, (), names).condition
@@ -219,6 +244,15 @@ def _word(found: object) -> Expr:
     return found.expr
 
 
+def _as_type(word: int, type_: CType | None) -> int:
+    """Return a register's word as one of a type: extended from its size."""
+    if not isinstance(type_, Integer | Enum):
+        return word
+    word &= (1 << type_.width) - 1
+    return (word - (1 << type_.width)) % (1 << 64) if type_.signed and word >> type_.width - 1 else word
+
+
 def _shown(word: int, type_: CType) -> str:
+    word = _as_type(word, type_)
     signed = isinstance(type_, Integer | Enum) and type_.signed
     return str(word - (1 << 64) if word >> 63 else word) if signed else f"{word:#x}"

@@ -47,6 +47,8 @@ SIZE = PLACES + PLACE
 """Of the gate: a multiple of a place's size."""
 LEARNED = Map("callees of a graph", (Column("site", Form.POINTER), Column("target", Form.POINTER)), Count(), 1024)
 """Where calls through pointers have gone. No script can name this map."""
+_ROOT = Constant(0)
+"""The number of the root."""
 _FREE, _OWN, _TAKEN = (Constant(state.value) for state in (State.FREE, State.OWN, State.TAKEN))
 
 
@@ -62,20 +64,27 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The gate at `address`, for hits of which `thread` is the thread."""
+    """The gate at `address`, for hits of which `thread` is the thread.
+
+    stack: the stack pointer. arguments, value: the registers of a function's arguments and of its result that are
+    recorded; "" for no result.
+    """
 
     address: int
     thread: Thread
+    stack: str
+    arguments: Sequence[str] = ()
+    value: str = ""
 
-    def callee(self, function: int, stack: Expr, arguments: Sequence[Expr]) -> EntryProgram:
-        """Return what is done where a function that is not the root is entered."""
-        return EntryProgram(self._is_own, actions=(self._entered(function, stack, arguments),))
+    def callee(self, number: Expr) -> EntryProgram:
+        """Return what is done where a function that is not the root is entered. number: the function's."""
+        return EntryProgram(self._is_own, actions=(self._entered(number),))
 
-    def returned(self, function: int, value: Expr | None) -> Program:
+    def returned(self, number: Expr) -> Program:
         """Return what is done where it has returned, of calls that were recorded."""
-        return Program(None, (self._returned(function, value),))
+        return Program(None, (self._returned(number),))
 
-    def root(self, function: int, condition: Expr | None, stack: Expr, arguments: Sequence[Expr]) -> EntryProgram:
+    def root(self, condition: Expr | None) -> EntryProgram:
         """Return what is done where the root is entered. condition: of calls that are looked at."""
         thread, state = self.thread, self._state
         shifted = fold.binary(Op.SHL, state, fold.constant(records.STATE), 64, False)
@@ -87,16 +96,16 @@ class Gate:
             Put(Choose(is_free, self._place(WORD), self._scrap), thread.birth),
             Put(Choose(is_free, self._place(), self._scrap), thread.task),
         )
-        entered = self._entered(function, stack, arguments)
+        entered = self._entered(_ROOT)
         return EntryProgram(condition, words=(state,), actions=(began, *taken, entered))
 
-    def root_returned(self, function: int, value: Expr | None, slot: str) -> Program:
+    def root_returned(self, slot: str) -> Program:
         """Return what is done where the root has returned. slot: the register with the address of the call's slot."""
         place = fold.binary(Op.ADD, Register(slot), fold.constant(SAVED), 64, False)
         outermost = _same(Load(place, WORD, False, mapped=True), _FREE)
         has_place = And(outermost, _same(self._owner, self.thread.task))
         given_back = Put(Choose(has_place, self._place(), self._scrap), Constant(0))
-        return Program(None, (self._returned(function, value), given_back))
+        return Program(None, (self._returned(_ROOT), given_back))
 
     def died(self) -> Program:
         """Return what is done where a thread ends."""
@@ -111,12 +120,13 @@ class Gate:
             target = Load(place, WORD, False)
         return Program(self._is_own, (Update(LEARNED, None, (Constant(site), target)),), quiet=True)
 
-    def _entered(self, function: int, stack: Expr, arguments: Sequence[Expr]) -> Emit:
-        return self._record(records.entry_kind(function), "an entry", (self.thread.task, stack, *arguments))
+    def _entered(self, number: Expr) -> Emit:
+        fields = (self.thread.task, _packed(number, Register(self.stack)), *map(Register, self.arguments))
+        return self._record(records.ENTERED, "an entry", fields)
 
-    def _returned(self, function: int, value: Expr | None) -> Emit:
-        fields = (self.thread.task, self._owner, *(() if value is None else (value,)))
-        return self._record(records.return_kind(function), "a return", fields)
+    def _returned(self, number: Expr) -> Emit:
+        value = (Register(self.value),) if self.value else ()
+        return self._record(records.RETURNED, "a return", (self.thread.task, _packed(number, self._owner), *value))
 
     def _record(self, kind: int, name: str, fields: tuple[Operand, ...]) -> Emit:
         columns = tuple(Column(f"word {number}", Form.UNSIGNED) for number in range(len(fields)))
@@ -150,6 +160,11 @@ class Gate:
     @staticmethod
     def _load(place: Expr) -> Expr:
         return Load(place, WORD, False, mapped=True)
+
+
+def _packed(number: Expr, word: Expr) -> Expr:
+    shifted = fold.binary(Op.SHL, word, fold.constant(records.NUMBER), 64, False)
+    return fold.binary(Op.OR, shifted, number, 64, False)
 
 
 def _same(left: Expr, right: Expr) -> Expr:

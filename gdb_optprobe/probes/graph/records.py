@@ -1,10 +1,12 @@
 """The records of a call graph in their ring, and the events that they are.
 
-    kind, of the record            words
-    BEGAN   the root is entered    task │ PID, state << 32 │ first 8 characters of the thread's name
-    DIED    a thread ends          task
-    2 + 2n  function n is entered  task │ stack pointer │ argument │ …
-    3 + 2n  it has returned        task │ the gate's word │ what it returned
+    kind                            words
+    BEGAN     the root is entered   task │ PID, state << 32           │ first 8 characters of the thread's name
+    DIED      a thread ends         task
+    ENTERED   a function is         task │ number, stack pointer << 16 │ argument │ …
+    RETURNED  it has returned       task │ number, gate << 16          │ what it returned
+The number is that of the function; `gate` is the task in the thread's place of the gate. The upper 16 bits of both
+words, which are those of all addresses of the kernel, have no room.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from enum import IntEnum
 from gdb_optprobe.maps.ring import Record
 
 WORD = 8
-BEGAN, DIED, FIRST = 0, 1, 2
+BEGAN, DIED, ENTERED, RETURNED = range(4)
+KINDS = frozenset((BEGAN, DIED, ENTERED, RETURNED))
 WORDS = 3
 """Of a record, at least."""
 STATE = 32
 """The bit of the second word of BEGAN from which on it has the state."""
+NUMBER = 16
+"""Bits of a function's number."""
 
 
 class State(IntEnum):
@@ -46,7 +51,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """time: ticks of the guest's clock. function: its number. stack: the stack pointer at its entry."""
+    """time: ticks of the guest's clock. function: its number. stack: the stack pointer at its entry, 48 bits of it."""
 
     cpu: int
     time: int
@@ -58,47 +63,34 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """gate: the task in the gate's place meanwhile. value: what was returned."""
+    """has_place: whether the thread has its place in the gate. value: what was returned."""
 
     cpu: int
     time: int
     task: int
     function: int
-    gate: int
+    has_place: bool
     value: int = 0
 
 
 Event = Began | Died | Entered | Returned
 
 
-def entry_kind(function: int) -> int:
-    """Return the kind of a record of a function's entry."""
-    return FIRST + 2 * function
-
-
-def return_kind(function: int) -> int:
-    """Return the kind of a record of a function's return."""
-    return FIRST + 2 * function + 1
-
-
-def kinds(functions: int) -> frozenset[int]:
-    """Return the kinds of records of a graph of so many functions."""
-    return frozenset(range(FIRST + 2 * functions))
-
-
 def events(records: Iterable[Record]) -> Iterator[Event]:
-    """Yield what records of known kinds say."""
+    """Yield what records of these kinds say."""
     for record in records:
         data = record.fields
         words = (int.from_bytes(data[at : at + WORD], "little") for at in range(0, len(data), WORD))
         task, second, third, *more = words
+        function, upper = second & (1 << NUMBER) - 1, second >> NUMBER
         match record.kind:
             case 0:
                 pid = second & (1 << STATE) - 1
                 yield Began(task, pid, data[2 * WORD : 3 * WORD], second >> STATE)
             case 1:
                 yield Died(task)
-            case kind if kind % 2 == 0:
-                yield Entered(record.cpu, record.time, task, (kind - FIRST) // 2, second, (third, *more))
-            case kind:
-                yield Returned(record.cpu, record.time, task, (kind - FIRST) // 2, second, third)
+            case 2:
+                yield Entered(record.cpu, record.time, task, function, upper, (third, *more))
+            case 3:
+                has_place = upper == task & (1 << 64 - NUMBER) - 1
+                yield Returned(record.cpu, record.time, task, function, has_place, third)

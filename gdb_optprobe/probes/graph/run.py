@@ -22,12 +22,14 @@ from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Pointer
 from gdb_optprobe.maps.ring import HEADER, START, Record, RingLayout, RingPosition
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import FIRST, next_pause
 from gdb_optprobe.probes.graph import gate, records
 from gdb_optprobe.probes.graph.callees import ENTRY
 from gdb_optprobe.probes.graph.functions import MOST_ARGUMENTS, Functions, Request, Traced
 from gdb_optprobe.probes.graph.gate import LEARNED, Gate
 from gdb_optprobe.probes.graph.trees import Ending, Tree, Trees
+from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.shared_records import SharedRecords
 from gdb_optprobe.probes.spec import Spec
@@ -69,7 +71,8 @@ class GraphRun:
     _position: RingPosition = START
     _waiting: list[Record] = field(default_factory=list)
     _pause: float = FIRST
-    _layout: RingLayout = field(default_factory=lambda: RingLayout(records.WORDS))
+    _new: list[Traced] = field(default_factory=list)
+    _blocks: list[CountBlock] = field(default_factory=list)
     _watched: set[int] = field(default_factory=set)
     _pointers: dict[int, tuple[Pointer, int]] = field(default_factory=dict)
     _known_pairs: set[bytes] = field(default_factory=set)
@@ -82,7 +85,7 @@ class GraphRun:
     @property
     def hertz(self) -> int:
         """Return the ticks of the clock in a second. Raises OptprobeError."""
-        found = self.session.target.guest.names_at(self.functions.traced[0].entry).hertz
+        found = self.session.target.guest.names_at(self._new[0].entry).hertz
         if isinstance(found, Missing):
             raise OptprobeError(found.message, found.hint)
         return found
@@ -91,13 +94,14 @@ class GraphRun:
         """Find the functions of the graph, and put their probes in. Raises OptprobeError, with none in the guest."""
         session, optimizer = self.session, self.session.optimizer
         session.check_alive()
+        clear_leftovers(session.target, optimizer, session.uprobes)
         session.target.debugger.guard()
         arena = optimizer.take_arena(borrow=True)
         self._find()
         last = session.last_number
         try:
             self._reserve(arena)
-            self._put_in(self.functions.traced)
+            self._put_in(self._new)
             self._watch_deaths()
             self._watch_pointers(self._pointers)
         except BaseException:
@@ -150,7 +154,9 @@ class GraphRun:
     def missed(self) -> int:
         """Return how many calls found no room in the tables of their functions."""
         session = self.session
-        return sum(session.missed(number) for number in self._numbers)
+        together = sum(session.returns.missed(block) for block in self._blocks)
+        members = {number for block in self._blocks for number in block.numbers}
+        return together + sum(session.missed(number) for number in self._numbers if number not in members)
 
     # the probes ------------------------------------------------------------------------------------------------------
 
@@ -163,14 +169,15 @@ class GraphRun:
         root = target.guest.text.function(addresses[0])
         if root is None or target.guest.entry(root.start) != addresses[0]:
             raise OptprobeError(f"{self.request.root} is not where a function is entered")
-        if functions.add(root.start, 0) is None:
+        functions.root = functions.add(root.start, 0)
+        if functions.root is None:
             raise functions.left_out[root.name]
-        self._extend({root.start: 0})
+        self._new = [functions.root, *self._extend({root.start: 0})]
         for glob in self.request.also:
             for address in target.debugger.resolve(glob, True):
                 function = target.guest.text.function(address)
-                if function is not None:
-                    functions.add(function.start, 1)
+                if function is not None and (found := functions.add(function.start, 1)) is not None:
+                    self._new.append(found)
 
     def _extend(self, starts: dict[int, int]) -> list[Traced]:
         """Return functions that are new in the graph: what those at these depths reach, by their code and by what was
@@ -202,36 +209,59 @@ class GraphRun:
         words = records.WORDS
         if self.request.arguments:
             words = max(words, 2 + MOST_ARGUMENTS)
-        layout = RingLayout(words, MOST_BITS, kinds=records.kinds(len(self.functions.traced)))
+        layout = RingLayout(words, MOST_BITS, kinds=records.KINDS)
         while layout.bits > LEAST_BITS and layout.size > arena.data.largest // 2:
             layout = replace(layout, bits=layout.bits - 1)
-        near = self.functions.traced[0].entry
+        near = self._new[0].entry
         with arena.new_data(gate.SIZE + layout.size, near, guest.isa.data_reach) as memory:
             guest.machine.write(memory.address, bytes(gate.SIZE) + layout.initial())
-            self._shared, self._layout = SharedRecords(layout, memory, gate.SIZE), layout
-        self._gate = Gate(memory.address, self.functions.thread())
+            self._shared = SharedRecords(layout, memory, gate.SIZE)
+        self._gate = self.functions.gate(memory.address)
 
     def _put_in(self, functions: Sequence[Traced]) -> None:
         """Put in the probes of functions; those that cannot be recorded without a stop are left out, but the root."""
-        specs: dict[int, Spec] = {}
-        for function in functions:
+        root = self.functions.root
+        singly = self._put_in_together([function for function in functions if function is not root])
+        specs: list[Spec] = []
+        for function in (*([root] if root in functions and root is not None else ()), *singly):
             try:
-                specs[function.number] = self._tried(function)
+                specs.append(self._tried(function))
             except (Unreadable, Unreachable):
                 raise
             except OptprobeError as error:
-                if function.number == 0:
+                if function is root:
                     raise
                 self.functions.left_out[function.name] = error
-        views = self._added([*specs.values()]) if specs else ()
+        views = self._added(specs) if specs else ()
         stopping = [view.number for view in views if view.tier in ("breakpoint", "boosted", "emulated")]
         if stopping:
             names = [view.symbol for view in views if view.number in stopping]
-            if any(view.address == self.functions.traced[0].entry for view in views if view.number in stopping):
+            if root is not None and any(view.address == root.entry for view in views if view.number in stopping):
                 raise _STOPS
             self.functions.left_out |= dict.fromkeys(names, _STOPS)
             self.session.delete(stopping)
             self._numbers = [number for number in self._numbers if number not in stopping]
+
+    def _put_in_together(self, functions: Sequence[Traced]) -> Sequence[Traced]:
+        """Put in the probes of functions that can share code; return the others."""
+        assert self._gate is not None and self._shared is not None
+        batches = self.session.batches
+        together = [function for function in functions if function.returns]
+        found = self.functions.together(together, self._gate, self._shared) if together else None
+        if found is None:
+            return functions
+        first, spec = found
+        entries = {function.entry: function for function in together}
+        blocks = batches.add(spec, sorted(entries), may_lend=False)
+        taken: set[int] = set()
+        for block in blocks:
+            self._numbers += block.numbers
+            self._blocks.append(block)
+            for index, site in enumerate(block.sites):
+                self.functions.by_number[first + index] = entries[site]
+                taken.add(site)
+        assert len(blocks) <= 1, "a function's number is its place in the block"
+        return [function for function in functions if function.entry not in taken]
 
     def _tried(self, function: Traced) -> Spec:
         """Return the probe of a function that can be put in. Raises OptprobeError."""
@@ -306,7 +336,6 @@ class GraphRun:
         new += self._extend(starts)
         if new:
             self._put_in(new)
-            self._layout = replace(self._layout, kinds=records.kinds(len(self.functions.traced)))
         self._watch_pointers({site: each for site, each in self._pointers.items() if site not in known})
         self.learned += len(new)
         return len(new)
@@ -330,7 +359,7 @@ class GraphRun:
     def _drain(self) -> Iterator[Tree]:
         """Yield the trees that have ended since the last stop, and empty the ring."""
         assert self._shared is not None
-        machine, layout, at = self.session.target.guest.machine, self._layout, self._shared.address
+        machine, layout, at = self.session.target.guest.machine, self._shared.layout, self._shared.address
         header = machine.read(at, HEADER)
         if not layout.has_more(header, self._position):
             self._pause = next_pause(self._pause, 0)

@@ -102,8 +102,7 @@ class Trees:
                     if (thread := self._threads.get(task)) is None or not _leave(thread, event):
                         self.strays += 1
                     elif not thread.contexts:
-                        is_lost = event.gate != task
-                        thread.state = State.TAKEN if is_lost else thread.state
+                        thread.state = thread.state if event.has_place else State.TAKEN
                         found = self._end(task, Ending.RETURNED)
             if found is not None:
                 yield found

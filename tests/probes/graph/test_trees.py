@@ -8,6 +8,10 @@ from gdb_optprobe.maps.ring import Record
 from gdb_optprobe.probes.graph.records import (
     BEGAN,
     DIED,
+    ENTERED,
+    KINDS,
+    NUMBER,
+    RETURNED,
     STATE,
     Began,
     Died,
@@ -15,10 +19,7 @@ from gdb_optprobe.probes.graph.records import (
     Event,
     Returned,
     State,
-    entry_kind,
     events,
-    kinds,
-    return_kind,
 )
 from gdb_optprobe.probes.graph.trees import STACK, Call, Ending, Tree, Trees
 
@@ -37,7 +38,7 @@ def history(text: str, task: int = DD, top: int = TOP, state: int = State.FREE) 
     for time, word in enumerate(text.split()):
         if word == ".":
             function, _ = open_calls.pop()
-            yield Returned(0, time, task, function, task if open_calls or state == State.FREE else 0)
+            yield Returned(0, time, task, function, bool(open_calls) or state == State.FREE)
         else:
             above = open_calls[-1][1] if open_calls else top
             stack = INTERRUPT if word[0] == "!" else above if word[0] == "^" else above - 64
@@ -80,13 +81,13 @@ def test_what_runs_on_an_interrupts_stack_is_marked() -> None:
 def test_a_frame_that_is_gone_ends_its_call() -> None:
     """b never returns: the next call has its place on the stack."""
     lost = [*history("a b c")][:-1]
-    found = [*lost, Entered(0, 9, DD, 3, TOP - 64 - 32), Returned(0, 10, DD, 3, DD), Returned(0, 11, DD, 0, DD)]
+    found = [*lost, Entered(0, 9, DD, 3, TOP - 64 - 32), Returned(0, 10, DD, 3, True), Returned(0, 11, DD, 0, True)]
     assert trees(found) == ["a(b? d) RETURNED"]
 
 
 def test_an_interrupt_of_which_the_end_is_not_seen_ends_with_the_next_call() -> None:
     before = [*history("a b !c")]
-    found = [*before, Entered(0, 8, DD, 3, TOP - 192), *[Returned(0, 9, DD, each, DD) for each in (3, 1, 0)]]
+    found = [*before, Entered(0, 8, DD, 3, TOP - 192), *[Returned(0, 9, DD, each, True) for each in (3, 1, 0)]]
     assert trees(found) == ["a(b(!c? d)) RETURNED"]
 
 
@@ -118,13 +119,13 @@ def test_a_place_that_was_lost_within_the_call_is_no_tree_either() -> None:
     """Two threads have found it free at once: the one that came second has it."""
     one = Trees()
     *before, _ = history("a b . .")
-    assert [*one.take([*before, Returned(0, 9, DD, 0, CAT)])] == []
+    assert [*one.take([*before, Returned(0, 9, DD, 0, False)])] == []
     assert one.unfollowed == 1
 
 
 def test_events_outside_of_a_tree_are_counted() -> None:
     one = Trees()
-    assert [*one.take([Entered(0, 1, DD, 1, TOP), Returned(0, 2, DD, 1, DD)])] == []
+    assert [*one.take([Entered(0, 1, DD, 1, TOP), Returned(0, 2, DD, 1, True)])] == []
     assert one.strays == 2
 
 
@@ -140,20 +141,23 @@ def test_records_say_what_happened() -> None:
         return Record(0, 77, kind, 1, b"".join(word.to_bytes(8, "little") for word in words))
 
     comm = int.from_bytes(b"dd\0\0\0\0\0\0", "little")
+    low = (1 << 48) - 1
     found = [
         record(BEGAN, DD, State.TAKEN << STATE | 100, comm),
         record(DIED, DD, 0, 0),
-        record(entry_kind(0), DD, TOP, 5),
-        record(entry_kind(3), DD, TOP, 5, 6),
-        record(return_kind(3), DD, CAT, 8, 0),
+        record(ENTERED, DD, (TOP & low) << NUMBER | 40_000, 5),
+        record(ENTERED, DD, (TOP & low) << NUMBER, 5, 6),
+        record(RETURNED, DD, (DD & low) << NUMBER | 3, 8, 0),
+        record(RETURNED, DD, (CAT & low) << NUMBER | 3, 8, 0),
     ]
-    assert all(each.kind in kinds(4) for each in found) and return_kind(4) not in kinds(4)
+    assert {each.kind for each in found} == KINDS
     assert [*events(found)] == [
         Began(DD, 100, b"dd\0\0\0\0\0\0", State.TAKEN),
         Died(DD),
-        Entered(1, 77, DD, 0, TOP, (5,)),
-        Entered(1, 77, DD, 3, TOP, (5, 6)),
-        Returned(1, 77, DD, 3, CAT, 8),
+        Entered(1, 77, DD, 40_000, TOP & low, (5,)),
+        Entered(1, 77, DD, 0, TOP & low, (5, 6)),
+        Returned(1, 77, DD, 3, True, 8),
+        Returned(1, 77, DD, 3, False, 8),
     ]
 
 
