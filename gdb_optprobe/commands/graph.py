@@ -115,19 +115,22 @@ def _losses(graph: GraphRun) -> Sequence[str]:
     """Return what the graph does not show, of calls that there were."""
     found = []
     if graph.lost:
-        found.append(f"{graph.lost:,} records found no room: the trees end where they are lost")
+        found.append(f"{_many(graph.lost, 'record')} found no room: trees end where they are lost")
     if graph.trees.unfollowed:
-        many = f"{graph.trees.unfollowed:,} calls of the root are not shown"
-        found.append(f"{many}: other threads within it had their place")
+        found.append(f"{_many(graph.trees.unfollowed, 'call')} of the root not shown: other threads had their place")
     if graph.learned:
-        found.append(f"{graph.learned} functions are called through pointers: the next graph has them from the start")
+        found.append(f"{_many(graph.learned, 'function')} called through pointers, known to the next graph at once")
     if graph.is_withheld:
         found.append("these trees may lack calls through pointers: repeat the command")
     elif graph.withheld:
-        found.append(f"{graph.withheld:,} calls of the root are not shown, before calls through pointers were known")
+        found.append(f"{_many(graph.withheld, 'call')} of the root not shown, from before these were known")
     if missed := graph.missed:
-        found.append(f"{missed:,} calls are not shown: too many of one function at once")
+        found.append(f"{_many(missed, 'call')} not shown: too many at once")
     return found
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _write(text: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from gdb_optprobe.guest_text import until_zero
 from gdb_optprobe.probes.graph.trees import Call, Ending, Tree
@@ -63,8 +64,6 @@ class GraphText:
 
     def _call(self, call: Call, tree: Tree, level: int) -> Iterator[str]:
         yield from self._change(call.cpu, tree)
-        if call.is_interrupt:
-            yield f"{self._front(call.cpu, tree)}  ==========> |"
         name, indent = self.name(call.function), "  " * level
         inside = call.calls if level < self.depth else []
         brackets = self.arguments(call.function, call.arguments) if self.arguments is not None else "()"
@@ -76,14 +75,24 @@ class GraphText:
             yield f"{self._front(call.cpu, tree)}{self._took(call)}|  {indent}{name}{brackets};{comment}"
         else:
             yield f"{self._front(call.cpu, tree)}{' ' * _THREAD}|  {indent}{name}{brackets} {{"
-            for each in inside:
-                yield from self._call(each, tree, level + 1)
+            yield from self._calls(inside, tree, level + 1)
             if end is not None:
                 yield from self._change(end[0], tree)
                 comment = f" /* {name}{value} */" if value or self.tails else ""
                 yield f"{self._front(end[0], tree)}{self._took(call)}|  {indent}}}{comment}"
-        if call.is_interrupt and end is not None:
-            yield f"{self._front(end[0], tree)}  <========== |"
+
+    def _calls(self, calls: Sequence[Call], tree: Tree, level: int) -> Iterator[str]:
+        """Yield the lines of calls one after the other, those of interrupts between marks."""
+        for is_interrupt, some in groupby(calls, lambda call: call.is_interrupt):
+            first, *others = some
+            if is_interrupt:
+                yield from self._change(first.cpu, tree)
+                yield f"{self._front(first.cpu, tree)}  ==========> |"
+            for call in (first, *others):
+                yield from self._call(call, tree, level)
+                last = call.end
+            if is_interrupt and last is not None:
+                yield f"{self._front(last[0], tree)}  <========== |"
 
     def _change(self, cpu: int, tree: Tree) -> Iterator[str]:
         """Yield what tells that a CPU has another thread now."""

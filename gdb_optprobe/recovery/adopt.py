@@ -157,6 +157,10 @@ def _adopt_blocks(
     alone: list[Probe] = []
     for one in left.live_blocks:
         record = records[one.code.address]
+        if record.python:
+            lost.append(f"probes {one.first}-{one.first + len(one.sites) - 1} are taken out: {WENT}")
+            session.block_adoption.leave(one)
+            continue
         try:
             shared = maps[record.maps.address] if record.maps is not None else None
             block, others = session.block_adoption.adopt(one, record, shared)

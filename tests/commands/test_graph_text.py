@@ -101,13 +101,16 @@ def test_a_change_of_the_thread_on_a_cpu_is_told() -> None:
 
 
 def test_interrupts_are_marked() -> None:
-    inside = call(2, 20, 120)
-    inside.is_interrupt = True
-    assert text(tree(call(0, 0, 1000, inside))) == (
+    inside = [call(2, 20, 120), call(3, 130, 230)]
+    for each in inside:
+        each.is_interrupt = True
+    assert text(tree(call(0, 0, 1000, *inside, call(1, 300, 350)))) == (
         " 1)               |  vfs_read() {\n"
         " 1)   ==========> |\n"
         " 1)   0.100 us    |    __rcu_read_lock();\n"
+        " 1)   0.100 us    |    __rcu_read_unlock();\n"
         " 1)   <========== |\n"
+        " 1)   0.050 us    |    rw_verify_area();\n"
         " 1)   1.000 us    |  }\n"
     )
 

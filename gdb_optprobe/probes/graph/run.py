@@ -4,12 +4,13 @@
     probes in ─► guest runs ⇄ short stops: records ─► trees ─► probes out ─► memory back
                     ▲             └ targets of calls through pointers ─► more probes
                     └──────────────────────────────────────────────────────┘
-Trees are withheld until such a round has found no new target: those before lack calls. What was learned is kept by the
-session, for the next graph. Where nothing comes behind them, the withheld ones are handed over in the end.
+Trees are withheld until such a round has found no new target, for a second at most: those before lack calls. Where no
+tree comes behind them, they are handed over in the end. What was learned is kept by the session, for the next graph.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ from gdb_optprobe.probes.views import ProbeView
 MOST_SITES = 512
 """Calls through pointers that are watched, at most."""
 MOST_WITHHELD = 256
+LEARNING = 1.0
+"""Seconds in which trees are withheld, from the first one on, while new targets are found."""
 MOST_BITS, LEAST_BITS = 13, 8
 """Of the ring: 8,192 records are 400 KB."""
 DEATH = "do_task_dead"
@@ -77,7 +80,8 @@ class GraphRun:
     _pointers: dict[int, tuple[Pointer, int]] = field(default_factory=dict)
     _known_pairs: set[bytes] = field(default_factory=set)
     _early: deque[Tree] = field(default_factory=lambda: deque(maxlen=MOST_WITHHELD))
-    _is_settled: bool = False
+    _settled_at: float = math.inf
+    _handed_over: int = 0
 
     def __post_init__(self) -> None:
         self.functions = Functions(self.session.target.guest, self.request)
@@ -122,15 +126,18 @@ class GraphRun:
             if command is not None:
                 command.close()
         self._hand_over(self.trees.cut(Ending.OPEN), learned=0)
-        self.is_withheld = not self._is_settled and bool(self._early)
+        self.is_withheld = not self._handed_over and bool(self._early)
         for tree in self._early if self.is_withheld else ():
             self.show(tree)
 
     def _hand_over(self, trees: Iterable[Tree], learned: int) -> None:
         """Show trees, or withhold them. learned: how many functions have become known meanwhile."""
         found = [*trees]
-        self._is_settled = self._is_settled or bool(found and not learned)
-        if self._is_settled:
+        if not found:
+            return
+        self._settled_at = min(self._settled_at, self.clock() + (LEARNING if learned else 0))
+        if self._settled_at <= self.clock():
+            self._handed_over += len(found)
             for tree in found:
                 self.show(tree)
         else:
@@ -210,7 +217,7 @@ class GraphRun:
         if self.request.arguments:
             words = max(words, 2 + MOST_ARGUMENTS)
         layout = RingLayout(words, MOST_BITS, kinds=records.KINDS)
-        while layout.bits > LEAST_BITS and layout.size > arena.data.largest // 2:
+        while layout.bits > LEAST_BITS and layout.size > arena.data.largest * 5 // 8:
             layout = replace(layout, bits=layout.bits - 1)
         near = self._new[0].entry
         with arena.new_data(gate.SIZE + layout.size, near, guest.isa.data_reach) as memory:
