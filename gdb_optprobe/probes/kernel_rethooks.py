@@ -90,7 +90,8 @@ class KernelRethooks:
         """
         address = SharedRethook.place(block.sites)
         is_timed = timed is not None
-        layout = CallTableLayout(slots_for(len(block.sites), is_timed), saved_words(is_timed), WINDOW)
+        slots = slots_for(len(block.sites), is_timed, recorded is not None)
+        layout = CallTableLayout(slots, saved_words(is_timed), WINDOW)
         rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
         assert isinstance(rethook, SharedRethook)
         rethook.share_with(block, times, timed)

@@ -41,12 +41,12 @@ from gdb_optprobe.probes.rethook import Costs, Rethook, code_range, return_addre
 
 WINDOW = 64
 """Slots that an entry looks at: a nearly full table is missed in, not searched."""
-_FEW, _MANY, _TIMED = 512, 8192, 4096
+_FEW, _MANY, _TIMED, _RECORDED = 512, 8192, 4096, 128
 
 
-def slots_for(functions: int, timed: bool) -> int:
-    """Return for how many active calls of so many functions there is to be room."""
-    return min(max(_FEW, 1 << (functions - 1).bit_length()), _TIMED if timed else _MANY)
+def slots_for(functions: int, timed: bool, recorded: bool = False) -> int:
+    """Return for how many active calls of so many functions there is to be room. recorded: only of some threads."""
+    return min(max(_RECORDED if recorded else _FEW, 1 << (functions - 1).bit_length()), _TIMED if timed else _MANY)
 
 
 def entry_stubs(isa: Isa) -> EntryStubs | None:

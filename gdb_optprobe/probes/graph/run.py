@@ -217,7 +217,7 @@ class GraphRun:
         if self.request.arguments:
             words = max(words, 2 + MOST_ARGUMENTS)
         layout = RingLayout(words, MOST_BITS, kinds=records.KINDS)
-        while layout.bits > LEAST_BITS and layout.size > arena.data.largest * 5 // 8:
+        while layout.bits > LEAST_BITS and layout.size > arena.data.largest // 2:
             layout = replace(layout, bits=layout.bits - 1)
         near = self._new[0].entry
         with arena.new_data(gate.SIZE + layout.size, near, guest.isa.data_reach) as memory:
@@ -252,14 +252,13 @@ class GraphRun:
     def _put_in_together(self, functions: Sequence[Traced]) -> Sequence[Traced]:
         """Put in the probes of functions that can share code; return the others."""
         assert self._gate is not None and self._shared is not None
-        batches = self.session.batches
         together = [function for function in functions if function.returns]
         found = self.functions.together(together, self._gate, self._shared) if together else None
         if found is None:
             return functions
         first, spec = found
         entries = {function.entry: function for function in together}
-        blocks = batches.add(spec, sorted(entries), may_lend=False)
+        blocks = self._block(spec, sorted(entries))
         taken: set[int] = set()
         for block in blocks:
             self._numbers += block.numbers
@@ -269,6 +268,18 @@ class GraphRun:
                 taken.add(site)
         assert len(blocks) <= 1, "a function's number is its place in the block"
         return [function for function in functions if function.entry not in taken]
+
+    def _block(self, spec: Spec, entries: Sequence[int]) -> Sequence[CountBlock]:
+        """Put in a block, in memory that the guest's kernel lends where there is no other. Raises OptprobeError."""
+        optimizer, batches = self.session.optimizer, self.session.batches
+        optimizer.watch_data()
+        try:
+            return batches.add(spec, entries, may_lend=False)
+        except Refused:
+            if (lack := optimizer.lacking()) is None:
+                raise
+            optimizer.lend(lack, 0)
+            return batches.add(spec, entries, may_lend=False)
 
     def _tried(self, function: Traced) -> Spec:
         """Return the probe of a function that can be put in. Raises OptprobeError."""
