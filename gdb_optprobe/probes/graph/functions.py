@@ -57,7 +57,7 @@ class Traced:
     """A function of the graph. start: of its code. entry: where its probe is.
 
     parameters: those that are recorded, with their types and the numbers of their registers. more: whether it has
-    others. result: the type of what it returns; None where that is not recorded. returns: whether it returns at all.
+    others. result: the type of what it returns; None where that is not recorded.
     """
 
     name: str
@@ -66,7 +66,6 @@ class Traced:
     parameters: tuple[tuple[str, CType, int], ...] = ()
     more: bool = False
     result: CType | None = None
-    returns: bool = True
 
     def brackets(self, words: Sequence[int]) -> str:
         """Return the arguments as newer kernels print them: numbers with a sign, all else in hexadecimal."""
@@ -115,25 +114,19 @@ class Functions:
         return name not in UNBALANCED and not any(fnmatchcase(name, glob) for glob in self.request.unwanted)
 
     def add(self, start: int, depth: int) -> Traced | None:
-        """Return a new function of the graph; None where it is there, or cannot be, which `left_out` says then."""
+        """Return a new function of the graph; None where it is there already."""
         if start in self.depths:
             return None
         self.depths[start] = depth
         function = self.guest.text.function(start)
         name = function.name if function is not None else f"{start:#x}"
-        entry = self.guest.entry(start)
-        try:
-            check_function(entry, self.guest)
-            returns = True
-        except Refused as refused:
-            if refused.reason.code != Refusal.RETURN_NEVER.code:
-                self.left_out[name] = refused
-                return None
-            returns = False
-        return self._described(Traced(name, start, entry, returns=returns))
+        return self._described(Traced(name, start, self.guest.entry(start)))
 
     def spec(self, function: Traced, at: Gate, into: SharedRecords) -> Spec:
-        """Return the probe of a function, which gets a number. Raises OptprobeError."""
+        """Return the probe of a function, which gets a number. Raises OptprobeError.
+
+        Of one that never returns, the entry alone is probed.
+        """
         is_root = function is self.root
         number = 0 if is_root else self.take_numbers(1)
         self.by_number[number] = function
@@ -141,10 +134,12 @@ class Functions:
             entry = at.root(self._condition(self.guest.names_at(function.entry).names))
         else:
             entry = at.callee(Constant(number))
-        if not function.returns:
-            # Of a root that never returns all is in the entry's program.
-            program = Program(entry.condition, entry.actions)
-            return _spec(function.entry, Kind.KPROBE, program, into)
+        try:
+            check_function(function.entry, self.guest)
+        except Refused as refused:
+            if refused.reason.code != Refusal.RETURN_NEVER.code:
+                raise
+            return _spec(function.entry, Kind.KPROBE, Program(entry.condition, entry.actions), into)
         slot = return_backend(self.guest).slot
         program = at.root_returned(slot) if is_root else at.returned(Constant(number))
         return replace(_spec(function.entry, Kind.KRETPROBE, program, into), entry=entry, maxactive=CALLS)
@@ -197,9 +192,9 @@ class Functions:
             Load(comm.address, WORD, False, mapped=True),
         )
 
-    def learner(self, site: int, pointer: Pointer, at: Gate) -> Spec:
-        """Return the probe on a call through a pointer."""
-        return Spec(f"*{site:#x}", Kind.KPROBE, actions=_SHOWN, program=at.learning(site, pointer))
+    def learner(self, address: int, number: int, pointer: Pointer, at: Gate, into: SharedRecords) -> Spec:
+        """Return the probe on a call through a pointer, which has this number."""
+        return _spec(address, Kind.KPROBE, at.learning(number, pointer), into)
 
     def death(self, entry: int, at: Gate, into: SharedRecords) -> Spec:
         """Return the probe on where threads end, entered at `entry`."""
@@ -213,14 +208,12 @@ class Functions:
             scope = self.guest.names_at(function.entry).names
             for name in self.guest.parameters(function.entry):
                 found = scope.name(name)
-                used = {node.name for node in nodes(found.expr) if isinstance(node, Register)} if isinstance(
-                    found, Rvalue
-                ) else set()
-                if not isinstance(found, Rvalue) or len(used) != 1 or not used <= {*registers}:
+                register = _register(found.expr) if isinstance(found, Rvalue) else ""
+                if not isinstance(found, Rvalue) or register not in registers:
                     more = True
                     break
-                parameters.append((name, found.type, registers.index(used.pop())))
-        names = self.guest.names_at_return(function.entry) if self.request.values and function.returns else None
+                parameters.append((name, found.type, registers.index(register)))
+        names = self.guest.names_at_return(function.entry) if self.request.values else None
         value = names.names.dollar("retval") if names is not None else None
         result = value.type if isinstance(value, Rvalue) else None
         return replace(function, parameters=tuple(parameters), more=more, result=result)
@@ -242,6 +235,12 @@ def _word(found: object) -> Expr:
         raise OptprobeError(found.message, found.hint)
     assert isinstance(found, Rvalue)
     return found.expr
+
+
+def _register(expression: Expr) -> str:
+    """Return the register that an argument is in; "" where it is elsewhere."""
+    found = [node for node in nodes(expression) if isinstance(node, Register | Load)]
+    return found[0].name if len(found) == 1 and isinstance(found[0], Register) else ""
 
 
 def _as_type(word: int, type_: CType | None) -> int:

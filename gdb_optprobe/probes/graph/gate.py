@@ -1,6 +1,7 @@
 """The gate of a call graph: which threads are within a call of the root. And the programs that ask and set it.
 
-    place of a thread, by a hash of its task   │ task │ birth │      256 of them, then a word that nothing reads
+    place of a thread, by a hash of its task   │ task │ birth │      256 of them, then two words that nothing reads
+    of a call through a pointer                │ target │            where it has led last; 512 of them
 The outermost call of the root takes its thread's place; other entries compare the place's task with their own, and do
 nothing else where it is another one. A thread of which the place is taken is not followed, which its call of the root
 records. `birth` tells a thread from an earlier one that had the same address and has died within the root.
@@ -24,18 +25,15 @@ from gdb_optprobe.handlers.ir import (
     Expr,
     Form,
     Load,
-    Map,
     Op,
     Operand,
     Program,
     Put,
     Records,
     Register,
-    Update,
 )
 from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.isa.base import Pointer
-from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.call_table import FACTOR, SAVED, SHIFT
 from gdb_optprobe.probes.graph import records
 from gdb_optprobe.probes.graph.records import WORD, State
@@ -43,10 +41,10 @@ from gdb_optprobe.probes.graph.records import WORD, State
 BITS = 8
 PLACE = 2 * WORD
 PLACES = PLACE << BITS
-SIZE = PLACES + PLACE
-"""Of the gate: a multiple of a place's size."""
-LEARNED = Map("callees of a graph", (Column("site", Form.POINTER), Column("target", Form.POINTER)), Count(), 1024)
-"""Where calls through pointers have gone. No script can name this map."""
+SITES = 512
+"""Calls through pointers that are watched, at most."""
+_TARGETS = PLACES + PLACE
+SIZE = _TARGETS + SITES * WORD
 _ROOT = Constant(0)
 """The number of the root."""
 _FREE, _OWN, _TAKEN = (Constant(state.value) for state in (State.FREE, State.OWN, State.TAKEN))
@@ -113,12 +111,17 @@ class Gate:
         return Program(self._is_own, (record, Put(self._place(), Constant(0))))
 
     def learning(self, site: int, pointer: Pointer) -> Program:
-        """Return what is done at a call through a pointer: note where it goes."""
+        """Return what is done at a call through a pointer: record where it leads, if that is not where it led last.
+
+        site: its number.
+        """
         target: Expr = Register(pointer.register)
         if pointer.offset is not None:
-            place = fold.binary(Op.ADD, target, fold.constant(pointer.offset), 64, False)
-            target = Load(place, WORD, False)
-        return Program(self._is_own, (Update(LEARNED, None, (Constant(site), target)),), quiet=True)
+            target = Load(fold.binary(Op.ADD, target, fold.constant(pointer.offset), 64, False), WORD, False)
+        last = Constant(self.address + _TARGETS + site * WORD)
+        is_new = fold.binary(Op.NE, target, self._load(last), 64, False)
+        record = self._record(records.LED, "a target", (self.thread.task, Constant(site), target))
+        return Program(And(self._is_own, is_new), (record, Put(last, target)))
 
     def _entered(self, number: Expr) -> Emit:
         fields = (self.thread.task, _packed(number, Register(self.stack)), *map(Register, self.arguments))

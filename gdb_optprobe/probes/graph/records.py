@@ -5,6 +5,7 @@
     DIED      a thread ends         task
     ENTERED   a function is         task │ number, stack pointer << 16 │ argument │ …
     RETURNED  it has returned       task │ number, gate << 16          │ what it returned
+    LED       through a pointer     task │ the call's number           │ where to
 The number is that of the function; `gate` is the task in the thread's place of the gate. The upper 16 bits of both
 words, which are those of all addresses of the kernel, have no room.
 """
@@ -18,8 +19,7 @@ from enum import IntEnum
 from gdb_optprobe.maps.ring import Record
 
 WORD = 8
-BEGAN, DIED, ENTERED, RETURNED = range(4)
-KINDS = frozenset((BEGAN, DIED, ENTERED, RETURNED))
+BEGAN, DIED, ENTERED, RETURNED, LED = KINDS = range(5)
 WORDS = 3
 """Of a record, at least."""
 STATE = 32
@@ -73,7 +73,15 @@ class Returned:
     value: int = 0
 
 
-Event = Began | Died | Entered | Returned
+@dataclass(frozen=True, slots=True)
+class Led:
+    """A call through a pointer leads elsewhere than the last time. site: its number."""
+
+    site: int
+    target: int
+
+
+Event = Began | Died | Entered | Returned | Led
 
 
 def events(records: Iterable[Record]) -> Iterator[Event]:
@@ -94,3 +102,5 @@ def events(records: Iterable[Record]) -> Iterator[Event]:
             case 3:
                 has_place = upper == task & (1 << 64 - NUMBER) - 1
                 yield Returned(record.cpu, record.time, task, function, has_place, third)
+            case 4:
+                yield Led(second, third)

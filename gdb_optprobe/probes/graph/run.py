@@ -28,7 +28,8 @@ from gdb_optprobe.probes.follower import FIRST, next_pause
 from gdb_optprobe.probes.graph import gate, records
 from gdb_optprobe.probes.graph.callees import ENTRY
 from gdb_optprobe.probes.graph.functions import MOST_ARGUMENTS, Functions, Request, Traced
-from gdb_optprobe.probes.graph.gate import LEARNED, Gate
+from gdb_optprobe.probes.graph.gate import Gate
+from gdb_optprobe.probes.graph.records import Led
 from gdb_optprobe.probes.graph.trees import Ending, Tree, Trees
 from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.session import Session
@@ -37,8 +38,6 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command
 from gdb_optprobe.probes.views import ProbeView
 
-MOST_SITES = 512
-"""Calls through pointers that are watched, at most."""
 MOST_WITHHELD = 256
 LEARNING = 1.0
 """Seconds in which trees are withheld, from the first one on, while new targets are found."""
@@ -76,9 +75,9 @@ class GraphRun:
     _pause: float = FIRST
     _new: list[Traced] = field(default_factory=list)
     _blocks: list[CountBlock] = field(default_factory=list)
-    _watched: set[int] = field(default_factory=set)
+    _watched: list[int] = field(default_factory=list)
+    _led: list[Led] = field(default_factory=list)
     _pointers: dict[int, tuple[Pointer, int]] = field(default_factory=dict)
-    _known_pairs: set[bytes] = field(default_factory=set)
     _early: deque[Tree] = field(default_factory=lambda: deque(maxlen=MOST_WITHHELD))
     _settled_at: float = math.inf
     _handed_over: int = 0
@@ -177,8 +176,7 @@ class GraphRun:
         if root is None or target.guest.entry(root.start) != addresses[0]:
             raise OptprobeError(f"{self.request.root} is not where a function is entered")
         functions.root = functions.add(root.start, 0)
-        if functions.root is None:
-            raise functions.left_out[root.name]
+        assert functions.root is not None, "it is the first"
         self._new = [functions.root, *self._extend({root.start: 0})]
         for glob in self.request.also:
             for address in target.debugger.resolve(glob, True):
@@ -211,18 +209,20 @@ class GraphRun:
         return [each for each in new if each is not None]
 
     def _reserve(self, arena: Arena) -> None:
-        """Have memory for the gate and the ring."""
+        """Have memory for the gate and the ring: what an earlier graph had is free once no thread is in its code."""
+        self.session.optimizer.reclaim()
         guest = self.session.target.guest
         words = records.WORDS
         if self.request.arguments:
             words = max(words, 2 + MOST_ARGUMENTS)
-        layout = RingLayout(words, MOST_BITS, kinds=records.KINDS)
+        layout = RingLayout(words, MOST_BITS, kinds=frozenset(records.KINDS))
         while layout.bits > LEAST_BITS and layout.size > arena.data.largest // 2:
             layout = replace(layout, bits=layout.bits - 1)
         near = self._new[0].entry
-        with arena.new_data(gate.SIZE + layout.size, near, guest.isa.data_reach) as memory:
-            guest.machine.write(memory.address, bytes(gate.SIZE) + layout.initial())
-            self._shared = SharedRecords(layout, memory, gate.SIZE)
+        size, reach = gate.SIZE + layout.size, guest.isa.data_reach
+        memory = self.session.optimizer.with_memory(lambda: arena.allocate_data(size, near, reach), arena)
+        self._shared = SharedRecords(layout, memory, gate.SIZE)
+        guest.machine.write(memory.address, bytes(gate.SIZE) + layout.initial())
         self._gate = self.functions.gate(memory.address)
 
     def _put_in(self, functions: Sequence[Traced]) -> None:
@@ -252,12 +252,11 @@ class GraphRun:
     def _put_in_together(self, functions: Sequence[Traced]) -> Sequence[Traced]:
         """Put in the probes of functions that can share code; return the others."""
         assert self._gate is not None and self._shared is not None
-        together = [function for function in functions if function.returns]
-        found = self.functions.together(together, self._gate, self._shared) if together else None
+        found = self.functions.together(functions, self._gate, self._shared) if functions else None
         if found is None:
             return functions
         first, spec = found
-        entries = {function.entry: function for function in together}
+        entries = {function.entry: function for function in functions}
         blocks = self._block(spec, sorted(entries))
         taken: set[int] = set()
         for block in blocks:
@@ -304,13 +303,13 @@ class GraphRun:
 
     def _watch_pointers(self, pointers: Mapping[int, tuple[Pointer, int]]) -> None:
         """Note where calls through pointers go, at those that can be probed without a stop."""
-        assert self._gate is not None
+        assert self._gate is not None and self._shared is not None
         specs: list[Spec] = []
         for site, (pointer, _) in pointers.items():
-            if len(self._watched) == MOST_SITES:
+            if len(self._watched) == gate.SITES:
                 break
-            self._watched.add(site)
-            spec = self.functions.learner(site, pointer, self._gate)
+            spec = self.functions.learner(site, len(self._watched), pointer, self._gate, self._shared)
+            self._watched.append(site)
             with suppress(Refused):
                 plan = self.session.kprobes.plan_at(site, spec)
                 if plan is not None and not plan.tier.stops:
@@ -324,17 +323,15 @@ class GraphRun:
         return views
 
     def _learn(self) -> int:
-        """Take note of where calls through pointers have gone since the last stop, and put in what is new.
+        """Take note of where calls through pointers have led since the last stop, and put in what is new.
 
         Return how many functions are.
         """
-        contents = self.session.kprobes.maps.by_name().get(LEARNED.name)
-        pairs = contents.contents().by_key.keys() - self._known_pairs if contents is not None else ()
+        led, self._led = {(each.site, each.target) for each in self._led}, []
         starts: dict[int, int] = {}
         new: list[Traced] = []
-        for pair in pairs:
-            self._known_pairs.add(pair)
-            site, target = (int.from_bytes(part, "little") for part in (pair[: records.WORD], pair[records.WORD :]))
+        for number, target in sorted(led):
+            site = self._watched[number] if number < len(self._watched) else 0
             function = self.session.target.guest.text.function(target)
             if site not in self._pointers or function is None or target - function.start >= ENTRY:
                 continue
@@ -391,7 +388,9 @@ class GraphRun:
         first = min(found.position.pending, default=1 << 64) if not found.dropped else 1 << 64
         ready = [record for record in self._waiting if record.number < first]
         self._waiting = self._waiting[len(ready) :]
-        yield from self.trees.take(records.events(ready))
+        events = [*records.events(ready)]
+        self._led += [event for event in events if isinstance(event, Led)]
+        yield from self.trees.take(events)
         if found.dropped:
             self.lost += found.dropped
             yield from self.trees.cut(Ending.LOST)

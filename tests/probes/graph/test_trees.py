@@ -10,6 +10,7 @@ from gdb_optprobe.probes.graph.records import (
     DIED,
     ENTERED,
     KINDS,
+    LED,
     NUMBER,
     RETURNED,
     STATE,
@@ -17,6 +18,7 @@ from gdb_optprobe.probes.graph.records import (
     Died,
     Entered,
     Event,
+    Led,
     Returned,
     State,
     events,
@@ -149,8 +151,9 @@ def test_records_say_what_happened() -> None:
         record(ENTERED, DD, (TOP & low) << NUMBER, 5, 6),
         record(RETURNED, DD, (DD & low) << NUMBER | 3, 8, 0),
         record(RETURNED, DD, (CAT & low) << NUMBER | 3, 8, 0),
+        record(LED, DD, 7, TOP),
     ]
-    assert {each.kind for each in found} == KINDS
+    assert [*dict.fromkeys(each.kind for each in found)] == [*KINDS]
     assert [*events(found)] == [
         Began(DD, 100, b"dd\0\0\0\0\0\0", State.TAKEN),
         Died(DD),
@@ -158,6 +161,7 @@ def test_records_say_what_happened() -> None:
         Entered(1, 77, DD, 0, TOP & low, (5, 6)),
         Returned(1, 77, DD, 3, True, 8),
         Returned(1, 77, DD, 3, False, 8),
+        Led(7, TOP),
     ]
 
 
