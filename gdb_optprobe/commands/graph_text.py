@@ -4,7 +4,7 @@
      1)   2.624 us    |    __rcu_read_lock();
      1) ! 203.512 us  |  }
     CPU  mark, duration  two spaces a level
-A tree is printed whole, behind the one whose root has returned before; Linux mixes the lines of all CPUs by time.
+A tree is printed whole, when its root has returned; Linux mixes the lines of all CPUs by time.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout
 from gdb_optprobe.probes.return_stops import FindReturn
-from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, TimedReturns, slots_for
+from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, TimedReturns, slots_for, slots_for_recorded
 from gdb_optprobe.probes.site import Site
 
 GROWTH = 4
@@ -90,7 +90,8 @@ class KernelRethooks:
         """
         address = SharedRethook.place(block.sites)
         is_timed = timed is not None
-        slots = slots_for(len(block.sites), is_timed, recorded is not None)
+        count = len(block.sites)
+        slots = slots_for(count, is_timed) if recorded is None else slots_for_recorded(count)
         layout = CallTableLayout(slots, saved_words(is_timed), WINDOW)
         rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
         assert isinstance(rethook, SharedRethook)

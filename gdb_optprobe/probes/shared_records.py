@@ -1,4 +1,4 @@
-"""One ring for the records of several probes, in memory of theirs: it is not one of the probes' own objects.
+"""One ring for the records of several probes. It is not one of the probes' own objects, and has memory of its own.
 
 What programs find beside it in the same memory is their own affair (graph/gate.py).
 """

@@ -44,9 +44,14 @@ WINDOW = 64
 _FEW, _MANY, _TIMED, _RECORDED = 512, 8192, 4096, 128
 
 
-def slots_for(functions: int, timed: bool, recorded: bool = False) -> int:
-    """Return for how many active calls of so many functions there is to be room. recorded: only of some threads."""
-    return min(max(_RECORDED if recorded else _FEW, 1 << (functions - 1).bit_length()), _TIMED if timed else _MANY)
+def slots_for_recorded(functions: int) -> int:
+    """Return the same as `slots_for` where calls are recorded, so those of some threads alone."""
+    return max(_RECORDED, 1 << (functions - 1).bit_length())
+
+
+def slots_for(functions: int, timed: bool) -> int:
+    """Return for how many active calls of so many functions there is to be room."""
+    return min(max(_FEW, 1 << (functions - 1).bit_length()), _TIMED if timed else _MANY)
 
 
 def entry_stubs(isa: Isa) -> EntryStubs | None:

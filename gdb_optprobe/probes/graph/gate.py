@@ -75,15 +75,15 @@ class Gate:
     value: str = ""
 
     def callee(self, number: Expr) -> EntryProgram:
-        """Return what is done where a function that is not the root is entered. number: the function's."""
+        """Return the program at the entry of a function, but for the root. number: the function's."""
         return EntryProgram(self._is_own, actions=(self._entered(number),))
 
     def returned(self, number: Expr) -> Program:
-        """Return what is done where it has returned, of calls that were recorded."""
+        """Return the program at its return, for calls that were recorded."""
         return Program(None, (self._returned(number),))
 
     def root(self, condition: Expr | None) -> EntryProgram:
-        """Return what is done where the root is entered. condition: of calls that are looked at."""
+        """Return the program at the root's entry. condition: of calls that are looked at."""
         thread, state = self.thread, self._state
         shifted = fold.binary(Op.SHL, state, fold.constant(records.STATE), 64, False)
         marked = fold.binary(Op.OR, thread.pid, shifted, 64, False)
@@ -98,7 +98,7 @@ class Gate:
         return EntryProgram(condition, words=(state,), actions=(began, *taken, entered))
 
     def root_returned(self, slot: str) -> Program:
-        """Return what is done where the root has returned. slot: the register with the address of the call's slot."""
+        """Return the program at the root's return. slot: the register with the address of the call's slot."""
         place = fold.binary(Op.ADD, Register(slot), fold.constant(SAVED), 64, False)
         outermost = _same(Load(place, WORD, False, mapped=True), _FREE)
         has_place = And(outermost, _same(self._owner, self.thread.task))
@@ -106,12 +106,12 @@ class Gate:
         return Program(None, (self._returned(_ROOT), given_back))
 
     def died(self) -> Program:
-        """Return what is done where a thread ends."""
+        """Return the program at the end of a thread."""
         record = self._record(records.DIED, "a death", (self.thread.task,))
         return Program(self._is_own, (record, Put(self._place(), Constant(0))))
 
     def learning(self, site: int, pointer: Pointer) -> Program:
-        """Return what is done at a call through a pointer: record where it leads, if that is not where it led last.
+        """Return the program at a call through a pointer: it records a target that differs from the last one.
 
         site: its number.
         """

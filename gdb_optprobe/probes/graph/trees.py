@@ -2,8 +2,8 @@
 
     thread ── contexts ──┬─ the thread's stack   │ root │ a │ b │      open calls, the innermost last
                          └─ an interrupt's stack │ c │                 entered meanwhile, with the thread's task
-An entry whose stack pointer is not below that of the context's first call, within a stack's size, is in an interrupt.
-Calls whose frames are gone by then never return: nothing closes them, as in Linux's function_graph.
+An entry is in an interrupt if its stack pointer is not below that of the context's first call, within a stack's size.
+Calls with frames that are gone by then never return: nothing closes them, as in Linux's function_graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 from gdb_optprobe.probes.graph.records import Began, Died, Entered, Event, Returned, State
 
 STACK = 1 << 14
-"""Bytes of a thread's stack, at least: what is deeper is on another one."""
+"""Bytes of a thread's stack, at least: anything deeper is on another one."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class _Thread:
 class Trees:
     """Makes trees of events, which come in the order of their records.
 
-    unfollowed: calls of the root whose callees were not recorded, as another thread had their place in the gate. No
+    unfollowed: calls of the root without records of their callees, as another thread had their place in the gate. No
     tree is made of these. strays: events outside of any tree.
     """
 
