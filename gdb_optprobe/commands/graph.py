@@ -23,9 +23,10 @@ class GraphCommand(Subcommand[GraphArguments]):
     optprobe graph ROOT [OPTIONS] [if EXPR]
 
     Each call of ROOT is printed with the calls within it, when it has returned. The functions are those that the
-    code of ROOT calls, down to a depth, and that Linux's tracer could trace; calls through pointers are not among
-    them, so name what they lead to with -also. EXPR is of ROOT's entry, as a condition of add. The graph ends at
-    Ctrl-C, or as the options say; then all its probes are removed.
+    code of ROOT calls, down to a depth, and that Linux's tracer could trace. Where calls through pointers lead is
+    learned while the guest runs: calls of ROOT are withheld until nothing new is, for a second at most. The next
+    graph knows it from the start. EXPR is of ROOT's entry, as a condition of add. The graph ends at Ctrl-C, or as
+    the options say; then all its probes are removed.
 
       -depth N       levels of calls below ROOT: 3 if not given
       -also GLOB     other functions, where they are called within ROOT; several with commas
