@@ -305,9 +305,12 @@ class GraphRun:
         """Note where calls through pointers go, at those that can be probed without a stop."""
         assert self._gate is not None and self._shared is not None
         specs: list[Spec] = []
+        may_read = not isinstance(self.session.target.guest.names_at(self._new[0].entry).reads, Missing)
         for site, (pointer, _) in pointers.items():
             if len(self._watched) == gate.SITES:
                 break
+            if pointer.offset is not None and not may_read:
+                continue
             spec = self.functions.learner(site, len(self._watched), pointer, self._gate, self._shared)
             self._watched.append(site)
             with suppress(Refused):
