@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import gdb
@@ -34,6 +35,7 @@ class GraphCommand(Subcommand[GraphArguments]):
       -min-time T    show only calls of ROOT that took so long: 100us, 2ms
       -max-time T    show only calls of ROOT that took no longer
       -count N       end when so many calls of ROOT are shown
+      -last N        show nothing until the guest stops, at a breakpoint, say; then the last calls of ROOT before that
       -for SECONDS   end after so long
       -guest COMMAND run a command in the guest's shell, and end with it; the guest must be one of scripts/guest
       -args          show arguments, by the kernel's types
@@ -45,6 +47,7 @@ class GraphCommand(Subcommand[GraphArguments]):
       optprobe graph vfs_read -count 3
       optprobe graph do_sys_openat2 -depth 5 -min-time 1ms -for 10
       optprobe graph vfs_read -also read_zero -args -retval if count > 4096
+      optprobe graph vfs_read -last 3
     """
 
     word = "graph"
@@ -56,13 +59,16 @@ class GraphCommand(Subcommand[GraphArguments]):
         session = attach.current_session()
         text: GraphText | None = None
         shown = 0
+        kept: deque[Tree] = deque(maxlen=args.last)
 
         def show(tree: Tree) -> None:
             nonlocal shown
             assert text is not None
             ticks = tree.root.ticks
             took = text.nanoseconds(ticks) if ticks is not None else None
-            if args.shows(took) and not is_over():
+            if args.last is not None and args.shows(took):
+                kept.append(tree)
+            elif args.shows(took) and not is_over():
                 shown += 1
                 _write("\n".join(text.lines(tree)) + "\n")
 
@@ -87,7 +93,11 @@ class GraphCommand(Subcommand[GraphArguments]):
                 for line in _left_out(graph):
                     _tell(line)
                 _write("\n".join(text.header()) + "\n")
-                graph.run(args.seconds, args.guest, is_over)
+                stopped = graph.run(args.seconds, args.guest, is_over)
+                for tree in kept:
+                    _write("\n".join(text.lines(tree)) + "\n")
+                if stopped is not None and args.last is not None:
+                    _tell(stopped)
                 for line in _losses(graph):
                     _tell(line)
             finally:

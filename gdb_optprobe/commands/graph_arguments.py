@@ -18,6 +18,7 @@ OPTIONS: Mapping[str, str] = {
     "-min-time": "TIME",
     "-max-time": "TIME",
     "-count": "N",
+    "-last": "N",
     "-for": "SECONDS",
     "-guest": "COMMAND",
     "-args": "",
@@ -26,7 +27,7 @@ OPTIONS: Mapping[str, str] = {
     "-proc": "",
 }
 DEPTH = 3
-_MOST = {"-depth": 64, "-count": (1 << 31) - 1}
+_MOST = {"-depth": 64, "-count": (1 << 31) - 1, "-last": (1 << 31) - 1}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)", re.ASCII)
 _UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _IF = re.compile(r"if(?=[\s(]|$)")
@@ -37,6 +38,7 @@ _USAGE = "optprobe graph ROOT [OPTIONS] [if EXPR]"
 class GraphArguments:
     """least, most: nanoseconds of the root's calls that are shown; None for any. count: how many; None for all.
 
+    last: how many, of those before the guest stopped; None where they are shown as they come.
     tails, threads: see GraphText.
     """
 
@@ -44,6 +46,7 @@ class GraphArguments:
     least: int | None = None
     most: int | None = None
     count: int | None = None
+    last: int | None = None
     seconds: float | None = None
     guest: str = ""
     tails: bool = False
@@ -88,12 +91,16 @@ def parse_graph(text: str) -> GraphArguments:
         condition,
         "-args" in options,
         "-retval" in options,
+        "-last" in options,
     )
+    if "-last" in options and "-count" in options:
+        raise fault("-count and -last exclude each other", options["-last"].where, "-last ends as the guest stops")
     return GraphArguments(
         request,
         _time(options.get("-min-time")),
         _time(options.get("-max-time")),
         numbers.get("-count"),
+        numbers.get("-last"),
         seconds_of(options["-for"].value) if "-for" in options else None,
         options["-guest"].value if "-guest" in options else "",
         tails="-tail" in options,

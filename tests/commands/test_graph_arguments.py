@@ -46,6 +46,7 @@ def test_times_choose_among_calls_that_have_returned() -> None:
         ("vfs_read -depth 0", "-depth takes a number from 1 on"),
         ("vfs_read -depth 65", "is at most 64|too large|at most"),
         ("vfs_read -depth", "-depth needs a value"),
+        ("vfs_read -count 1 -last 2", "-count and -last exclude each other"),
         ("vfs_read -count -1", "-count takes a number from 1 on"),
         ("vfs_read -min-time 5", "'5' is no time"),
         ("vfs_read -max-time 1h", "'1h' is no time"),

@@ -19,7 +19,7 @@ MOST = 4096
 """Functions that are decoded at most. `do_exit` to a depth of 6 reaches 1,429 that are traced."""
 ENTRY = 16
 """Bytes behind a function's start in which calls enter it: behind a landing pad, at a local entry."""
-_COLD = ".cold"
+COLD = ".cold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Callees:
                     yield insn, False
                     continue
                 other = self.find(target) if not part.start <= target < part.end else part
-                if other is not None and other.name == f"{function.name}{_COLD}" and other.start not in parts:
+                if other is not None and other.name == f"{function.name}{COLD}" and other.start not in parts:
                     parts[other.start] = other.end
                     waiting.append(other)
                 yield insn, other is not None and other.start in parts

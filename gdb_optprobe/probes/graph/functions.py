@@ -40,7 +40,8 @@ _SHOWN = ("{ … }",)
 class Request:
     """What a graph is asked for. depth: levels of calls below the root. also, unwanted: globs of names.
 
-    condition: of the root's calls. arguments, values: whether they are recorded.
+    condition: of the root's calls. arguments, values: whether they are recorded. newest: whether a full ring keeps its
+    newest records, and is read in the end alone.
     """
 
     root: str
@@ -50,6 +51,7 @@ class Request:
     condition: Fragment | None = None
     arguments: bool = False
     values: bool = False
+    newest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from gdb_optprobe.maps.ring import HEADER, START, Record, RingLayout, RingPositi
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import FIRST, next_pause
 from gdb_optprobe.probes.graph import gate, records
-from gdb_optprobe.probes.graph.callees import ENTRY
+from gdb_optprobe.probes.graph.callees import COLD, ENTRY
 from gdb_optprobe.probes.graph.functions import MOST_ARGUMENTS, Functions, Request, Traced
 from gdb_optprobe.probes.graph.gate import Gate
 from gdb_optprobe.probes.graph.records import Led
@@ -113,21 +113,27 @@ class GraphRun:
         finally:
             session.last_number = last
 
-    def run(self, seconds: float | None, guest: str, is_over: Callable[[], bool]) -> None:
-        """Let the guest run at most so long, until a command in it has ended, or something stops it.
+    def run(self, seconds: float | None, guest: str, is_over: Callable[[], bool]) -> str | None:
+        """Let the guest run at most so long, until a command in it has ended, or something stops it: return what.
 
         Then hand over the trees that have not ended.
         """
         command = self.session.target.debugger.begin(guest) if guest else None
         try:
-            self._let_run(seconds, command, is_over)
+            reason = self._let_run(seconds, command, is_over)
         finally:
             if command is not None:
                 command.close()
+        if self.request.newest:
+            ended = [*self._drain()]
+            for tree in sorted((*ended, *self.trees.cut(Ending.OPEN)), key=lambda tree: tree.root.time):
+                self.show(tree)
+            return reason
         self._hand_over(self.trees.cut(Ending.OPEN), learned=0)
         self.is_withheld = not self._handed_over and bool(self._early)
         for tree in self._early if self.is_withheld else ():
             self.show(tree)
+        return reason
 
     def _hand_over(self, trees: Iterable[Tree], learned: int) -> None:
         """Show trees, or withhold them. learned: how many functions have become known meanwhile."""
@@ -181,7 +187,9 @@ class GraphRun:
         for glob in self.request.also:
             for address in target.debugger.resolve(glob, True):
                 function = target.guest.text.function(address)
-                if function is not None and (found := functions.add(function.start, 1)) is not None:
+                if function is None or COLD in function.name:
+                    continue
+                if (found := functions.add(function.start, 1)) is not None:
                     self._new.append(found)
 
     def _extend(self, starts: dict[int, int]) -> list[Traced]:
@@ -215,7 +223,7 @@ class GraphRun:
         words = records.WORDS
         if self.request.arguments:
             words = max(words, 2 + MOST_ARGUMENTS)
-        layout = RingLayout(words, MOST_BITS, kinds=frozenset(records.KINDS))
+        layout = RingLayout(words, MOST_BITS, self.request.newest, frozenset(records.KINDS))
         while layout.bits > LEAST_BITS and layout.size > arena.data.largest // 2:
             layout = replace(layout, bits=layout.bits - 1)
         near = self._new[0].entry
@@ -360,19 +368,25 @@ class GraphRun:
 
     # records ---------------------------------------------------------------------------------------------------------
 
-    def _let_run(self, seconds: float | None, command: Command | None, is_over: Callable[[], bool]) -> None:
+    def _let_run(self, seconds: float | None, command: Command | None, is_over: Callable[[], bool]) -> str | None:
         begun = self.clock()
         end = None if seconds is None else begun + seconds
         while not is_over():
             now = self.clock()
             if (end is not None and now >= end) or (command is not None and command.outcome()):
-                return
-            pause = self._pause if end is None else min(self._pause, end - now)
-            reason = self.session.target.debugger.run(max(pause, _LEAST), command)
+                return None
+            left = math.inf if end is None else max(end - now, _LEAST)
+            pause = left if self.request.newest else min(max(self._pause, _LEAST), left)
+            reason = self.session.target.debugger.run(pause if pause < math.inf else None, command)
+            if self.request.newest:
+                if reason is not None:
+                    return reason
+                continue
             found = [*self._drain()]
             self._hand_over(found, self._learn())
             if reason is not None:
-                return
+                return reason
+        return None
 
     def _drain(self) -> Iterator[Tree]:
         """Yield the trees that have ended since the last stop, and empty the ring."""
@@ -394,6 +408,6 @@ class GraphRun:
         events = [*records.events(ready)]
         self._led += [event for event in events if isinstance(event, Led)]
         yield from self.trees.take(events)
-        if found.dropped:
+        if found.dropped and not found.overwrites:
             self.lost += found.dropped
             yield from self.trees.cut(Ending.LOST)

@@ -65,9 +65,9 @@ def thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Functions, "_thread", lambda self: Thread(*map(Register, ("r15", "r14", "r13", "r12"))))
 
 
-def prepared(found: FakeGuest, condition: str = "") -> tuple[GraphRun, list[Tree]]:
+def prepared(found: FakeGuest, condition: str = "", newest: bool = False) -> tuple[GraphRun, list[Tree]]:
     trees: list[Tree] = []
-    request = Request("root", 3, condition=Fragment.whole(condition) if condition else None)
+    request = Request("root", 3, condition=Fragment.whole(condition) if condition else None, newest=newest)
     graph = GraphRun(found.session(), request, trees.append)
     graph.prepare()
     return graph, trees
@@ -168,6 +168,20 @@ def test_a_full_ring_cuts_trees_and_tells(monkeypatch: pytest.MonkeyPatch) -> No
     assert graph.lost == 4 * of_one - 64
     calls_root(found, 0)
     assert drained(graph) == [f"100 {WHOLE} RETURNED"]
+
+
+def test_a_flight_recorder_has_the_last_calls_with_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MOST_BITS", 6)
+    monkeypatch.setattr(run, "LEAST_BITS", 6)
+    found = guest()
+    graph, trees = prepared(found, newest=True)
+    for _ in range(4):
+        calls_root(found, 0)
+    found.run_to(0, LEAVES + 2 * STEP + 5)
+    looks = iter((False, True))
+    graph.run(None, "", lambda: next(looks))
+    assert [shown(graph, tree.root) for tree in trees] == [WHOLE, WHOLE, "root?(f0 f1 f2?)"]
+    assert trees[-1].ending is Ending.OPEN and graph.lost == 0
 
 
 def test_what_is_not_there_is_refused_and_the_guest_is_as_it_was() -> None:
