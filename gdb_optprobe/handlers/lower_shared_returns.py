@@ -67,7 +67,7 @@ def lower_shared_entry(
     part = EntryPart(EntryProgram(words=(number, Clock()) if timed else (number,)))
     before = EntryState(dead)
     if recorded is not None:
-        part = replace(recorded.part, entry=replace(recorded.entry, words=(number,)))
+        part = replace(recorded.part, entry=replace(recorded.entry, words=(number, *recorded.entry.words)))
         before = replace(before, per_cpu=recorded.around.per_cpu)
     code = lower_entry(table, function, before, stubs.entry, [part])
     return joined((lambda at: stubs.begin, code, lambda at: stubs.end(displaced, function.pc)))

@@ -414,4 +414,5 @@ def _changes(blocks: Iterable[CountBlock]) -> Iterator[Change]:
 
 
 def _traced_sites(blocks: Iterable[CountBlock]) -> list[int]:
-    return [block.sites[index] for block in blocks if block.traced for index in block.members]
+    """Return the tracer's sites of blocks, ascending."""
+    return sorted(block.sites[index] for block in blocks if block.traced for index in block.members)

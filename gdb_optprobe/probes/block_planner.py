@@ -32,8 +32,8 @@ from gdb_optprobe.probes.target import Target
 
 LEAST = 64
 """Probes that are worth a block."""
-LEAST_RECORDED = 8
-"""The same of calls that are recorded: each by itself has a lot of code."""
+LEAST_RECORDED = 1
+"""The same of calls that are recorded: what is shared gives threads at rest their return addresses back in the end."""
 
 
 @dataclass(frozen=True)

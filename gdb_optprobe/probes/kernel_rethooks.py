@@ -92,7 +92,8 @@ class KernelRethooks:
         is_timed = timed is not None
         count = len(block.sites)
         slots = slots_for(count, is_timed) if recorded is None else slots_for_recorded(count)
-        layout = CallTableLayout(slots, saved_words(is_timed), WINDOW)
+        saved = saved_words(is_timed) + (len(recorded[0].entry.words) if recorded is not None else 0)
+        layout = CallTableLayout(slots, saved, WINDOW)
         rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
         assert isinstance(rethook, SharedRethook)
         rethook.share_with(block, times, timed)

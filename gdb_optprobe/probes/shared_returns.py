@@ -110,8 +110,9 @@ class SharedReturns:
         """Return what is recorded of the calls of a block."""
         spec, names = block.spec, self.target.guest.names_at(block.sites[0])
         assert spec.entry is not None and spec.program is not None, "both were compiled"
+        rings = (records.address,) * max(len(spec.entry.objects), len(spec.program.objects))
         around = LoweringContext(
-            address=0, objects=(records.address,), per_cpu=names.per_cpu, ring=records.layout, cpu=names.cpu
+            address=0, objects=rings, per_cpu=names.per_cpu, ring=records.layout, cpu=names.cpu
         )
         return RecordedCalls(spec.entry, spec.program, around)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -19,6 +20,7 @@ from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue, Scope
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import Typer
 from gdb_optprobe.isa.base import Pointer
+from gdb_optprobe.isa.return_codegen import EntryStubs
 from gdb_optprobe.probes.graph import records
 from gdb_optprobe.probes.graph.callees import Callees, Reached
 from gdb_optprobe.probes.graph.gate import Gate, Thread
@@ -157,7 +159,24 @@ class Functions:
         there = (Register(backend.stubs.number), Load(slot_word(backend.slot, SHARED), WORD, False, mapped=True))
         entered, returned = (fold.binary(Op.ADD, each, Constant(first), 64, False) for each in there)
         spec = _spec(functions[0].entry, Kind.KRETPROBE, at.returned(returned), into)
-        return first, replace(spec, entry=at.callee(entered), glob=True)
+        return first, replace(spec, entry=at.callee(entered, _pushed(backend.stubs)), glob=True)
+
+    def shared_root(self, at: Gate, into: SharedRecords) -> Spec | None:
+        """Return the probe of the root as one of functions that share code, so that it leaves nothing behind where its
+        thread sleeps. None where it cannot be: its condition needs more than arguments.
+        """
+        backend, root = self.guest.isa.returning, self.root
+        assert root is not None
+        condition = self._condition(self.guest.names_at(root.entry).names)
+        if backend is None or backend.stubs is None:
+            return None
+        if condition is not None:
+            read = {node.name for node in nodes(condition) if isinstance(node, Register)}
+            if may_fault(condition) or not read <= {*self.guest.isa.convention.arguments}:
+                return None
+        entry = at.root(condition, _pushed(backend.stubs))
+        spec = _spec(root.entry, Kind.KRETPROBE, at.root_returned(backend.slot, 1), into)
+        return replace(spec, entry=entry, glob=True)
 
     def take_numbers(self, count: int) -> int:
         """Return the first of so many numbers that no function has. Raises OptprobeError."""
@@ -222,6 +241,11 @@ class Functions:
 
     def _condition(self, names: Scope) -> Expr | None:
         return compile_handler(self.request.condition, (), names).condition
+
+
+def _pushed(stubs: EntryStubs) -> int:
+    """Return how many bytes stubs have on the stack in the code that they share."""
+    return stubs.continues_at(defaultdict(int), 0, lambda address, size: bytes(size))[1]
 
 
 def _spec(entry: int, kind: Kind, program: Program, into: SharedRecords) -> Spec:

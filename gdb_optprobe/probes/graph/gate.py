@@ -74,16 +74,19 @@ class Gate:
     arguments: Sequence[str] = ()
     value: str = ""
 
-    def callee(self, number: Expr) -> EntryProgram:
-        """Return the program at the entry of a function, but for the root. number: the function's."""
-        return EntryProgram(self._is_own, actions=(self._entered(number),))
+    def callee(self, number: Expr, pushed: int = 0) -> EntryProgram:
+        """Return the program at the entry of a function, but for the root. number: the function's.
+
+        pushed: bytes that are on the stack there beyond those of the function.
+        """
+        return EntryProgram(self._is_own, actions=(self._entered(number, pushed),))
 
     def returned(self, number: Expr) -> Program:
         """Return the program at its return, for calls that were recorded."""
         return Program(None, (self._returned(number),))
 
-    def root(self, condition: Expr | None) -> EntryProgram:
-        """Return the program at the root's entry. condition: of calls that are looked at."""
+    def root(self, condition: Expr | None, pushed: int = 0) -> EntryProgram:
+        """Return the program at the root's entry. condition: of calls that are looked at. pushed: as of `callee`."""
         thread, state = self.thread, self._state
         shifted = fold.binary(Op.SHL, state, fold.constant(records.STATE), 64, False)
         marked = fold.binary(Op.OR, thread.pid, shifted, 64, False)
@@ -94,12 +97,15 @@ class Gate:
             Put(Choose(is_free, self._place(WORD), self._scrap), thread.birth),
             Put(Choose(is_free, self._place(), self._scrap), thread.task),
         )
-        entered = self._entered(_ROOT)
+        entered = self._entered(_ROOT, pushed)
         return EntryProgram(condition, words=(state,), actions=(began, *taken, entered))
 
-    def root_returned(self, slot: str) -> Program:
-        """Return the program at the root's return. slot: the register with the address of the call's slot."""
-        place = fold.binary(Op.ADD, Register(slot), fold.constant(SAVED), 64, False)
+    def root_returned(self, slot: str, word: int = 0) -> Program:
+        """Return the program at the root's return. slot: the register with the address of the call's slot.
+
+        word: which of the saved ones there is the state.
+        """
+        place = fold.binary(Op.ADD, Register(slot), fold.constant(SAVED + WORD * word), 64, False)
         outermost = _same(Load(place, WORD, False, mapped=True), _FREE)
         has_place = And(outermost, _same(self._owner, self.thread.task))
         given_back = Put(Choose(has_place, self._place(), self._scrap), Constant(0))
@@ -123,8 +129,9 @@ class Gate:
         record = self._record(records.LED, "a target", (self.thread.task, Constant(site), target))
         return Program(And(self._is_own, is_new), (record, Put(last, target)))
 
-    def _entered(self, number: Expr) -> Emit:
-        fields = (self.thread.task, _packed(number, Register(self.stack)), *map(Register, self.arguments))
+    def _entered(self, number: Expr, pushed: int = 0) -> Emit:
+        stack = fold.binary(Op.ADD, Register(self.stack), fold.constant(pushed), 64, False)
+        fields = (self.thread.task, _packed(number, stack), *map(Register, self.arguments))
         return self._record(records.ENTERED, "an entry", fields)
 
     def _returned(self, number: Expr) -> Emit:

@@ -238,7 +238,9 @@ class GraphRun:
         root = self.functions.root
         singly = self._put_in_together([function for function in functions if function is not root])
         specs: list[Spec] = []
-        for function in (*([root] if root in functions and root is not None else ()), *singly):
+        if root is not None and root in functions and not self._put_in_root():
+            singly = [root, *singly]
+        for function in singly:
             try:
                 specs.append(self._tried(function))
             except (Unreadable, Unreachable):
@@ -256,6 +258,17 @@ class GraphRun:
             self.functions.left_out |= dict.fromkeys(names, _STOPS)
             self.session.delete(stopping)
             self._numbers = [number for number in self._numbers if number not in stopping]
+
+    def _put_in_root(self) -> bool:
+        """Put in the probe of the root with code as shared ones have; return whether it can be."""
+        assert self._gate is not None and self._shared is not None and self.functions.root is not None
+        spec = self.functions.shared_root(self._gate, self._shared)
+        blocks = self._block(spec, [self.functions.root.entry]) if spec is not None else ()
+        for block in blocks:
+            self._numbers += block.numbers
+            self._blocks.append(block)
+            self.functions.by_number[0] = self.functions.root
+        return bool(blocks)
 
     def _put_in_together(self, functions: Sequence[Traced]) -> Sequence[Traced]:
         """Put in the probes of functions that can share code; return the others."""

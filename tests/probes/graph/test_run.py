@@ -101,7 +101,7 @@ def test_trees_are_what_the_threads_did_and_nothing_is_left() -> None:
     found = guest()
     before = found.machine.read(START, TABLES - START)
     graph, _ = prepared(found)
-    assert len(graph._blocks) == 1 and len(graph._blocks[0]) == COUNT + 1  # but for the root
+    assert [len(block) for block in graph._blocks] == [COUNT + 1, 1]
     found.run_to(0, LEAVES + 4 * STEP + 5)
     calls_root(found, 1)
     calls_root(found, 1)
