@@ -20,6 +20,7 @@ from gdb_optprobe.commands.enable import EnableCommand
 from gdb_optprobe.commands.expect import ExpectCommand
 from gdb_optprobe.commands.explain import ExplainCommand
 from gdb_optprobe.commands.export import ExportCommand
+from gdb_optprobe.commands.graph import GraphCommand
 from gdb_optprobe.commands.latency import LatencyCommand
 from gdb_optprobe.commands.list import InfoCommand, ListCommand
 from gdb_optprobe.commands.offcpu import OffCpuCommand
@@ -57,6 +58,7 @@ SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
     ProfileCommand,
     LatencyCommand,
     CallsCommand,
+    GraphCommand,
     ExpectCommand,
     PrintCommand,
     TypeCommand,

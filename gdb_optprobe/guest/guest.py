@@ -18,6 +18,7 @@ from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites, Text
+from gdb_optprobe.isa.base import Insn, Pointer
 from gdb_optprobe.isa.record import Isa
 
 
@@ -174,6 +175,15 @@ class Guest(ABC):
     def is_entered_by_calls(self, function: Function) -> bool:
         """Return whether only calls enter the function, at its start, and it returns to its caller."""
         return True
+
+    def entry(self, function: int) -> int:
+        """Return the address of a probe on the function with its symbol at `function`."""
+        return function
+
+    def pointer(self, insn: Insn) -> Pointer | None:
+        """Return where an instruction calls or jumps through a pointer; None where it does not, or that is not known.
+        """
+        return self.isa.pointer(insn)
 
     def why_bypassed(self, address: int) -> str:
         """Return why calls of the function with its entry at `address` may not pass there, in words; else ""."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from gdb_optprobe.handlers.ir import Clock, Constant, Expr, Register, Stop, nodes
+from gdb_optprobe.handlers.ir import Clock, Constant, Expr, Put, Register, Stop, nodes
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
 from gdb_optprobe.handlers.lower_program import FAULT, LoweringContext, lower_action, refused
 from gdb_optprobe.handlers.lower_slot_search import SlotArray
@@ -135,8 +135,10 @@ def lower_entry_actions(emit: Emitter, pc: tuple[str, int], part: EntryPart, slo
     if part.armed:
         with noted(emit, "does it look at the call?"):
             emit.branch(Comparison.EQ, MemoryValue(Address(slot, part.armed)), 0, False, skip)
-    for index, (action, address) in enumerate(zip(part.entry.actions, part.around.objects, strict=True)):
+    objects = iter(enumerate(part.around.objects))
+    for action in part.entry.actions:
         assert not isinstance(action, Stop), "it was refused"
+        index, address = next(objects) if not isinstance(action, Put) else (0, 0)
         with refused(action):
             lower_action(emit, pc, part.around, action, index, address)
     emit.bind(skip)

@@ -18,6 +18,24 @@ from gdb_optprobe.isa.codegen import Address, Backend, EntryState, MemoryValue, 
 from gdb_optprobe.isa.return_codegen import EntryStubs, ReturnBackend
 from gdb_optprobe.maps.call_table import SAVED, WORD
 
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """What is done for a call of each function besides: at its entry, where it may be left out, and at its return.
+
+    Both find the function's number: in the register of the stubs, and in the slot. around: of both.
+    """
+
+    entry: EntryProgram
+    program: Program
+    around: LoweringContext
+
+    @property
+    def part(self) -> EntryPart:
+        """Return what is done at the entry beside keeping the number."""
+        return EntryPart(self.entry, around=self.around)
+
+
 NUMBER, TIME = SAVED, SAVED + WORD
 """Offsets in a slot: the function's number; of calls that are timed, when it was entered, at last how long it took."""
 
@@ -42,11 +60,16 @@ def lower_shared_entry(
     timed: bool,
     stubs: EntryStubs,
     displaced: bytes = b"",
+    recorded: RecordedCalls | None = None,
 ) -> Code:
     """Lower what stubs go to. displaced: of each function, what runs before it continues. Raises NotLowered."""
     number, dead = Register(stubs.number), replace(dead, registers=dead.registers - stubs.kept)
     part = EntryPart(EntryProgram(words=(number, Clock()) if timed else (number,)))
-    code = lower_entry(table, function, EntryState(dead), stubs.entry, [part])
+    before = EntryState(dead)
+    if recorded is not None:
+        part = replace(recorded.part, entry=replace(recorded.entry, words=(number, *recorded.entry.words)))
+        before = replace(before, per_cpu=recorded.around.per_cpu)
+    code = lower_entry(table, function, before, stubs.entry, [part])
     return joined((lambda at: stubs.begin, code, lambda at: stubs.end(displaced, function.pc)))
 
 
@@ -65,6 +88,14 @@ def lower_tally(tallies: PlacedTallies, made: Trampoline, isa: ReturnBackend) ->
                 emit.load(took, MemoryValue(Address(isa.slot, TIME)))
                 emit.atomic_add(Address(other, index=number), took)
     return emit.finish
+
+
+def lower_recorded(
+    tallies: PlacedTallies, recorded: RecordedCalls, made: Trampoline, isa: ReturnBackend, machine: Backend
+) -> Code:
+    """Lower the same for calls that are recorded, with what is done at their return behind it."""
+    around = replace(recorded.around, dead=made.dead, kept=made.kept)
+    return joined((lower_tally(tallies, made, isa), lower(recorded.program, around, machine)))
 
 
 def lower_timed(

@@ -79,6 +79,13 @@ class Dead:
     registers: frozenset[str] = field(default_factory=frozenset)
 
 
+class Pointer(NamedTuple):
+    """Where a call or jump through a pointer goes: to the address in a register, or in memory at an offset from it."""
+
+    register: str
+    offset: int | None = None
+
+
 class Hazard(Enum):
     """Why an instruction cannot run away from its address (or not at all under a probe)."""
 

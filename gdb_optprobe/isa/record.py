@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from gdb_optprobe.isa.abi import Convention, ElfMachine, SystemRegisters
-from gdb_optprobe.isa.base import Before, Dead, Effects, Hazard, Insn, ReadMemory, Relocated
+from gdb_optprobe.isa.base import Before, Dead, Effects, Hazard, Insn, Pointer, ReadMemory, Relocated
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.routines import RoutineCalls
@@ -151,3 +151,6 @@ class Isa(Protocol):
 
     def emulate(self, insn: Insn, registers: Mapping[str, int], read: ReadMemory) -> Effects | None:
         """Return the effects of `insn` on these registers; None if it is not emulated."""
+
+    def pointer(self, insn: Insn) -> Pointer | None:
+        """Return where an indirect call or jump goes; None of another instruction, or another operand."""

@@ -28,7 +28,7 @@ from gdb_optprobe.guest.text import IdleSites
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import LONGEST, OutOfReach, Unrelocatable
 from gdb_optprobe.probes.block_members import BlockMembers
-from gdb_optprobe.probes.block_planner import LEAST, BlockPlanner
+from gdb_optprobe.probes.block_planner import LEAST, LEAST_RECORDED, BlockPlanner
 from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.count_block import CountBlock, call_code, calls_of
@@ -118,7 +118,8 @@ class Batches:
         return self.planner.sample(sites.site(sites.addresses[0]), spec) if sites.addresses else None
 
     def _allocate_traced(self, spec: Spec, handler: Handler, sites: IdleSites) -> Iterator[CountBlock]:
-        if len(sites.addresses) < LEAST or (sample := self._sample(spec, sites)) is None:
+        least = LEAST if spec.records is None else LEAST_RECORDED
+        if len(sites.addresses) < least or (sample := self._sample(spec, sites)) is None:
             return
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         try:
@@ -132,7 +133,7 @@ class Batches:
         lay_out = count_code if handler.is_plain else call_code
         size = self.returns.stub_size if spec.is_return else len(lay_out(sample, isa, at, second))
         addresses = array("Q", sites.addresses[: arena.counts_that_fit(arena.rounded(size), WORD)])
-        if len(addresses) >= LEAST:
+        if len(addresses) >= least:
             originals = [sample.original] * len(addresses)
             yield from self._allocate(spec, handler, addresses, originals, size, [sample], is_uniform=True)
 
@@ -414,4 +415,5 @@ def _changes(blocks: Iterable[CountBlock]) -> Iterator[Change]:
 
 
 def _traced_sites(blocks: Iterable[CountBlock]) -> list[int]:
-    return [block.sites[index] for block in blocks if block.traced for index in block.members]
+    """Return the tracer's sites of blocks, ascending."""
+    return sorted(block.sites[index] for block in blocks if block.traced for index in block.members)

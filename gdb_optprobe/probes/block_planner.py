@@ -32,6 +32,8 @@ from gdb_optprobe.probes.target import Target
 
 LEAST = 64
 """Probes that are worth a block."""
+LEAST_RECORDED = 1
+"""The same of calls that are recorded: what is shared gives threads at rest their return addresses back in the end."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class BlockPlanner:
             return False
         if not (self.returns.can_share(spec) if spec.is_return else spec.is_typed):
             return False
-        return len(addresses) >= LEAST and may_share_detour(self.optimizer.limits([spec]))
+        least = LEAST if spec.records is None else LEAST_RECORDED
+        return len(addresses) >= least and may_share_detour(self.optimizer.limits([spec]))
 
     def places(self, spec: Spec, addresses: Sequence[int]) -> tuple[IdleSites, Sequence[Plan]]:
         """Return the tracer's sites among `addresses` that have one plan, and plans of others."""

@@ -57,6 +57,7 @@ from gdb_optprobe.maps.hash_map import HashMapLayout
 from gdb_optprobe.maps.ring import RingLayout
 from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.shared_maps import SharedMaps
+from gdb_optprobe.probes.shared_records import SharedRecords
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.stops import Hit
 
@@ -90,6 +91,7 @@ class Handler:
     bare:       whether its hits are all that it gathers beside what is in `shared`: see `made_bare`.
     shared:     maps of a glob that its tables are in. function: its key there.
     maps:       of the session, where the program names some.
+    records:    the ring that it shares with others; None where it has its own.
     """
 
     program: Program = field(default_factory=lambda: Program(None, (Update(HITS),)))
@@ -105,6 +107,7 @@ class Handler:
     shared: SharedMaps | None = None
     function: int = 0
     maps: SessionMaps | None = None
+    records: SharedRecords | None = None
     _lowered: list[tuple[LoweringContext, Code]] = field(init=False, default_factory=list, compare=False, repr=False)
 
     @classmethod
@@ -227,11 +230,16 @@ class Handler:
 
     @cached_property
     def ring(self) -> RingLayout | None:
-        """Where records go, all kinds of them; None where the program makes none."""
+        """Its own ring, where all kinds of its records go; None where it makes none, or shares one."""
         sizes = [target.size for target in self.objects if isinstance(target, Records)]
-        if not sizes:
+        if not sizes or self.records is not None:
             return None
         return RingLayout(max(sizes) // WORD, self.ring_bits, self.overwrites, frozenset(self.kinds))
+
+    @property
+    def _ring_layout(self) -> RingLayout | None:
+        """The layout of the ring that it writes to."""
+        return self.records.layout if self.records is not None else self.ring
 
     @cached_property
     def kinds(self) -> Mapping[int, Records]:
@@ -355,7 +363,7 @@ class Handler:
             per_cpu=self.per_cpu,
             base=plan.base,
             table_bits=self.table_bits,
-            ring=self.ring,
+            ring=self._ring_layout,
             cpu=self.cpu,
             readers=readers,
             pad=pad.address if pad is not None else None,
@@ -386,7 +394,7 @@ class Handler:
             lost=tuple(self._lost_addresses(memory))[first:],
             faults=memory + WORD,
             table_bits=self.table_bits,
-            ring=self.ring,
+            ring=self._ring_layout,
             first_kind=first,
             cpu=self.cpu,
         )
@@ -438,7 +446,7 @@ class Handler:
             elif isinstance(target, Cell):
                 yield next(cells)
             else:
-                yield memory + self.ring_offset
+                yield self.records.address if self.records is not None else memory + self.ring_offset
 
 
     @property

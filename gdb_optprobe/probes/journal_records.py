@@ -195,7 +195,8 @@ def read_block(block: BlockRecord, left: ArenaContents) -> ProbeRecord:
     timed = one.spec.is_plain_latency and block.times is not None and left.data_at(block.times[0]) is not None
     is_plain = (timed or one.spec.is_plain_count) and not one.program and one.routine is None
     is_called = one.bare and one.program and one.routine is not None and (one.spec.counts_hits or one.maps is not None)
-    if one.waits or one.home or not (is_plain or is_called):
+    is_graph = one.python and one.spec.is_return and one.routine is None  # not adopted, but taken out
+    if one.waits or one.home or not (is_plain or is_called or is_graph):
         raise Damaged(f"the block at {block.code.address:#x} is not of counts")
     return one
 

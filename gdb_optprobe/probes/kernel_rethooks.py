@@ -24,7 +24,7 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.saved_pcs import SavedWords
-from gdb_optprobe.handlers.lower_shared_returns import saved_words
+from gdb_optprobe.handlers.lower_shared_returns import RecordedCalls, saved_words
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
 from gdb_optprobe.probes import rethook_records
@@ -33,7 +33,7 @@ from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout
 from gdb_optprobe.probes.return_stops import FindReturn
-from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, TimedReturns, slots_for
+from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, TimedReturns, slots_for, slots_for_recorded
 from gdb_optprobe.probes.site import Site
 
 GROWTH = 4
@@ -82,17 +82,23 @@ class KernelRethooks:
         arena: Arena,
         times: Slot | None = None,
         timed: TimedReturns | None = None,
+        recorded: tuple[RecordedCalls, Slot] | None = None,
     ) -> SharedRethook:
         """Create the hook of functions that stubs in the code of `block` are to lead to. Raises Refused.
 
-        times: where the functions' times are summed up.
+        times: where the functions' times are summed up. recorded: what is recorded, and the memory with the ring.
         """
         address = SharedRethook.place(block.sites)
         is_timed = timed is not None
-        layout = CallTableLayout(slots_for(len(block.sites), is_timed), saved_words(is_timed), WINDOW)
+        count = len(block.sites)
+        slots = slots_for(count, is_timed) if recorded is None else slots_for_recorded(count)
+        saved = saved_words(is_timed) + (len(recorded[0].entry.words) if recorded is not None else 0)
+        layout = CallTableLayout(slots, saved, WINDOW)
         rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
         assert isinstance(rethook, SharedRethook)
         rethook.share_with(block, times, timed)
+        if recorded is not None:
+            rethook.recorded, rethook.into = recorded
         self._register(rethook, arena)
         try:
             rethook.install(guest, arena)

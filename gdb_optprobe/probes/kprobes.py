@@ -197,7 +197,7 @@ class Kprobes:
             return Handler()
         limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
         if spec.has_script:
-            scope, entry = self._names(spec, plan), EntryProgram()
+            scope, entry = self._names(spec, plan), spec.entry or EntryProgram()
             program = spec.program or self.optimizer.scripts.compile(spec, scope, plan.address)
         elif spec.is_return:
             program, scope, entry = kretprobe.compile_kretprobe(spec, plan.address, self.target.guest, limits)
@@ -206,7 +206,9 @@ class Kprobes:
             program = compile_handler(spec.condition_part, spec.action_parts, scope.names, limits)
         bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
         made = Handler.of(program, scope.per_cpu, scope.cpu, scope.reads, *bits, overwrites=spec.overwrite)
-        made = replace(made, entry=entry, per_cpu_register=self.target.guest.isa.system.per_cpu)
+        made = replace(
+            made, entry=entry, per_cpu_register=self.target.guest.isa.system.per_cpu, records=spec.records
+        )
         made = made.using(self.maps)
         return made if maps is None else made.sharing(maps, plan.address if function is None else function)
 

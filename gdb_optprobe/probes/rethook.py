@@ -317,6 +317,8 @@ class Rethook:
                 yield probe.counter.address
             if (maps := probe.handler.shared) is not None and maps.memory is not None:
                 yield maps.memory.address
+            if (records := probe.handler.records) is not None:
+                yield records.memory.address
             if probe.readers is not None:
                 yield probe.readers.bytes
 

@@ -66,11 +66,13 @@ class Session:
         self.settings = settings
         self.registry = registry if registry is not None else Registry()
         self.last_number: int | None = None
+        self.learned_calls: dict[int, set[int]] = {}
         self._work_on(target)
 
     def _work_on(self, target: Target) -> None:
         settings = self.settings
         self.target = target
+        self.learned_calls.clear()
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
         common = target, self.registry, self.optimizer

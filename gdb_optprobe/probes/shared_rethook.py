@@ -20,7 +20,14 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.lower_kernel_returns import ProbedFunction, lower_trampoline
 from gdb_optprobe.handlers.lower_program import LoweringContext
-from gdb_optprobe.handlers.lower_shared_returns import PlacedTallies, lower_shared_entry, lower_tally, lower_timed
+from gdb_optprobe.handlers.lower_shared_returns import (
+    PlacedTallies,
+    RecordedCalls,
+    lower_recorded,
+    lower_shared_entry,
+    lower_tally,
+    lower_timed,
+)
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.paths import shortest
@@ -34,7 +41,12 @@ from gdb_optprobe.probes.rethook import Costs, Rethook, code_range, return_addre
 
 WINDOW = 64
 """Slots that an entry looks at: a nearly full table is missed in, not searched."""
-_FEW, _MANY, _TIMED = 512, 8192, 4096
+_FEW, _MANY, _TIMED, _RECORDED = 512, 8192, 4096, 128
+
+
+def slots_for_recorded(functions: int) -> int:
+    """Return the same as `slots_for` where calls are recorded, so those of some threads alone."""
+    return max(_RECORDED, 1 << (functions - 1).bit_length())
 
 
 def slots_for(functions: int, timed: bool) -> int:
@@ -59,8 +71,8 @@ class TimedReturns:
 @dataclass
 class SharedRethook(Rethook):
     """address: in the text, where no probe can be. tallies: what it counts in. timed: None where
-    calls are not timed; else times is the memory of these. entry: of the shared code; 0 before
-    it is written.
+    calls are not timed; else times is the memory of these. recorded: None where calls are not recorded; else
+    into: the memory with the ring. entry: of the shared code; 0 before it is written.
 
     displaced: the instruction of each function that runs behind the shared entry.
     counts: all functions' words. counters: those of them that no probe has any more; calls under way still count there.
@@ -70,6 +82,8 @@ class SharedRethook(Rethook):
     tallies: PlacedTallies | None = None
     timed: TimedReturns | None = None
     times: Slot | None = None
+    recorded: RecordedCalls | None = None
+    into: Slot | None = None
     entry: int = 0
     displaced: bytes = b""
     counts: Slot | None = None
@@ -110,7 +124,8 @@ class SharedRethook(Rethook):
     def install(self, guest: Guest, arena: Arena) -> None:
         """Write the code, for `tallies`. Raises Refused."""
         assert self.tallies is not None
-        uses = (self.memory.address, self.tallies.counts, *filter(None, [self.tallies.times]))
+        into = self.into.address if self.into is not None else None
+        uses = (self.memory.address, self.tallies.counts, *filter(None, [self.tallies.times, into]))
         code = InstalledDetour.install(self.address, self._lay_out(guest, arena), guest, arena, uses)
         self._use_code(code, guest, arena)
 
@@ -143,7 +158,10 @@ class SharedRethook(Rethook):
         """Return the trampoline."""
         assert self.tallies is not None
         isa = return_backend(guest)
-        made = lower_trampoline(self.table, EntryState(guest.isa.dead_at_return()), isa, counted=False)
+        reads = self.recorded.program.registers if self.recorded is not None else frozenset[str]()
+        made = lower_trampoline(self.table, EntryState(guest.isa.dead_at_return(), reads), isa, counted=False)
+        if self.recorded is not None:
+            return made.code([lower_recorded(self.tallies, self.recorded, made, isa, guest.isa.codegen)])
         if self.timed is None:
             return made.code([lower_tally(self.tallies, made, isa)])
         around = LoweringContext(self.address, objects=(self.timed.table,), table_bits=self.timed.bits)
@@ -158,7 +176,8 @@ class SharedRethook(Rethook):
             code = returns(at)
             function = ProbedFunction(at, code_range(arena), self.address, guest.hidden_returns)
             dead, is_timed = guest.isa.dead_at_entry(), self.timed is not None
-            entry = lower_shared_entry(self.table, function, dead, is_timed, stubs, self.displaced)
+            table, recorded = self.table, self.recorded
+            entry = lower_shared_entry(table, function, dead, is_timed, stubs, self.displaced, recorded)
             return Detour(at, code + entry(at + len(code)), self.address, ())
 
         return lay_out

@@ -18,6 +18,8 @@ from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.text import IdleSites
+from gdb_optprobe.handlers.lower_program import LoweringContext
+from gdb_optprobe.handlers.lower_shared_returns import RecordedCalls
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import kretprobe
@@ -36,6 +38,7 @@ from gdb_optprobe.probes.return_block import (
     times_size,
 )
 from gdb_optprobe.probes.settings import Settings
+from gdb_optprobe.probes.shared_records import SharedRecords
 from gdb_optprobe.probes.shared_rethook import SharedRethook, TimedReturns, entry_stubs
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.spec import Kind, Spec
@@ -66,7 +69,7 @@ class SharedReturns:
 
     def can_share(self, spec: Spec) -> bool:
         """Return whether returns of `spec` may share a hook."""
-        if spec.maxactive or not (spec.is_plain_count or spec.is_plain_latency):
+        if spec.maxactive or not (spec.is_plain_count or spec.is_plain_latency or spec.records is not None):
             return False
         return entry_stubs(self.target.guest.isa) is not None
 
@@ -89,6 +92,9 @@ class SharedReturns:
     def with_hook(self, block: CountBlock, arena: Arena) -> ReturnBlock:
         """Return the returns of `block` with memory for what they share. Raises OptprobeError."""
         guest, rethooks = self.target.guest, self.optimizer.rethooks
+        if block.spec.records is not None:
+            recorded = self._recorded(block, block.spec.records), block.spec.records.memory
+            return ReturnBlock(**vars(block), rethook=rethooks.share(block, guest, arena, recorded=recorded))
         if not block.spec.is_plain_latency:
             return ReturnBlock(**vars(block), rethook=rethooks.share(block, guest, arena))
         program, count = timed_program(block.spec, block.sites[0], guest), len(block.sites)
@@ -99,6 +105,16 @@ class SharedReturns:
             timed = TimedReturns(program, times.table, bits)
             rethook = rethooks.share(block, guest, arena, memory, timed)
         return ReturnBlock(**vars(block), rethook=rethook, times=times)
+
+    def _recorded(self, block: CountBlock, records: SharedRecords) -> RecordedCalls:
+        """Return what is recorded of the calls of a block."""
+        spec, names = block.spec, self.target.guest.names_at(block.sites[0])
+        assert spec.entry is not None and spec.program is not None, "both were compiled"
+        rings = (records.address,) * max(len(spec.entry.objects), len(spec.program.objects))
+        around = LoweringContext(
+            address=0, objects=rings, per_cpu=names.per_cpu, ring=records.layout, cpu=names.cpu
+        )
+        return RecordedCalls(spec.entry, spec.program, around)
 
     def forget(self, block: CountBlock, arena: Arena) -> None:
         """Give back what the functions of a block share: it is not in the guest after all."""

@@ -11,7 +11,9 @@ from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.handlers.clauses import is_block
 from gdb_optprobe.handlers.ir import Program
+from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.probes.shared_records import SharedRecords
 
 Handler = Callable[[Any], object]
 
@@ -56,6 +58,7 @@ class Spec:
     overwrite: whether a full ring keeps its newest records, not its oldest.
     file, pid: of a probe on a program, where GDB has the same file; the only process, 0 for all.
     program:   of a script, what a hit does, already compiled; condition and actions mean nothing then.
+    entry:     with it, of a return probe, what its entry does. records: the ring that both write to.
     condition_at, actions_at: their places in a typed line; None and empty where they are passed one by one.
     """
 
@@ -79,6 +82,8 @@ class Spec:
     file: str = ""
     pid: int = 0
     program: Program | None = None
+    entry: EntryProgram | None = None
+    records: SharedRecords | None = None
 
     @property
     def event(self) -> EventName | None:

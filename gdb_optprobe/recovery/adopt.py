@@ -158,8 +158,13 @@ def _adopt_blocks(
     blocks: list[CountBlock] = []
     enabled: list[CountBlock] = []
     alone: list[Probe] = []
-    session.block_adoption.plan((one, record.spec) for one, record in zip(left.live_blocks, records, strict=True))
-    for one, record in zip(left.live_blocks, records, strict=True):
+    known = [*zip(left.live_blocks, records, strict=True)]
+    session.block_adoption.plan((one, record.spec) for one, record in known if not record.python)
+    for one, record in known:
+        if record.python:
+            lost.append(f"probes {one.first}-{one.first + len(one.sites) - 1} are taken out: {WENT}")
+            session.block_adoption.leave(one)
+            continue
         try:
             shared = maps[record.maps.address] if record.maps is not None else None
             block, others = session.block_adoption.adopt(one, record, shared)

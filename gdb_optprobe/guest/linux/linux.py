@@ -50,6 +50,7 @@ from gdb_optprobe.handlers.ir import Expr, Register
 from gdb_optprobe.handlers.return_scope import RETURN_ADDRESS
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.stack_walk import Walker
+from gdb_optprobe.isa.base import Insn, Pointer
 from gdb_optprobe.isa.record import Isa
 
 LARGEST_BTF = 1 << 26
@@ -432,6 +433,14 @@ class LinuxGuest(Guest):
             EnteredFunction(entry, name, start, code)
             for (entry, start, _), name, code in zip(at, named, codes, strict=True)
         ]
+
+    def pointer(self, insn: Insn) -> Pointer | None:
+        through = self._thunks.get(insn.target) if insn.target is not None else None
+        return Pointer(through) if through is not None else self.isa.pointer(insn)
+
+    @cached_property
+    def _thunks(self) -> Mapping[int, str]:
+        return self.arch.pointer_thunks(self.kernel)
 
     def trap_calls(self) -> TrapCalls:
         return self._trap_calls

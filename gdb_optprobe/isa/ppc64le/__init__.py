@@ -75,6 +75,7 @@ class _PPC64LE:
     pushed = staticmethod(writer.pushed)
     saves = staticmethod(writer.saves)
     emulate = staticmethod(emulator.emulate)
+    pointer = staticmethod(emulator.pointer)
 
 
 PPC64LE = _PPC64LE()

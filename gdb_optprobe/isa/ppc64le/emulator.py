@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from gdb_optprobe.isa.base import Effects, Insn, ReadMemory
+from gdb_optprobe.isa.base import Effects, Flow, Insn, Pointer, ReadMemory
 from gdb_optprobe.isa.ppc64le.abi import CTR, EQ, FLAGS, GENERAL, GT, LR, LT, PC, SO, SP, XER, XER_SO
 from gdb_optprobe.isa.ppc64le.decoder import BCL_NEXT
 from gdb_optprobe.isa.ppc64le.disassembly import CACHED
@@ -46,6 +46,11 @@ def emulate(insn: Insn, registers: Registers, read: ReadMemory) -> Effects | Non
     """Return the effects of `insn` on these registers; None if it is not emulated. Raises what `read` raises."""
     found = _emulator(insn.data)
     return None if found is None else found(_Hit(insn, registers, read))
+
+
+def pointer(insn: Insn) -> Pointer | None:
+    """Return where a call by the count register goes: r12 has the same address (ELFv2 ABI, 2.3.2.2); else None."""
+    return Pointer("r12") if insn.flow in (Flow.INDIRECT_CALL, Flow.INDIRECT_JUMP) else None
 
 
 class _Hit:

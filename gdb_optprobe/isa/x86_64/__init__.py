@@ -74,6 +74,7 @@ class _X86_64:
     pushed = staticmethod(writer.pushed)
     saves = staticmethod(writer.saves)
     emulate = staticmethod(emulator.emulate)
+    pointer = staticmethod(emulator.pointer)
 
 
 X86_64 = _X86_64()

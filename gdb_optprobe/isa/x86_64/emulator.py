@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from gdb_optprobe.isa.base import Effects, Insn, ReadMemory
+from gdb_optprobe.isa.base import Effects, Flow, Insn, Pointer, ReadMemory
 from gdb_optprobe.isa.x86_64.abi import (
     AF,
     ARITHMETIC_FLAGS,
@@ -41,6 +41,20 @@ def emulate(insn: Insn, registers: Registers, read: ReadMemory) -> Effects | Non
     """
     found = _emulator(insn.data)
     return None if found is None else found(_Hit(insn, shape(insn.data), registers, read))
+
+
+def pointer(insn: Insn) -> Pointer | None:
+    """Return where an indirect call or jump goes, by a register, or by memory that one register leads to; else None."""
+    parts = shape(insn.data)
+    if insn.flow not in (Flow.INDIRECT_CALL, Flow.INDIRECT_JUMP) or parts.map or parts.opcode != 0xFF:
+        return None
+    hit = _Hit(insn, parts, {}, lambda address, size: bytes(size))
+    if parts.is_register:
+        return Pointer(hit.rm)
+    if parts.is_rip_relative or parts.sib >= 0 or parts.prefixes & {0x67, *SEGMENT_BASES}:
+        return None
+    data = insn.data[parts.disp : parts.disp + parts.disp_size]
+    return Pointer(hit.rm, int.from_bytes(data, "little", signed=True))
 
 
 class _Hit:

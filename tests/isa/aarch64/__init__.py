@@ -12,7 +12,18 @@ from typing import Any, cast
 import capstone
 
 from gdb_optprobe.isa.abi import Convention, ElfMachine, Holds, SystemRegisters
-from gdb_optprobe.isa.base import Dead, Effects, Flow, Hazard, Insn, OutOfReach, ReadMemory, Unrelocatable, padded
+from gdb_optprobe.isa.base import (
+    Dead,
+    Effects,
+    Flow,
+    Hazard,
+    Insn,
+    OutOfReach,
+    Pointer,
+    ReadMemory,
+    Unrelocatable,
+    padded,
+)
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.relocation import DisplacedRegion, Relocation
@@ -169,6 +180,9 @@ class _AArch64:
         raise AssertionError("no program is lowered")
 
     def emulate(self, insn: Insn, registers: Mapping[str, int], read: ReadMemory) -> Effects | None:
+        return None
+
+    def pointer(self, insn: Insn) -> Pointer | None:
         return None
 
 

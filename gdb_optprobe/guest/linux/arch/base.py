@@ -302,6 +302,11 @@ class LinuxArch(Finder, Protocol):
         Asked of code without a tracer's site: assembly has places with names that no code calls.
         """
 
+    def pointer_thunks(self, kernel: Kernel) -> Mapping[int, str]:
+        """Return the code that goes to the address in a register, in place of a call or jump through it: the register,
+        by address.
+        """
+
     def per_cpu(self, kernel: Kernel) -> int | None:
         """See isa.codegen.EntryState."""
 

@@ -156,6 +156,9 @@ class _Linux:
         """Return whether it is compiled code, or code that does not write LR and returns by it."""
         return function.compiled or is_leaf(function.own)
 
+    def pointer_thunks(self, kernel: Kernel) -> Mapping[int, str]:
+        return {}
+
     def per_cpu(self, kernel: Kernel) -> int | None:
         return None
 

@@ -63,6 +63,7 @@ from gdb_optprobe.handlers.stack_walk import KNOWN, Walker
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.isa.x86_64.abi import GENERAL
 
 PAD = 4
 """Bytes of a landing pad."""
@@ -136,6 +137,11 @@ class _Linux:
         if isinstance(unwinder, OrcUnwinder):
             return unwinder.tables.find(function.start, unwinder.read) == orc_unwind.CALLED
         return function.compiled or (isinstance(unwinder, FramePointers) and frame_pointers.is_called(function))
+
+    def pointer_thunks(self, kernel: Kernel) -> Mapping[int, str]:
+        """Return the retpolines: arch/x86/lib/retpoline.S."""
+        found = {name: kernel.symbols.address(f"__x86_indirect_thunk_{name}") for name in GENERAL}
+        return {address: name for name, address in found.items() if address is not None}
 
     def per_cpu(self, kernel: Kernel) -> int | None:
         return kernel.symbols.address("this_cpu_off")

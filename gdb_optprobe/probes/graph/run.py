@@ -1,0 +1,426 @@
+"""Run a call graph in a guest: put its probes in, take the records out at short stops, hand over the trees.
+
+    │ gate │ ring │        one piece of data, of all probes of the graph
+    probes in ─► guest runs ⇄ short stops: records ─► trees ─► probes out ─► memory back
+                    ▲             └ targets of calls through pointers ─► more probes
+                    └──────────────────────────────────────────────────────┘
+Trees are withheld until such a round has found no new target, for a second at most: those before lack calls. Where no
+tree comes behind them, they are handed over in the end. What was learned is kept by the session, for the next graph.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from gdb_optprobe.detours.arena import Arena
+from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.isa.base import Pointer
+from gdb_optprobe.maps.ring import HEADER, START, Record, RingLayout, RingPosition
+from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.follower import FIRST, next_pause
+from gdb_optprobe.probes.graph import gate, records
+from gdb_optprobe.probes.graph.callees import COLD, ENTRY
+from gdb_optprobe.probes.graph.functions import MOST_ARGUMENTS, Functions, Request, Traced
+from gdb_optprobe.probes.graph.gate import Gate
+from gdb_optprobe.probes.graph.records import Led
+from gdb_optprobe.probes.graph.trees import Ending, Tree, Trees
+from gdb_optprobe.probes.leftovers import clear_leftovers
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.shared_records import SharedRecords
+from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.target import Command
+from gdb_optprobe.probes.views import ProbeView
+
+MOST_WITHHELD = 256
+LEARNING = 1.0
+"""Seconds in which trees are withheld, from the first one on, while new targets are found."""
+MOST_BITS, LEAST_BITS = 13, 8
+"""Of the ring: 8,192 records are 400 KB."""
+DEATH = "do_task_dead"
+"""The function in which a thread ends: kernel/sched/core.c."""
+_LEAST = 0.001
+"""Seconds that the guest runs at least between two stops."""
+_STOPS = OptprobeError("a hit would stop the guest", "optprobe explain FUNCTION says why")
+
+
+@dataclass
+class GraphRun:
+    """A call graph in a guest. show: gets each tree as it ends. clock: of the host, in seconds.
+
+    lost: records that found no room in the ring. withheld: trees from before all targets were known.
+    is_withheld: whether these were shown. learned: how many functions were found while the guest ran.
+    """
+
+    session: Session
+    request: Request
+    show: Callable[[Tree], object]
+    clock: Callable[[], float] = time.monotonic
+    lost: int = 0
+    withheld: int = 0
+    is_withheld: bool = False
+    learned: int = 0
+    trees: Trees = field(default_factory=Trees)
+    _shared: SharedRecords | None = None
+    _gate: Gate | None = None
+    _numbers: list[int] = field(default_factory=list)
+    _position: RingPosition = START
+    _waiting: list[Record] = field(default_factory=list)
+    _pause: float = FIRST
+    _new: list[Traced] = field(default_factory=list)
+    _blocks: list[CountBlock] = field(default_factory=list)
+    _watched: list[int] = field(default_factory=list)
+    _led: list[Led] = field(default_factory=list)
+    _pointers: dict[int, tuple[Pointer, int]] = field(default_factory=dict)
+    _early: deque[Tree] = field(default_factory=lambda: deque(maxlen=MOST_WITHHELD))
+    _settled_at: float = math.inf
+    _handed_over: int = 0
+
+    def __post_init__(self) -> None:
+        self.functions = Functions(self.session.target.guest, self.request)
+
+    @property
+    def hertz(self) -> int:
+        """Return the ticks of the clock in a second. Raises OptprobeError."""
+        found = self.session.target.guest.names_at(self._new[0].entry).hertz
+        if isinstance(found, Missing):
+            raise OptprobeError(found.message, found.hint)
+        return found
+
+    def prepare(self) -> None:
+        """Find the functions of the graph, and put their probes in. Raises OptprobeError, with none in the guest."""
+        session, optimizer = self.session, self.session.optimizer
+        session.check_alive()
+        clear_leftovers(session.target, optimizer, session.uprobes)
+        session.target.debugger.guard()
+        arena = optimizer.take_arena(borrow=True)
+        self._find()
+        last = session.last_number
+        try:
+            self._reserve(arena)
+            self._put_in(self._new)
+            self._watch_deaths()
+            self._watch_pointers(self._pointers)
+        except BaseException:
+            self.take_out()
+            raise
+        finally:
+            session.last_number = last
+
+    def run(self, seconds: float | None, guest: str, is_over: Callable[[], bool]) -> str | None:
+        """Let the guest run at most so long, until a command in it has ended, or something stops it: return what.
+
+        Then hand over the trees that have not ended.
+        """
+        command = self.session.target.debugger.begin(guest) if guest else None
+        try:
+            reason = self._let_run(seconds, command, is_over)
+        finally:
+            if command is not None:
+                command.close()
+        if self.request.newest:
+            ended = [*self._drain()]
+            for tree in sorted((*ended, *self.trees.cut(Ending.OPEN)), key=lambda tree: tree.root.time):
+                self.show(tree)
+            return reason
+        self._hand_over(self.trees.cut(Ending.OPEN), learned=0)
+        self.is_withheld = not self._handed_over and bool(self._early)
+        for tree in self._early if self.is_withheld else ():
+            self.show(tree)
+        return reason
+
+    def _hand_over(self, trees: Iterable[Tree], learned: int) -> None:
+        """Show trees, or withhold them. learned: how many functions have become known meanwhile."""
+        found = [*trees]
+        if not found:
+            return
+        self._settled_at = min(self._settled_at, self.clock() + (LEARNING if learned else 0))
+        if self._settled_at <= self.clock():
+            self._handed_over += len(found)
+            for tree in found:
+                self.show(tree)
+        else:
+            self._early.extend(found)
+            self.withheld += len(found)
+
+    def take_out(self) -> None:
+        """Take the probes out of the guest, and give the memory back."""
+        numbers, self._numbers = self._numbers, []
+        try:
+            if numbers:
+                self.session.delete(numbers)
+        finally:
+            arena = self.session.optimizer.arena
+            if self._shared is not None and arena is not None:
+                arena.data.release(self._shared.memory)
+                self._shared = None
+                self.session.optimizer.tidy()
+
+    @property
+    def missed(self) -> int:
+        """Return how many calls found no room in the tables of their functions."""
+        session = self.session
+        together = sum(session.returns.missed(block) for block in self._blocks)
+        members = {number for block in self._blocks for number in block.numbers}
+        return together + sum(session.missed(number) for number in self._numbers if number not in members)
+
+    # the probes ------------------------------------------------------------------------------------------------------
+
+    def _find(self) -> None:
+        """Find the functions: the root, and what its code calls."""
+        target, functions = self.session.target, self.functions
+        addresses = target.debugger.resolve(self.request.root, False)
+        if len(addresses) != 1:
+            raise OptprobeError(f"{self.request.root} has {len(addresses)} addresses", "name one function")
+        root = target.guest.text.function(addresses[0])
+        if root is None or target.guest.entry(root.start) != addresses[0]:
+            raise OptprobeError(f"{self.request.root} is not where a function is entered")
+        functions.root = functions.add(root.start, 0)
+        assert functions.root is not None, "it is the first"
+        self._new = [functions.root, *self._extend({root.start: 0})]
+        for glob in self.request.also:
+            for address in target.debugger.resolve(glob, True):
+                function = target.guest.text.function(address)
+                if function is None or COLD in function.name:
+                    continue
+                if (found := functions.add(function.start, 1)) is not None:
+                    self._new.append(found)
+
+    def _extend(self, starts: dict[int, int]) -> list[Traced]:
+        """Return functions that are new in the graph: what those at these depths reach, by their code and by what was
+        learned of their calls through pointers.
+        """
+        functions, learned = self.functions, self.session.learned_calls
+        new: list[Traced | None] = []
+        before: dict[int, int] = {}
+        while starts:
+            before |= starts
+            reached = functions.below(starts)
+            new += [functions.add(start, depth) for start, depth in reached.depths.items()]
+            self._pointers = {**reached.pointers, **self._pointers}
+            starts = {}
+            for site, (_, depth) in reached.pointers.items():
+                for target in learned.get(site, ()):
+                    if before.get(target, depth + 1) <= depth or not functions.is_callee(target):
+                        continue
+                    if functions.is_traced(target):
+                        new.append(functions.add(target, depth))
+                        starts[target] = depth
+                    else:
+                        starts[target] = depth - 1
+        return [each for each in new if each is not None]
+
+    def _reserve(self, arena: Arena) -> None:
+        """Have memory for the gate and the ring: what an earlier graph had is free once no thread is in its code."""
+        self.session.optimizer.reclaim()
+        guest = self.session.target.guest
+        words = records.WORDS
+        if self.request.arguments:
+            words = max(words, 2 + MOST_ARGUMENTS)
+        layout = RingLayout(words, MOST_BITS, self.request.newest, frozenset(records.KINDS))
+        while layout.bits > LEAST_BITS and layout.size > arena.data.largest // 2:
+            layout = replace(layout, bits=layout.bits - 1)
+        near = self._new[0].entry
+        size, reach = gate.SIZE + layout.size, guest.isa.data_reach
+        memory = self.session.optimizer.with_memory(lambda: arena.allocate_data(size, near, reach), arena)
+        self._shared = SharedRecords(layout, memory, gate.SIZE)
+        guest.machine.write(memory.address, bytes(gate.SIZE) + layout.initial())
+        self._gate = self.functions.gate(memory.address)
+
+    def _put_in(self, functions: Sequence[Traced]) -> None:
+        """Put in the probes of functions; those that cannot be recorded without a stop are left out, but the root."""
+        root = self.functions.root
+        singly = self._put_in_together([function for function in functions if function is not root])
+        specs: list[Spec] = []
+        if root is not None and root in functions and not self._put_in_root():
+            singly = [root, *singly]
+        for function in singly:
+            try:
+                specs.append(self._tried(function))
+            except (Unreadable, Unreachable):
+                raise
+            except OptprobeError as error:
+                if function is root:
+                    raise
+                self.functions.left_out[function.name] = error
+        views = self._added(specs) if specs else ()
+        stopping = [view.number for view in views if view.tier in ("breakpoint", "boosted", "emulated")]
+        if stopping:
+            names = [view.symbol for view in views if view.number in stopping]
+            if root is not None and any(view.address == root.entry for view in views if view.number in stopping):
+                raise _STOPS
+            self.functions.left_out |= dict.fromkeys(names, _STOPS)
+            self.session.delete(stopping)
+            self._numbers = [number for number in self._numbers if number not in stopping]
+
+    def _put_in_root(self) -> bool:
+        """Put in the probe of the root with code as shared ones have; return whether it can be."""
+        assert self._gate is not None and self._shared is not None and self.functions.root is not None
+        spec = self.functions.shared_root(self._gate, self._shared)
+        blocks = self._block(spec, [self.functions.root.entry]) if spec is not None else ()
+        for block in blocks:
+            self._numbers += block.numbers
+            self._blocks.append(block)
+            self.functions.by_number[0] = self.functions.root
+        return bool(blocks)
+
+    def _put_in_together(self, functions: Sequence[Traced]) -> Sequence[Traced]:
+        """Put in the probes of functions that can share code; return the others."""
+        assert self._gate is not None and self._shared is not None
+        found = self.functions.together(functions, self._gate, self._shared) if functions else None
+        if found is None:
+            return functions
+        first, spec = found
+        entries = {function.entry: function for function in functions}
+        blocks = self._block(spec, sorted(entries))
+        taken: set[int] = set()
+        for block in blocks:
+            self._numbers += block.numbers
+            self._blocks.append(block)
+            for index, site in enumerate(block.sites):
+                self.functions.by_number[first + index] = entries[site]
+                taken.add(site)
+        assert len(blocks) <= 1, "a function's number is its place in the block"
+        return [function for function in functions if function.entry not in taken]
+
+    def _block(self, spec: Spec, entries: Sequence[int]) -> Sequence[CountBlock]:
+        """Put in a block, in memory that the guest's kernel lends where there is no other. Raises OptprobeError."""
+        optimizer, batches = self.session.optimizer, self.session.batches
+        optimizer.watch_data()
+        try:
+            return batches.add(spec, entries, may_lend=False)
+        except Refused:
+            if (lack := optimizer.lacking()) is None:
+                raise
+            optimizer.lend(lack, 0)
+            return batches.add(spec, entries, may_lend=False)
+
+    def _tried(self, function: Traced) -> Spec:
+        """Return the probe of a function that can be put in. Raises OptprobeError."""
+        assert self._gate is not None and self._shared is not None
+        spec = self.functions.spec(function, self._gate, self._shared)
+        kprobes = self.session.kprobes
+        plan = kprobes.plan_at(function.entry, spec)
+        assert plan is not None, "no glob leaves anything out"
+        if plan.tier.stops:
+            raise _STOPS
+        return spec
+
+    def _watch_deaths(self) -> None:
+        """Have a thread that ends within the root give its place back. Where that cannot be, `birth` tells threads
+        apart.
+        """
+        assert self._gate is not None and self._shared is not None
+        with suppress(OptprobeError):
+            (entry,) = self.session.target.debugger.resolve(DEATH, False)
+            spec = self.functions.death(entry, self._gate, self._shared)
+            self._added([spec])
+
+    def _watch_pointers(self, pointers: Mapping[int, tuple[Pointer, int]]) -> None:
+        """Note where calls through pointers go, at those that can be probed without a stop."""
+        assert self._gate is not None and self._shared is not None
+        specs: list[Spec] = []
+        may_read = not isinstance(self.session.target.guest.names_at(self._new[0].entry).reads, Missing)
+        for site, (pointer, _) in pointers.items():
+            if len(self._watched) == gate.SITES:
+                break
+            if pointer.offset is not None and not may_read:
+                continue
+            spec = self.functions.learner(site, len(self._watched), pointer, self._gate, self._shared)
+            self._watched.append(site)
+            with suppress(Refused):
+                plan = self.session.kprobes.plan_at(site, spec)
+                if plan is not None and not plan.tier.stops:
+                    specs.append(spec)
+        if specs:
+            self._added(specs)
+
+    def _added(self, specs: Sequence[Spec]) -> Sequence[ProbeView]:
+        views = self.session.add(*specs)
+        self._numbers += [view.number for view in views]
+        return views
+
+    def _learn(self) -> int:
+        """Take note of where calls through pointers have led since the last stop, and put in what is new.
+
+        Return how many functions are.
+        """
+        led, self._led = {(each.site, each.target) for each in self._led}, []
+        starts: dict[int, int] = {}
+        new: list[Traced] = []
+        for number, target in sorted(led):
+            site = self._watched[number] if number < len(self._watched) else 0
+            function = self.session.target.guest.text.function(target)
+            if site not in self._pointers or function is None or target - function.start >= ENTRY:
+                continue
+            targets = self.session.learned_calls.setdefault(site, set())
+            if function.start in targets or not self.functions.is_callee(function.start):
+                continue
+            targets.add(function.start)
+            depth = self._pointers[site][1]
+            if not self.functions.is_traced(function.start):
+                depth -= 1
+            elif (found := self.functions.add(function.start, depth)) is not None:
+                new.append(found)
+            starts[function.start] = depth
+        if not starts:
+            return 0
+        known = set(self._pointers)
+        new += self._extend(starts)
+        if new:
+            self._put_in(new)
+        self._watch_pointers({site: each for site, each in self._pointers.items() if site not in known})
+        self.learned += len(new)
+        return len(new)
+
+    # records ---------------------------------------------------------------------------------------------------------
+
+    def _let_run(self, seconds: float | None, command: Command | None, is_over: Callable[[], bool]) -> str | None:
+        begun = self.clock()
+        end = None if seconds is None else begun + seconds
+        while not is_over():
+            now = self.clock()
+            if (end is not None and now >= end) or (command is not None and command.outcome()):
+                return None
+            left = math.inf if end is None else max(end - now, _LEAST)
+            pause = left if self.request.newest else min(max(self._pause, _LEAST), left)
+            reason = self.session.target.debugger.run(pause if pause < math.inf else None, command)
+            if self.request.newest:
+                if reason is not None:
+                    return reason
+                continue
+            found = [*self._drain()]
+            self._hand_over(found, self._learn())
+            if reason is not None:
+                return reason
+        return None
+
+    def _drain(self) -> Iterator[Tree]:
+        """Yield the trees that have ended since the last stop, and empty the ring."""
+        assert self._shared is not None
+        machine, layout, at = self.session.target.guest.machine, self._shared.layout, self._shared.address
+        header = machine.read(at, HEADER)
+        if not layout.has_more(header, self._position):
+            self._pause = next_pause(self._pause, 0)
+            return
+        found = layout.decode(machine.read(at, layout.size), self._position)
+        machine.write(at, found.header)
+        self._position = found.position
+        self._pause = next_pause(self._pause, found.fullness)
+        self._waiting = sorted((*self._waiting, *found.records), key=lambda record: record.number)
+        # A record that the stop has interrupted comes next time: those behind it wait, as their order matters.
+        first = min(found.position.pending, default=1 << 64) if not found.dropped else 1 << 64
+        ready = [record for record in self._waiting if record.number < first]
+        self._waiting = self._waiting[len(ready) :]
+        events = [*records.events(ready)]
+        self._led += [event for event in events if isinstance(event, Led)]
+        yield from self.trees.take(events)
+        if found.dropped and not found.overwrites:
+            self.lost += found.dropped
+            yield from self.trees.cut(Ending.LOST)

@@ -1,0 +1,161 @@
+"""The trees of calls that events of a graph make, one for each outermost call of the root.
+
+    thread ── contexts ──┬─ the thread's stack   │ root │ a │ b │      open calls, the innermost last
+                         └─ an interrupt's stack │ c │                 entered meanwhile, with the thread's task
+An entry is in an interrupt if its stack pointer is not below that of the context's first call, within a stack's size.
+Calls with frames that are gone by then never return: nothing closes them, as in Linux's function_graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gdb_optprobe.probes.graph.records import Began, Died, Entered, Event, Returned, State
+
+STACK = 1 << 14
+"""Bytes of a thread's stack, at least: anything deeper is on another one."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call. end: of one that has returned: the CPU, the time, the value. is_interrupt: an interrupt's first one."""
+
+    function: int
+    cpu: int
+    time: int
+    stack: int
+    arguments: tuple[int, ...] = ()
+    calls: list[Call] = field(default_factory=list)
+    end: tuple[int, int, int] | None = None
+    is_interrupt: bool = False
+
+    @property
+    def ticks(self) -> int | None:
+        """Return how long it took; None where it has not returned."""
+        return self.end[1] - self.time if self.end is not None else None
+
+
+class Ending(Enum):
+    """How the record of a tree ended."""
+
+    RETURNED = "the root has returned"
+    DIED = "its thread has ended within the root"
+    OPEN = "the root has not returned"
+    LOST = "what came next is lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A call of the root, with all that was recorded within it. comm: the thread's name, as the guest has it."""
+
+    root: Call
+    pid: int
+    comm: bytes
+    ending: Ending
+
+
+@dataclass(slots=True)
+class _Thread:
+    """state: of the gate. contexts: never empty ones, once the root is entered. root: None before that."""
+
+    pid: int
+    comm: bytes
+    state: int
+    contexts: list[list[Call]] = field(default_factory=list)
+    root: Call | None = None
+
+    def tree(self, ending: Ending) -> Tree | None:
+        return Tree(self.root, self.pid, self.comm, ending) if self.root is not None else None
+
+
+@dataclass
+class Trees:
+    """Makes trees of events, which come in the order of their records.
+
+    unfollowed: calls of the root without records of their callees, as another thread had their place in the gate. No
+    tree is made of these. strays: events outside of any tree.
+    """
+
+    unfollowed: int = 0
+    strays: int = 0
+    _threads: dict[int, _Thread] = field(default_factory=dict)
+
+    def take(self, events: Iterable[Event]) -> Iterator[Tree]:
+        """Yield the trees that end with these events."""
+        for event in events:
+            found: Tree | None = None
+            match event:
+                case Began(task, pid, comm, state):
+                    if state != State.OWN or task not in self._threads:
+                        found = self._end(task, Ending.DIED)  # else the task would have kept its place
+                        self._threads[task] = _Thread(pid, comm, state)
+                case Died(task):
+                    found = self._end(task, Ending.DIED)
+                case Entered(task=task):
+                    if (thread := self._threads.get(task)) is None:
+                        self.strays += 1
+                    else:
+                        _enter(thread, event)
+                case Returned(task=task):
+                    if (thread := self._threads.get(task)) is None or not _leave(thread, event):
+                        self.strays += 1
+                    elif not thread.contexts:
+                        thread.state = thread.state if event.has_place else State.TAKEN
+                        found = self._end(task, Ending.RETURNED)
+            if found is not None:
+                yield found
+
+    def cut(self, ending: Ending) -> Iterator[Tree]:
+        """Yield the trees that are not complete, and forget them."""
+        for task in list(self._threads):
+            if (found := self._end(task, ending)) is not None:
+                yield found
+
+    def _end(self, task: int, ending: Ending) -> Tree | None:
+        thread = self._threads.pop(task, None)
+        if thread is None:
+            return None
+        if thread.state == State.TAKEN:
+            self.unfollowed += 1
+            return None
+        return thread.tree(ending)
+
+
+def _enter(thread: _Thread, event: Entered) -> None:
+    contexts = thread.contexts
+    place = next((at for at, calls in enumerate(contexts) if _is_on_stack(event.stack, calls[0])), None)
+    if place is not None:
+        del contexts[place + 1 :]  # these interrupts are over
+        calls = contexts[place]
+        while calls[-1].stack < event.stack:
+            calls.pop()
+    above = contexts[-1][-1] if contexts else None
+    call = Call(event.function, event.cpu, event.time, event.stack, event.arguments)
+    if above is None:
+        thread.root = call
+    else:
+        above.calls.append(call)
+    if place is None:
+        call.is_interrupt = above is not None
+        contexts.append([call])
+    else:
+        contexts[place].append(call)
+
+
+def _leave(thread: _Thread, event: Returned) -> bool:
+    """Close the innermost open call of the function; return whether there is one."""
+    for calls in reversed(thread.contexts):
+        for at in reversed(range(len(calls))):
+            if calls[at].function == event.function:
+                calls[at].end = event.cpu, event.time, event.value
+                del calls[at:]
+                place = thread.contexts.index(calls)
+                del thread.contexts[place + bool(calls) :]
+                return True
+    return False
+
+
+def _is_on_stack(pointer: int, first: Call) -> bool:
+    return first.stack - STACK < pointer <= first.stack

@@ -1,0 +1,66 @@
+"""A call graph shows the tree that the guest's own function_graph shows, and leaves nothing in the guest."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from qemu.guest import Guest
+from tests.booted.batch import batch
+from tests.booted.test_exact import TRACING
+
+READS = 20
+DD = f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null"
+MARK = "@@"
+_LINE = re.compile(r" +\d+\) .{14}\|  (?P<indent> *)(?P<what>\S.*)")
+
+
+def trees(lines: Sequence[str], root: str) -> Iterator[str]:
+    """Yield the whole trees of a root in function_graph's lines, without times; none with an interrupt in it."""
+    found: list[str] = []
+    for line in lines:
+        matched = _LINE.match(line)
+        if matched is None:
+            found = []  # another thread, or an interrupt
+            continue
+        indent, what = matched["indent"], matched["what"]
+        if not indent and what.startswith(f"{root}("):
+            found = []
+        found.append(indent + what)
+        if not indent and what == "}" and found[0] == f"{root}() {{":
+            yield "\n".join(found)
+            found = []
+
+
+def usual(lines: Sequence[str], root: str) -> str:
+    """Return the tree that most calls of a root have."""
+    ((tree, count),) = Counter(trees(lines, root)).most_common(1)
+    assert count > READS // 2, lines
+    return tree
+
+
+def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest) -> None:
+    """Calls through pointers are learned by the first graph. A root that never returns stays open."""
+    read = f"optprobe graph rw_verify_area -depth 4 -guest '{DD}' if $comm == \"dd\""
+    marks = [f"echo {MARK}\\n"] * 3
+    death = "optprobe graph do_exit -depth 1 -count 1 -guest 'true'"
+    script = [read, marks[0], read, marks[1], death, marks[2], "optprobe list", "optprobe check"]
+    finished = batch(each_linux, script)
+    assert finished.status == 0, finished.output
+    learning, ours, died, end = (part.splitlines() for part in finished.output.split(f"{MARK}\n"))
+    each_linux.check(
+        f"mount -t tracefs t {TRACING} 2>/dev/null; cd {TRACING}; echo rw_verify_area > set_graph_function; "
+        f"echo function_graph > current_tracer; {DD}; echo 0 > tracing_on; cat trace > /tmp/graph; "
+        "echo nop > current_tracer; echo > set_graph_function; echo > trace; echo 1 > tracing_on"
+    )
+    theirs = each_linux.check("cat /tmp/graph; rm /tmp/graph").splitlines()
+    assert any("called through pointers" in line for line in learning)
+    wanted = usual(theirs, "rw_verify_area")
+    assert "apparmor_file_permission() {" in wanted  # it is behind a pointer
+    assert usual(ours, "rw_verify_area") == wanted
+    assert ours[ours.index("# tracer: function_graph") :][:4] == theirs[:4]
+    opened = next(line for line in died if "do_exit() {" in line)
+    assert opened.endswith("|  do_exit() {") and not any(line.endswith("|  }") for line in died)
+    assert any("exit_signals();" in line for line in died)
+    assert end[:2] == ["No probes.", "The guest's memory holds what we wrote."]

@@ -1,0 +1,202 @@
+"""A call graph on the fake guest: its programs run, and its trees are what the threads did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.handlers.ir import Constant, Register
+from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.maps.call_table import FACTOR, SHIFT
+from gdb_optprobe.probes.graph import gate, run
+from gdb_optprobe.probes.graph.functions import Functions, Request
+from gdb_optprobe.probes.graph.gate import Thread
+from gdb_optprobe.probes.graph.run import GraphRun
+from gdb_optprobe.probes.graph.trees import Call, Ending, Tree
+from tests.detours.fakes import code
+from tests.fake_guest import START, TABLES, Body, FakeGuest, Registers
+
+LOOP, ROOT, INNER, LEAVES = START + 0x1000, START + 0x2000, START + 0x3000, START + 0x4000
+COUNT, STEP = 10, 32
+SITE = code("0f 1f 44 00 00  nopl")
+WHOLE = f"root({' '.join(f'f{number}' for number in range(COUNT - 1))} inner(f9))"
+TASKS = (0x8880_0000_1040, 0x8880_0000_9040)
+"""Of the threads: addresses with the upper bits left out, as the fake guest's are small too."""
+
+
+def call(at: int, to: int) -> bytes:
+    return b"\xe8" + (to - at - 5).to_bytes(4, "little", signed=True)
+
+
+def guest() -> FakeGuest:
+    """Return a guest of which the threads call `root` again and again. r15 is the task, r14 its birth, r13 its PID."""
+    leaves = [LEAVES + STEP * number for number in range(COUNT)]
+    root = SITE
+    for to in (*leaves[:-1], INNER):
+        root += call(ROOT + len(root), to)
+    inner = SITE + call(INNER + len(SITE), leaves[-1]) + b"\xc3"
+    leaf = SITE + code("48 ff c0  inc %rax\nc3  ret")
+    bodies = (
+        Body("loop", LOOP, call(LOOP, ROOT) + code("eb f9  jmp loop")),
+        Body("root", ROOT, root + b"\xc3", tracer=0),
+        Body("inner", INNER, inner, tracer=0),
+        *(Body(f"f{number}", at, leaf, tracer=0) for number, at in enumerate(leaves)),
+    )
+    found = FakeGuest(bodies, names=NamesAt(Registers(), cpu=Constant(0), hertz=10**9))
+    found.start_threads(LOOP)
+    for number, task in enumerate(TASKS):
+        put(found, number, {"r15": task, "r14": 1, "r13": 100 + number})
+    return found
+
+
+def put(found: FakeGuest, number: int, values: Mapping[str, int]) -> None:
+    """Set registers of a thread."""
+    state = dict(zip(X86_64.registers, found.machine.threads[number], strict=True)) | values
+    found.machine.threads[number] = tuple(state.values())
+
+
+@pytest.fixture(autouse=True)
+def thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake guest's threads are told by registers."""
+    monkeypatch.setattr(Functions, "_thread", lambda self: Thread(*map(Register, ("r15", "r14", "r13", "r12"))))
+
+
+def prepared(found: FakeGuest, condition: str = "", newest: bool = False) -> tuple[GraphRun, list[Tree]]:
+    trees: list[Tree] = []
+    request = Request("root", 3, condition=Fragment.whole(condition) if condition else None, newest=newest)
+    graph = GraphRun(found.session(), request, trees.append)
+    graph.prepare()
+    return graph, trees
+
+
+def calls_root(found: FakeGuest, number: int) -> None:
+    """Have a thread, which is in the loop, call the root once."""
+    found.run_to(number, LOOP + 5)
+    found.run_to(number, LOOP)
+
+
+def drained(graph: GraphRun) -> list[str]:
+    """Return the trees that have ended, with the PIDs of their threads."""
+    return [f"{tree.pid} {shown(graph, tree.root)} {tree.ending.name}" for tree in graph._drain()]
+
+
+def shown(graph: GraphRun, one: Call) -> str:
+    inside = f"({' '.join(shown(graph, each) for each in one.calls)})" if one.calls else ""
+    return f"{graph.functions.by_number[one.function].name}{'?' * (one.end is None)}{inside}"
+
+
+def place(task: int) -> int:
+    return (task * FACTOR >> SHIFT & gate.PLACES - gate.PLACE) // gate.PLACE
+
+
+def test_the_threads_differ() -> None:
+    assert len(set(map(place, TASKS))) == 2
+
+
+def test_trees_are_what_the_threads_did_and_nothing_is_left() -> None:
+    found = guest()
+    before = found.machine.read(START, TABLES - START)
+    graph, _ = prepared(found)
+    assert [len(block) for block in graph._blocks] == [COUNT + 1, 1]
+    found.run_to(0, LEAVES + 4 * STEP + 5)
+    calls_root(found, 1)
+    calls_root(found, 1)
+    assert drained(graph) == [f"101 {WHOLE} RETURNED"] * 2
+    found.run_to(0, LOOP)
+    assert drained(graph) == [f"100 {WHOLE} RETURNED"]
+    assert (graph.lost, graph.missed, graph.trees.strays, graph.trees.unfollowed) == (0, 0, 0, 0)
+    graph.take_out()
+    assert found.machine.read(START, TABLES - START) == before and not len(graph.session.registry)
+    graph.session.commit(0)
+    assert graph.session.optimizer.release_arena()
+
+
+def test_outside_of_the_root_nothing_is_recorded() -> None:
+    found = guest()
+    graph, _ = prepared(found)
+    put(found, 0, {"rip": LEAVES, "rsp": dict(zip(X86_64.registers, found.machine.threads[0], strict=True))["rsp"] - 8})
+    found.run_to(0, LEAVES + 8, most=40)  # its return
+    assert drained(graph) == [] and graph.trees.strays == 0
+
+
+def test_a_condition_chooses_among_the_roots_calls() -> None:
+    found = guest()
+    graph, _ = prepared(found, "$r13 == 101")
+    calls_root(found, 0)
+    calls_root(found, 1)
+    assert drained(graph) == [f"101 {WHOLE} RETURNED"]
+
+
+def test_a_thread_without_a_place_is_counted_and_not_shown() -> None:
+    """The first one keeps it, and its tree is whole."""
+    found = guest()
+    other = next(task for task in range(TASKS[0] + 64, 1 << 48, 64) if place(task) == place(TASKS[0]))
+    put(found, 1, {"r15": other})
+    graph, _ = prepared(found)
+    found.run_to(0, LEAVES + 4 * STEP + 5)
+    calls_root(found, 1)
+    found.run_to(0, LOOP)
+    assert drained(graph) == [f"100 {WHOLE} RETURNED"] and graph.trees.unfollowed == 1
+    calls_root(found, 1)  # the place is free again
+    assert drained(graph) == [f"101 {WHOLE} RETURNED"] and graph.trees.unfollowed == 1
+
+
+def test_a_dead_threads_place_goes_to_a_later_one_with_its_address() -> None:
+    found = guest()
+    graph, _ = prepared(found)
+    state = dict(zip(X86_64.registers, found.machine.threads[0], strict=True))
+    found.run_to(0, LEAVES + 2 * STEP + 5)
+    put(found, 0, state | {"r14": 2, "r13": 300})
+    calls_root(found, 0)
+    assert drained(graph) == ["100 root?(f0 f1 f2?) DIED", f"300 {WHOLE} RETURNED"]
+
+
+def test_a_full_ring_cuts_trees_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MOST_BITS", 6)
+    monkeypatch.setattr(run, "LEAST_BITS", 6)
+    found = guest()
+    graph, _ = prepared(found)
+    of_one = 1 + 2 * (COUNT + 2)
+    for _ in range(4):
+        calls_root(found, 0)
+    trees = drained(graph)
+    assert trees[:2] == [f"100 {WHOLE} RETURNED"] * 2 and len(trees) == 3 and trees[2].endswith(Ending.LOST.name)
+    assert graph.lost == 4 * of_one - 64
+    calls_root(found, 0)
+    assert drained(graph) == [f"100 {WHOLE} RETURNED"]
+
+
+def test_a_flight_recorder_has_the_last_calls_with_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MOST_BITS", 6)
+    monkeypatch.setattr(run, "LEAST_BITS", 6)
+    found = guest()
+    graph, trees = prepared(found, newest=True)
+    for _ in range(4):
+        calls_root(found, 0)
+    found.run_to(0, LEAVES + 2 * STEP + 5)
+    looks = iter((False, True))
+    graph.run(None, "", lambda: next(looks))
+    assert [shown(graph, tree.root) for tree in trees] == [WHOLE, WHOLE, "root?(f0 f1 f2?)"]
+    assert trees[-1].ending is Ending.OPEN and graph.lost == 0
+
+
+def test_what_is_not_there_is_refused_and_the_guest_is_as_it_was() -> None:
+    found = guest()
+    before = found.machine.read(START, TABLES - START)
+    for root in ("nothing", "*0x10002005"):
+        with pytest.raises(OptprobeError):
+            GraphRun(found.session(), Request(root, 3), print).prepare()
+    assert found.machine.read(START, TABLES - START) == before
+
+
+def test_what_has_not_ended_is_handed_over_in_the_end() -> None:
+    found = guest()
+    graph, trees = prepared(found)
+    found.run_to(0, LEAVES + 2 * STEP + 5)
+    looks = iter((False, True))
+    graph.run(None, "", lambda: next(looks))
+    assert [(shown(graph, tree.root), tree.ending) for tree in trees] == [("root?(f0 f1 f2?)", Ending.OPEN)]

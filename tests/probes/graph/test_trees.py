@@ -1,0 +1,170 @@
+"""Events of a graph become trees: nested by thread, cut where records are lost, apart from what is in interrupts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gdb_optprobe.maps.ring import Record
+from gdb_optprobe.probes.graph.records import (
+    BEGAN,
+    DIED,
+    ENTERED,
+    KINDS,
+    LED,
+    NUMBER,
+    RETURNED,
+    STATE,
+    Began,
+    Died,
+    Entered,
+    Event,
+    Led,
+    Returned,
+    State,
+    events,
+)
+from gdb_optprobe.probes.graph.trees import STACK, Call, Ending, Tree, Trees
+
+DD, CAT = 0xFFFF_8880_0000_1000, 0xFFFF_8880_0000_2000
+TOP = 0xFFFF_C900_0000_4000
+INTERRUPT = 0xFFFF_FE00_0000_8000
+
+
+def history(text: str, task: int = DD, top: int = TOP, state: int = State.FREE) -> Iterator[Event]:
+    """Yield the events of `a b . .`: names are entered, numbered by their letter, each point is a return of the last.
+
+    `!a` is entered on an interrupt's stack, and `^a` as a tail call.
+    """
+    open_calls: list[tuple[int, int]] = []
+    yield Began(task, 100, b"dd\0\0\0\0\0\0", state)
+    for time, word in enumerate(text.split()):
+        if word == ".":
+            function, _ = open_calls.pop()
+            yield Returned(0, time, task, function, bool(open_calls) or state == State.FREE)
+        else:
+            above = open_calls[-1][1] if open_calls else top
+            stack = INTERRUPT if word[0] == "!" else above if word[0] == "^" else above - 64
+            open_calls.append((ord(word[-1]) - ord("a"), stack))
+            yield Entered(0, time, task, *open_calls[-1])
+
+
+def shown(call: Call) -> str:
+    """Return a call as `a(b c)`: `!` before an interrupt's, `?` behind what never returned."""
+    inside = f"({' '.join(map(shown, call.calls))})" if call.calls else ""
+    return f"{'!' * call.is_interrupt}{chr(ord('a') + call.function)}{'?' * (call.end is None)}{inside}"
+
+
+def trees(found: Sequence[Event]) -> list[str]:
+    return [f"{shown(tree.root)} {tree.ending.name}" for tree in Trees().take(found)]
+
+
+def test_calls_nest() -> None:
+    assert trees([*history("a b . c d . . .")]) == ["a(b c(d)) RETURNED"]
+
+
+def test_recursion_and_calls_one_after_the_other() -> None:
+    assert trees([*history("a a . ."), *history("a .")]) == ["a(a) RETURNED", "a RETURNED"]
+
+
+def test_a_tail_call_is_within_its_caller() -> None:
+    assert trees([*history("a b ^c . . .")]) == ["a(b(c)) RETURNED"]
+
+
+def test_threads_are_apart_whatever_their_order() -> None:
+    pairs = zip(history("a b . ."), history("a c . .", CAT, TOP + STACK), strict=True)
+    mixed = [each for pair in pairs for each in pair]
+    assert trees(mixed) == ["a(b) RETURNED", "a(c) RETURNED"]
+
+
+def test_what_runs_on_an_interrupts_stack_is_marked() -> None:
+    assert trees([*history("a b !c d . . . .")]) == ["a(b(!c(d))) RETURNED"]
+
+
+def test_a_frame_that_is_gone_ends_its_call() -> None:
+    """b never returns: the next call has its place on the stack."""
+    lost = [*history("a b c")][:-1]
+    found = [*lost, Entered(0, 9, DD, 3, TOP - 64 - 32), Returned(0, 10, DD, 3, True), Returned(0, 11, DD, 0, True)]
+    assert trees(found) == ["a(b? d) RETURNED"]
+
+
+def test_an_interrupt_of_which_the_end_is_not_seen_ends_with_the_next_call() -> None:
+    before = [*history("a b !c")]
+    found = [*before, Entered(0, 8, DD, 3, TOP - 192), *[Returned(0, 9, DD, each, True) for each in (3, 1, 0)]]
+    assert trees(found) == ["a(b(!c? d)) RETURNED"]
+
+
+def test_a_root_that_never_returns_stays_open_until_its_thread_dies() -> None:
+    one = Trees()
+    assert [*one.take(history("a b . c"))] == []
+    (tree,) = one.take([Died(DD)])
+    assert (shown(tree.root), tree.ending, tree.pid) == ("a?(b c?)", Ending.DIED, 100)
+    assert [*one.cut(Ending.OPEN)] == []
+
+
+def test_a_thread_with_a_dead_ones_address_is_another_one() -> None:
+    assert trees([*history("a b"), *history("a .")]) == ["a?(b?) DIED", "a RETURNED"]
+
+
+def test_a_root_within_the_root_begins_no_tree() -> None:
+    inner = Began(DD, 100, b"dd\0\0\0\0\0\0", State.OWN)
+    first, *rest = history("a b a . . .")
+    assert trees([first, *rest[:2], inner, *rest[2:]]) == ["a(b(a)) RETURNED"]
+
+
+def test_calls_of_which_another_thread_has_the_place_are_counted_and_not_shown() -> None:
+    one = Trees()
+    assert [*one.take(history("a .", state=State.TAKEN))] == []
+    assert one.unfollowed == 1
+
+
+def test_a_place_that_was_lost_within_the_call_is_no_tree_either() -> None:
+    """Two threads have found it free at once: the one that came second has it."""
+    one = Trees()
+    *before, _ = history("a b . .")
+    assert [*one.take([*before, Returned(0, 9, DD, 0, False)])] == []
+    assert one.unfollowed == 1
+
+
+def test_events_outside_of_a_tree_are_counted() -> None:
+    one = Trees()
+    assert [*one.take([Entered(0, 1, DD, 1, TOP), Returned(0, 2, DD, 1, True)])] == []
+    assert one.strays == 2
+
+
+def test_what_is_cut_is_told_and_forgotten() -> None:
+    one = Trees()
+    assert [*one.take(history("a b"))] == []
+    assert [(shown(tree.root), tree.ending) for tree in one.cut(Ending.LOST)] == [("a?(b?)", Ending.LOST)]
+    assert [*one.cut(Ending.OPEN)] == []
+
+
+def test_records_say_what_happened() -> None:
+    def record(kind: int, *words: int) -> Record:
+        return Record(0, 77, kind, 1, b"".join(word.to_bytes(8, "little") for word in words))
+
+    comm = int.from_bytes(b"dd\0\0\0\0\0\0", "little")
+    low = (1 << 48) - 1
+    found = [
+        record(BEGAN, DD, State.TAKEN << STATE | 100, comm),
+        record(DIED, DD, 0, 0),
+        record(ENTERED, DD, (TOP & low) << NUMBER | 40_000, 5),
+        record(ENTERED, DD, (TOP & low) << NUMBER, 5, 6),
+        record(RETURNED, DD, (DD & low) << NUMBER | 3, 8, 0),
+        record(RETURNED, DD, (CAT & low) << NUMBER | 3, 8, 0),
+        record(LED, DD, 7, TOP),
+    ]
+    assert [*dict.fromkeys(each.kind for each in found)] == [*KINDS]
+    assert [*events(found)] == [
+        Began(DD, 100, b"dd\0\0\0\0\0\0", State.TAKEN),
+        Died(DD),
+        Entered(1, 77, DD, 40_000, TOP & low, (5,)),
+        Entered(1, 77, DD, 0, TOP & low, (5, 6)),
+        Returned(1, 77, DD, 3, True, 8),
+        Returned(1, 77, DD, 3, False, 8),
+        Led(7, TOP),
+    ]
+
+
+def test_a_tree_knows_its_thread() -> None:
+    (tree,) = Trees().take(history("a ."))
+    assert isinstance(tree, Tree) and (tree.pid, tree.comm[:3]) == (100, b"dd\0")
