@@ -78,9 +78,10 @@ class Stepping:
         pc = read_register(session.target.guest.isa.pc)
         function = session.target.guest.text.function(pc)
         start, end = (function.start, function.end) if function is not None else (pc, pc + 1)
-        near = session.registry.sites_within(start, end) + session.registry.sites_within(pc, pc + 1)
-        # A step passes no count of a block that is elsewhere: its branch is one instruction at a function's entry.
-        optimized = [site for site in (*near, *session.registry.sites()) if site.branch is not None]
+        # A member of a block is one instruction at a function's entry: a step passes it where that is ahead, and one
+        # that leaves its block for it needs memory of its own.
+        ahead = session.registry.sites_within(pc, max(end, pc + 1))
+        optimized = [site for site in (*ahead, *session.registry.sites()) if site.branch is not None]
         within = [site for site in optimized if command in WITHIN_FUNCTION and start <= site.address < end]
         wide = [site for site in optimized if command in TO_ADDRESS and self._is_passed(session, site)]
         here = [

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi
 from gdb_optprobe.guest.linux import event_name
@@ -25,6 +24,7 @@ from gdb_optprobe.probes import script_events
 from gdb_optprobe.probes.script_events import ScriptEvents
 from gdb_optprobe.probes.script_programs import PROGRAMS, ScriptPrograms
 from gdb_optprobe.probes.target import Target
+from gdb_optprobe.probes.tracepoint_handlers import with_known_fields
 
 FUNCTIONS = ("kprobe", "kretprobe", "fentry", "fexit")
 EVENTS = ("tracepoint", "rawtracepoint")
@@ -194,24 +194,16 @@ class ScriptKernel:
 
     def _of_wildcards(self, event: EventName, has_args: bool) -> Sequence[Matched] | Missing:
         """Return the events that a name means but for those without the fields asked for. Raises OptprobeError."""
-        guest, matches = self.target.guest, list[Matched]()
-        left_out: dict[EventName, Refused] = {}
-        events = guest.events(event)
+        events = self.target.guest.events(event)
         if why_not := too_many(event, sum(not one.is_syscall for one in events)):
             return Unsupported(why_not, TOO_MANY)
-        for one in events:
-            try:
-                matches += self._event(one, has_args)
-            except Refused as refused:
-                if refused.reason.code != Refusal.EVENT_FIELDS_MISSING.code:
-                    raise
-                left_out[one] = refused
-        for why in left_out.values():
-            if not matches:
-                raise why
-            note = f"could not attach {', '.join(map(str, left_out))}, skipping: {why.message}"
-            return [replace(matches[0], note=note), *matches[1:]]
-        return matches
+        found, left_out = with_known_fields(events, lambda one: [*self._event(one, has_args)])
+        matches = [match for some in found.values() for match in some]
+        if not (left_out and matches):
+            return matches
+        why = next(iter(left_out.values()))
+        note = f"could not attach {', '.join(map(str, left_out))}, skipping: {why.message}"
+        return [replace(matches[0], note=note), *matches[1:]]
 
     def _event(self, event: EventName, has_args: bool) -> Iterator[Matched]:
         """Yield where a probe of one event is. Raises OptprobeError."""

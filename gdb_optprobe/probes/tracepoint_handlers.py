@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
@@ -51,6 +51,7 @@ WORD = 8
 HOLD = 2 * WORD
 SHOWN = 3
 """Events that a message names."""
+Use = TypeVar("Use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,24 +124,17 @@ class TracepointHandlers:
 
         Raises OptprobeError where there is none, or there are too many.
         """
-        facts, found = self._facts, list[EventName]()
-        left_out: dict[EventName, Refused] = {}
+        facts = self._facts
         if not (matching := facts.matching(event)):
             raise OptprobeError(f"no tracepoint matches {event}", "optprobe script -l 'tracepoint:*' lists them")
         if why_not := too_many(event, len(matching)):
             raise OptprobeError(why_not, TOO_MANY)
-        for one in matching:
-            try:
-                if has_fields:
-                    self._format(one)
-                found.append(one)
-            except Refused as refused:
-                left_out[one] = refused
+        if not has_fields:
+            return matching
+        found, left_out = with_known_fields(matching, self._format)
         for one, why in left_out.items():
-            if not found:
-                raise why
             facts.say(f"{one} is left out: {why.message}")
-        return found
+        return [*found]
 
     def addresses(self, event: EventName, handled: EventName) -> tuple[int, ...]:
         """Return where the handler of an event is probed. Raises OptprobeError where there is none."""
@@ -516,6 +510,27 @@ class TracepointHandlers:
             return calling.thunk(at, call.function, call.arguments, back, call.takes, call.gives)
 
         return make_call(runner, encode, CALL, self.guest, arena, uses)
+
+
+def with_known_fields(
+    events: Iterable[EventName], use: Callable[[EventName], Use]
+) -> tuple[dict[EventName, Use], dict[EventName, Refused]]:
+    """Return what `use` returns for each event, and why it refuses those whose fields are not known.
+
+    Raises Refused where it is all of them, and what else `use` raises.
+    """
+    found: dict[EventName, Use] = {}
+    left_out: dict[EventName, Refused] = {}
+    for one in events:
+        try:
+            found[one] = use(one)
+        except Refused as refused:
+            if refused.reason.code != Refusal.EVENT_FIELDS_MISSING.code:
+                raise
+            left_out[one] = refused
+    if left_out and not found:
+        raise next(iter(left_out.values()))
+    return found, left_out
 
 
 def _named(events: Sequence[EventName]) -> str:

@@ -113,11 +113,23 @@ def test_every_function_of_a_kernel(linux: Guest) -> None:
         gdb("optprobe run -for 1", 60)
         slowest = gdb("optprobe report -sort time -top 5", 60)
         assert slowest.count("sum($elapsed)") == 5
-        for line in ("optprobe delete", "optprobe add -glob * -return do latency", "optprobe delete"):
+        for line in ("optprobe delete", "optprobe add -glob * -return do latency"):
             assert packets(line)[0] < functions / 2, line
+        gdb(f"python {MIDDLE}")
+        assert "Temporary breakpoint" in gdb("continue", 60)
+        before = gdb(USED)
+        for _ in range(2):
+            gdb("stepi")
+        assert gdb(USED) == before, "a step that is past a function's entry leaves that in its block"
+        assert packets("optprobe delete")[0] < functions / 2
         assert "holds what we wrote" in gdb("optprobe check", 60)
 
 
+MIDDLE = (
+    "_at = int(gdb.parse_and_eval('(unsigned long)&schedule')); "
+    "_code = sorted(current_session().target.guest.text.function(_at).whole.code); "
+    "gdb.execute(f'tbreak *{_code[4]:#x}')"
+)
 HELP = "for i in $(seq 200); do (echo h > /proc/sysrq-trigger); sleep 0.3; done </dev/null >/dev/null 2>&1 &"
 FAULT = ["break *(&proc_reg_write)", "continue", "set $FIRST = 0x10", "delete breakpoints", "optprobe run -for 1"]
 CRASH = ["break *(&__handle_sysrq)", "continue", "set $rdi = 'c'", "delete breakpoints", "break panic", "continue"]

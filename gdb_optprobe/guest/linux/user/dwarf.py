@@ -268,7 +268,7 @@ class DebugInfo:
                     break
                 constant = 0
                 if form == _IMPLICIT:
-                    constant, at = self._leb(data, at, end)
+                    constant, at = self._leb(data, at, end, signed=True)
                 attributes.append((attribute, form, constant))
                 if len(attributes) > MOST_ATTRIBUTES:
                     raise self._damaged()
@@ -317,7 +317,7 @@ class DebugInfo:
     def _indexed(self, section: str, base: int, index: int, size: int) -> int:
         data = self._data(section)
         at = base + index * size
-        if at + size > len(data):
+        if at < 0 or at + size > len(data):
             raise self._damaged()
         return _word(data, at, size)
 

@@ -132,6 +132,12 @@ def test_what_is_damaged_is_refused_in_one_line(tmp_path: Path, monkeypatch: pyt
     assert {-1, 9} <= ends
 
 
+def sections_of(abbreviations: bytes, body: bytes) -> dict[str, bytes]:
+    """A unit of DWARF 5, whose entries are `body`."""
+    rest = b"\5\0" + b"\1" + b"\x08" + bytes(4) + body
+    return {".debug_info": len(rest).to_bytes(4, "little") + rest, ".debug_abbrev": abbreviations}
+
+
 def test_a_type_that_contains_itself_ends() -> None:
     """An abbreviation for each: the unit; a function; its parameter; a struct; its member without a name."""
     abbreviations = bytes((
@@ -140,10 +146,24 @@ def test_a_type_that_contains_itself_ends() -> None:
     ))  # fmt: skip
     body = b"\1" + b"\2" + (0x1000).to_bytes(8, "little") + b"\3p\0" + (30).to_bytes(4, "little") + b"\0"
     body += b"\4\x10" + (b"\5" + (30).to_bytes(4, "little") + b"\0") * 2 + b"\0" + b"\0"
-    header = b"\5\0" + b"\1" + b"\x08" + bytes(4)
-    unit = (len(header) + len(body)).to_bytes(4, "little") + header + body
-    sections = {".debug_info": unit, ".debug_abbrev": abbreviations}
+    sections = sections_of(abbreviations, body)
     type_ = DebugInfo("some", lambda name: sections.get(name, b"")).parameters(0x1000)["p"]
     assert isinstance(type_, Struct) and type_.size == 16
     with pytest.raises(OptprobeError, match="over"):
         type_.names()
+
+
+def test_a_constant_of_an_abbreviation_has_a_sign() -> None:
+    """<7.5.6> An abbreviation for each: the unit; a function; its parameter; an enum; two enumerators of it."""
+    minus_2, sixty_four = b"\x7e", b"\xc0\x00"
+    abbreviations = bytes((
+        1, 0x11, 1, 0, 0, 2, 0x2E, 1, 0x11, 0x01, 0, 0, 3, 0x05, 0, 0x03, 0x08, 0x49, 0x13, 0, 0,
+        4, 0x04, 1, 0x0B, 0x0B, 0, 0,
+        5, 0x28, 0, 0x03, 0x08, 0x1C, 0x21, *minus_2, 0, 0, 6, 0x28, 0, 0x03, 0x08, 0x1C, 0x21, *sixty_four, 0, 0, 0,
+    ))  # fmt: skip
+    body = b"\1" + b"\2" + (0x1000).to_bytes(8, "little") + b"\3p\0" + (30).to_bytes(4, "little") + b"\0"
+    body += b"\4\x04" + b"\5low\0" + b"\6high\0" + b"\0" + b"\0"
+    sections = sections_of(abbreviations, body)
+    type_ = DebugInfo("some", lambda name: sections.get(name, b"")).parameters(0x1000)["p"]
+    assert isinstance(type_, Enum) and type_.signed
+    assert type_.enumerators() == {-2: "low", 64: "high"}
