@@ -44,6 +44,7 @@ from tests.handlers.programs import programs, timed_programs, wild_programs, wor
 from tests.handlers.running import (
     ALIAS,
     BELOW,
+    CLOCK,
     CODE,
     DATA,
     DEAD_NAMES,
@@ -102,6 +103,31 @@ def test_wild_pointers_are_faults(program: Program, before: State, dead: Dead, f
 @given(timed_programs(), _states, _dead, st.sampled_from((FAULTS, BELOW)))
 def test_all_of_a_hit_reads_the_clock_once(program: Program, before: State, dead: Dead, faults: int) -> None:
     assert not differences(program, before, dead, faults)
+
+
+def words_by(number: int) -> Update:
+    """A count by so many words, for which registers are needed at once."""
+    by = tuple(Binary(Op.MUL, Register("rsi"), Constant(factor), 64, False) for factor in range(3, 3 + number))
+    return Update(HashMap("t", tuple(Column("", Form.UNSIGNED) for _ in by), Count()), None, by)
+
+
+def most_words() -> int:
+    """As many as there are registers for."""
+    for number in range(1, 20):
+        program = Program(None, (words_by(number),))
+        try:
+            lower(program, surroundings(program), BACKEND)
+        except NotLowered:
+            return number - 1
+    raise AssertionError("there is no end")
+
+
+@pytest.mark.parametrize("fewer", [0, 1, 2, 8])
+def test_the_clock_is_kept_in_the_frame_where_no_register_is_left(fewer: int) -> None:
+    program = Program(None, (CLOCK, words_by(most_words() - fewer), replace(CLOCK, target=Cell("again", Sum(False)))))
+    texts = [insn.text for insn in X86_64.decode(lower(program, surroundings(program), BACKEND)(START), START)]
+    assert texts.count("rdtsc") == 1 and texts.count("leaq -0x10(%rsp), %rsp") == (not fewer)
+    assert not differences(program, state({"rsi": 77}))
 
 
 TEXT = Register("rdi")
