@@ -11,6 +11,7 @@ from gdb_optprobe.commands.graph_text import GraphText
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.debugger import attach
 from gdb_optprobe.guest_text import lines
+from gdb_optprobe.probes.graph.callees import MOST
 from gdb_optprobe.probes.graph.run import GraphRun
 from gdb_optprobe.probes.graph.trees import Tree
 
@@ -114,7 +115,8 @@ def _left_out(graph: GraphRun) -> Sequence[str]:
     by_reason: dict[str, list[str]] = {}
     for name, error in graph.functions.left_out.items():
         by_reason.setdefault(error.message.replace(name, "it"), []).append(name)
-    return [f"left out: {_some(names)}: {why}" for why, names in by_reason.items()]
+    found = [f"left out: {_some(names)}: {why}" for why, names in by_reason.items()]
+    return found if graph.is_whole else [*found, f"the root reaches more than {MOST:,} functions: not all are there"]
 
 
 def _some(names: Sequence[str]) -> str:

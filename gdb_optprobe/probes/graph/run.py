@@ -56,6 +56,7 @@ class GraphRun:
 
     lost: records that found no room in the ring. withheld: trees from before all targets were known.
     is_withheld: whether these were shown. learned: how many functions were found while the guest ran.
+    is_whole: whether all functions were looked at that are near enough.
     """
 
     session: Session
@@ -66,6 +67,7 @@ class GraphRun:
     withheld: int = 0
     is_withheld: bool = False
     learned: int = 0
+    is_whole: bool = True
     trees: Trees = field(default_factory=Trees)
     _shared: SharedRecords | None = None
     _gate: Gate | None = None
@@ -129,9 +131,8 @@ class GraphRun:
             for tree in sorted((*ended, *self.trees.cut(Ending.OPEN)), key=lambda tree: tree.root.time):
                 self.show(tree)
             return reason
-        self._hand_over(self.trees.cut(Ending.OPEN), learned=0)
         self.is_withheld = not self._handed_over and bool(self._early)
-        for tree in self._early if self.is_withheld else ():
+        for tree in (*(self._early if self.is_withheld else ()), *self.trees.cut(Ending.OPEN)):
             self.show(tree)
         return reason
 
@@ -202,6 +203,7 @@ class GraphRun:
         while starts:
             before |= starts
             reached = functions.below(starts)
+            self.is_whole = self.is_whole and reached.is_whole
             new += [functions.add(start, depth) for start, depth in reached.depths.items()]
             self._pointers = {**reached.pointers, **self._pointers}
             starts = {}

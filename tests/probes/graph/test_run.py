@@ -170,6 +170,19 @@ def test_a_full_ring_cuts_trees_and_tells(monkeypatch: pytest.MonkeyPatch) -> No
     assert drained(graph) == [f"100 {WHOLE} RETURNED"]
 
 
+def test_withheld_trees_come_in_the_end_before_what_is_open() -> None:
+    """Nothing has come behind those in which a function was learned."""
+    found = guest()
+    graph, trees = prepared(found)
+    calls_root(found, 0)
+    graph._hand_over(graph._drain(), learned=1)
+    found.run_to(0, LEAVES + 5)
+    looks = iter((False, True))
+    graph.run(None, "", lambda: next(looks))
+    assert [shown(graph, tree.root) for tree in trees] == [WHOLE, "root?(f0?)"]
+    assert graph.is_withheld
+
+
 def test_a_flight_recorder_has_the_last_calls_with_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MOST_BITS", 6)
     monkeypatch.setattr(run, "LEAST_BITS", 6)
