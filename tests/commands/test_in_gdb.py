@@ -308,6 +308,8 @@ def test_settings() -> None:
         "optprobe max-memory is 16.",
         "optprobe guardian is on.",
         "optprobe load-symbols is on.",
+        "optprobe live is auto.",
+        "optprobe qmp-socket is none.",
         "optprobe table-keys is 512.",
         "optprobe ring-records is 512.",
         "optprobe string-length is 64.",
