@@ -100,6 +100,7 @@ def peers() -> list[int]:
     found: dict[int, None] = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
+            # Of its own: another thread may close the descriptor meanwhile.
             duplicate = os.dup(int(name))
             try:
                 found.update(dict.fromkeys(_peers_of(duplicate)))
@@ -111,12 +112,15 @@ def peers() -> list[int]:
 
 def _peers_of(descriptor: int) -> Iterator[int]:
     """Yield the processes behind a socket. Raises OSError where it is none, or not connected."""
-    with socket.socket(fileno=os.dup(descriptor)) as one:
+    one = socket.socket(fileno=descriptor)
+    try:
         if one.family == socket.AF_UNIX:
             one.getpeername()
             yield _CREDENTIALS.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
         elif one.family in (socket.AF_INET, socket.AF_INET6):
             yield from _owners(_inodes(one.getsockname()[1], one.getpeername()[1]))
+    finally:
+        one.detach()  # the caller closes it
 
 
 def _inodes(local: int, remote: int) -> set[str]:

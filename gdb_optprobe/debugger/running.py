@@ -43,6 +43,30 @@ def never() -> bool:
     return False
 
 
+class _Continue(gdb.Command):
+    """A hidden command that continues, and waits for the commands at breakpoints by which hits resume the guest.
+
+    At a prompt, GDB 13 does not wait for these behind a command of Python's (execute_gdb_command in python.c): it would
+    return with the guest running. Within another command it does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("optprobe-run-on", gdb.COMMAND_OBSCURE)
+        self._failure: gdb.error | None = None
+
+    def run(self) -> None:
+        """Raises gdb.error."""
+        gdb.execute("optprobe-run-on", to_string=True)
+        if self._failure is not None:
+            raise self._failure
+
+    def invoke(self, argument: str, from_tty: bool) -> None:
+        try:
+            gdb.execute("continue", to_string=True)
+        except gdb.error as failure:
+            self._failure = failure
+
+
 def run_for(
     seconds: float | None,
     stops: HandsOver | None = None,
@@ -74,7 +98,7 @@ def run_for(
                 within.callback((ticker := Ticker(ticks, interrupter.hurry)).end)
             # to_string keeps GDB's "[Switching to Thread …]" of silent stops off the screen, but not handlers' words.
             with report, redirect_stdout(said):
-                gdb.execute("continue", to_string=True)
+                _Continue().run()
     except gdb.error:
         # A hit that stops the guest for us ends the commands of its breakpoint with an error.
         handed_over = stops is not None and stops.handed_over()

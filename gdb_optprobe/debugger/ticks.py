@@ -10,7 +10,6 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from functools import partial
 
 from gdb_optprobe.debugger.event_loop import post
 from gdb_optprobe.probes.target import Ticks
@@ -23,6 +22,8 @@ class Ticker:
         self._ticks = ticks
         self._ended = ended
         self._over = False
+        self._lock = threading.Lock()
+        self._idle = threading.Event()
         self._wakes, self._wake = os.pipe()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._wait, daemon=True)
@@ -30,7 +31,9 @@ class Ticker:
 
     def end(self) -> None:
         """Tick no more."""
-        self._over = True
+        with self._lock:
+            self._over = True
+            self._idle.set()
         os.write(self._wake, b"\0")
         self._thread.join()
         os.close(self._wakes)
@@ -38,26 +41,29 @@ class Ticker:
 
     def _wait(self) -> None:
         """Run in the thread, where SIGINT is blocked."""
-        heard = [self._wakes, *([self._ticks.keys] if self._ticks.keys is not None else [])]
-        while not self._over:
-            select.select(heard, [], [], self._ticks.every)
-            if self._over:
-                return
-            done = threading.Event()
-            post(partial(self._tick, done))
-            while not self._over and not done.wait(self._ticks.every):
-                pass
+        heard = select.poll()
+        for each in (self._wakes, self._ticks.keys):
+            if each is not None:
+                heard.register(each, select.POLLIN)
+        while True:
+            heard.poll(1000 * self._ticks.every)
+            with self._lock:
+                if self._over:
+                    return
+                self._idle.clear()
+            post(self._tick)
+            self._idle.wait()
 
-    def _tick(self, done: threading.Event) -> None:
+    def _tick(self) -> None:
         try:
             if not self._over and not self._ticks.act():
                 self._stop()
         except Exception as failure:
-            # GDB would print it and go on. Whoever lets the guest run raises it.
+            # GDB would print it and continue. `run_for` raises it.
             self.failure = failure
             self._stop()
         finally:
-            done.set()
+            self._idle.set()
 
     def _stop(self) -> None:
         self._over = True

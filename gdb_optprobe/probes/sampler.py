@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.maps import aggregate
@@ -39,7 +40,7 @@ HITS = 0
 class Sample:
     """What all rows have at a moment. lost, faults: of those rows that have any, by their places.
 
-    together: what was lost of which it is not known whose it was.
+    together: losses of which it is not known which row had them.
     """
 
     hits: Sequence[int]
@@ -48,7 +49,7 @@ class Sample:
     together: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Single:
     """A row of a probe by itself. missed: the words that count its missed calls or events. base: those of all that is
     not in these words.
@@ -62,37 +63,41 @@ class Single:
     def places(self) -> Iterator[tuple[int, int]]:
         """Yield what is read of it at each moment, as (start, end)."""
         yield from ((at, at + WORD) for at in self.missed)
-        if self.probe.counter is None:
-            return
-        at, handler = self.probe.counter.address, self.probe.handler
-        yield at, at + handler.head_size
-        yield from ((word, word + WORD) for word in self._overflows(at))
-        if handler.ring is not None:
-            yield at + handler.ring_offset, at + handler.ring_offset + HEADER
+        if self.probe.counter is not None:
+            at = self.probe.counter.address
+            yield from ((at + start, at + end) for start, end in self._parts)
 
-    def _overflows(self, at: int) -> Iterator[int]:
-        """Yield the words that count values without room in its own tables."""
-        at += self.probe.handler.head_size
-        for _, layout in self.probe.handler.own_tables:
-            yield at + OVERFLOW
+    @cached_property
+    def _parts(self) -> tuple[tuple[int, int], ...]:
+        """Return the parts of its memory that are read, as offsets."""
+        handler = self.probe.handler
+        ring = ((handler.ring_offset, handler.ring_offset + HEADER),) if handler.ring is not None else ()
+        return ((HITS, handler.head_size), *((at, at + WORD) for at in self._overflows), *ring)
+
+    @cached_property
+    def _overflows(self) -> tuple[int, ...]:
+        """Return the offsets of the words that count values without room."""
+        handler = self.probe.handler
+        at, found = handler.head_size, [WORD * place for place in handler.lost_words() if handler.counts_lost]
+        for _, layout in handler.own_tables:
+            found.append(at + OVERFLOW)
             at += layout.size
+        return tuple(found)
 
     def counted(self, words: Words) -> tuple[int, int, int]:
         """Return its hits, what it has lost, and its faults."""
-        probe, handler = self.probe, self.probe.handler
+        probe, ring = self.probe, self.probe.handler.ring
         hits, faults = probe.seen.hits, probe.seen.faults
         lost = self.base + probe.seen.dropped + sum(map(words.word, self.missed))
         if probe.counter is None:
             return hits, lost, faults
         at = probe.counter.address
         hits += words.word(at + HITS)
-        if handler.head_size > WORD:
+        if self._parts[0] != (HITS, HITS + WORD):
             faults += words.word(at + WORD)
-        lost += sum(map(words.word, self._overflows(at)))
-        if handler.counts_lost:
-            lost += sum(words.word(at + WORD * place) for place in handler.lost_words())
-        if handler.ring is not None:
-            lost += handler.ring.lost(words.read(at + handler.ring_offset, HEADER), probe.since)
+        lost += sum(words.word(at + word) for word in self._overflows)
+        if ring is not None:
+            lost += ring.lost(words.read(at + self._parts[-1][0], HEADER), probe.since)
         return hits, lost, faults
 
 

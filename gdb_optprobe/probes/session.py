@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import islice
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.garbage import uncollected
 from gdb_optprobe.guest.live_memory import PROOF, LiveMemory
+from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.scope import ARGS
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
@@ -57,6 +59,9 @@ from gdb_optprobe.probes.views import (
     ShowView,
     rows,
 )
+
+SOME = 4
+"""Pieces of code by which the memory of a guest is known from other memory."""
 
 
 class Session:
@@ -355,12 +360,21 @@ class Session:
         return self.target.debugger.live_memory(self.data_spans)
 
     @property
+    def stopped_memory(self) -> Memory:
+        """Return the memory of the guest while it is stopped."""
+        return self.target.guest.machine
+
+    @property
     def data_spans(self) -> Sequence[tuple[int, int]]:
         """Return where what probes gather is, and some of their code: no other memory has that."""
         arena = self.optimizer.arena
         if arena is None:
             return ()
-        return (*arena.ranges.data, *((start, min(start + PROOF, end)) for start, end in arena.ranges.code[:1]))
+        code = [(one.detour.address, one.detour.size) for one in islice(self.registry.branches(), 1)]
+        code += [(one.code.address, one.code.size) for one in self.registry.blocks[:1]]
+        if not code:  # the handlers of probes on programs
+            code = [(slot.address, slot.size) for slots in arena.code.slots for slot in slots.used[:SOME]]
+        return (*arena.ranges.data, *((at, at + min(size, PROOF)) for at, size in code))
 
     def show(self, number: int) -> ShowView:
         (probe,) = self.registry.probes([number])

@@ -51,6 +51,9 @@ def test_the_process_behind_a_connection_is_found(family: str, tmp_path: Path) -
             one.connect(place if family == "AF_UNIX" else ("127.0.0.1", int(place)))
             assert one.recv(8)
             assert process in peers()
+            before = os.listdir("/proc/self/fd")
+            peers()
+            assert os.listdir("/proc/self/fd") == before, "nothing is left open"
 
 
 def test_a_process_is_read_and_cannot_be_written() -> None:
