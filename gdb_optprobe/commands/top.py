@@ -14,6 +14,7 @@ from gdb_optprobe.commands.options import TOP_OPTIONS, Watch, parse_top
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.commands.top_screen import Screen, has_screen, screen
 from gdb_optprobe.commands.top_view import KEYS, QUIT, Top
+from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.debugger.stop_report import is_tui_active
 from gdb_optprobe.errors import OptprobeError
@@ -21,6 +22,7 @@ from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.probes.sampler import Sampler
 
 STANDARD_OUTPUT = 1
+GONE = "its memory can no longer be read"
 
 
 class TopCommand(Subcommand[Watch]):
@@ -55,12 +57,14 @@ class TopCommand(Subcommand[Watch]):
             what = f"no probe is on a function, or has a name, that {args.glob} matches" if args.glob else "no probes"
             raise OptprobeError(what, "optprobe add LOCATION")
         live, why = (None, "by a machine interface") if machine_interface() else session.live_memory()
-        way = f"by {live.name}" if live is not None else f"at short stops ({why})"
-        watch = _Watch(sampler, Top(sampler.labels, sampler.numbers, way), args.every)
+        ways = f"at short stops ({why or GONE})", f"by {live.name}" if live is not None else ""
+        watch = _Watch(sampler, Top(sampler.labels, sampler.numbers), args.every, ways)
         watch.begin(session.stopped_memory)
         try:
             with gdb.with_parameter("pagination", False), _shown(watch, live is not None):
                 said = session.watch(watch.look, live, args.every, args.seconds, watch.keys)
+            if live is not None and session.is_same_guest() and (why := live.difference(session.stopped_memory)):
+                warn(f"what was shown may not be what this guest's memory held: {why}")
         finally:
             if live is not None:
                 live.close()
@@ -74,11 +78,15 @@ class TopCommand(Subcommand[Watch]):
 
 
 class _Watch:
-    """Looks again and again. show: what is done with each state; typed: the keys since the last one."""
+    """Looks again and again. ways: how memory is read of a guest that is stopped, and of one that runs.
+
+    rows: how many are shown. show: what is done with each state. typed: returns the keys since the last one. keys: the
+    file descriptor that has them.
+    """
 
     rows: Callable[[], int]
 
-    def __init__(self, sampler: Sampler, top: Top, every: float) -> None:
+    def __init__(self, sampler: Sampler, top: Top, every: float, ways: tuple[str, str]) -> None:
         self.top = top
         self._sampler = sampler
         self._begun = time.monotonic()
@@ -87,9 +95,11 @@ class _Watch:
         self.typed: Callable[[], bytes] = bytes
         self.keys: int | None = None
         self._every = every
+        self._ways = ways
 
     def look(self, memory: Memory, runs: bool) -> bool:
         """Read and show. Return whether to look again."""
+        self.top.way = self._ways[runs]
         typed = self.typed()
         for key in typed:
             self.top.sort = KEYS.get(key, self.top.sort)

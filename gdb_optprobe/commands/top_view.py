@@ -49,7 +49,7 @@ class Top:
 
     labels: Sequence[str]
     numbers: Sequence[int]
-    way: str
+    way: str = ""
     sort: str = RATE
     seconds: float = 0.0
     begun: Sample | None = None

@@ -56,7 +56,7 @@ class _Continue(gdb.Command):
 
     def run(self) -> None:
         """Raises gdb.error."""
-        gdb.execute("optprobe-run-on", to_string=True)
+        gdb.execute("optprobe-run-on")
         if self._failure is not None:
             raise self._failure
 

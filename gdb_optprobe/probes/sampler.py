@@ -157,8 +157,8 @@ class Shown:
 class Sampler:
     """Reads the rows of a session, chosen and named at a stop.
 
-    singles, blocks: what is to be shown. shared: words that count losses of several. base: losses that are not in them.
-    maps: makes text of those of scripts. symbol: names an address without asking the guest.
+    singles, several: what is shown. shared: words that count losses of several rows. maps: makes text of those of
+    scripts. symbol: names an address without asking the guest.
     """
 
     def __init__(
