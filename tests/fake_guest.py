@@ -36,6 +36,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
+from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
@@ -52,7 +53,7 @@ from gdb_optprobe.probes.linux_arena import LinuxArena
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.stops import Caller, Hit, OnHit, ProbeStop
-from gdb_optprobe.probes.target import Command, NoModules, Target
+from gdb_optprobe.probes.target import Command, NoModules, Target, Ticks
 from tests.detours.fakes import code
 from tests.guest.linux import fake_kernel
 
@@ -645,8 +646,13 @@ class FakeDebugger:
     def callers(self, hit: Hit) -> Sequence[Caller]:
         return ()
 
-    def run(self, seconds: float | None, until: Command | None = None) -> None:
-        """The time is up at once."""
+    def run(self, seconds: float | None, until: Command | None = None, ticks: Ticks | None = None) -> None:
+        """The time is up at once, after one tick."""
+        if ticks is not None:
+            ticks.act()
+
+    def live_memory(self, spans: Sequence[tuple[int, int]]) -> tuple[LiveMemory | None, str]:
+        return None, "a fake guest has no process"
 
     def begin(self, command: str) -> Command:
         raise OptprobeError("a fake guest runs no commands")

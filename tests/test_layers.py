@@ -229,6 +229,7 @@ LOADS = {
     "gdb_optprobe/guest/cache.py": "a file on the host",
     "gdb_optprobe/probes/kept_plans.py": "a file on the host",
     "gdb_optprobe/recovery/guardian.py": "addresses, from the GDB that has started it",
+    "gdb_optprobe/debugger/qemu_memory.py": "QEMU's answers: whether there is an error, which is made printable",
 }
 """Who reads JSON, whose strings hold anything."""
 
@@ -295,6 +296,7 @@ GIVEN = {
     # Constants of the callers'.
     ("debugger/kernel_types.py", "f'struct {WITNESS}'"),
     ("debugger/doctor.py", "f'monitor {command}'"),
+    ("debugger/live_reader.py", "f'monitor {command}'"),  # a command's name and a number
     ("debugger/machine.py", "f'${name} = {value:#x}'"),
     ("debugger/machine.py", "f'monitor cpu {number}'"),
     ("debugger/machine.py", "f'monitor p ${name}'"),  # of the ISA's record

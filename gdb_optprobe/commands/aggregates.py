@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gdb_optprobe.maps.aggregate import Aggregate, Bucket, Linear, Powers, buckets, value
+from gdb_optprobe.maps.aggregate import Aggregate, Bucket, Count, Histogram, Linear, Powers, Sum, buckets, value
 from gdb_optprobe.probes.views import NANOSECONDS, ObjectView
 
 BAR = 40
@@ -25,7 +25,7 @@ def lines(view: ObjectView) -> list[str]:
         return [f"{view.action}: nothing yet", *lost]
     if len(view.rows) == 1 and not view.rows[0].key:
         return _one(view.action, view, view.rows[0].words)
-    rows = sorted(view.rows, key=lambda row: (_weight(view.aggregate, row.words), row.key))
+    rows = sorted(view.rows, key=lambda row: (weight(view.aggregate, row.words), row.key))
     found = [line for row in rows for line in _one(row.spelled, view, row.words)]
     return [f"{view.action}:", *(f"    {line}" for line in found), *lost]
 
@@ -37,7 +37,12 @@ def _one(name: str, view: ObjectView, words: Sequence[int]) -> list[str]:
     return [f"{name}: {f'{found}{view.unit}' if found is not None else 'nothing yet'}"]
 
 
-def _weight(aggregate: Aggregate, words: Sequence[int]) -> int:
+def adds_up(aggregate: Aggregate) -> bool:
+    """Return whether the values of several keys have a sum, of which each is a part."""
+    return isinstance(aggregate, Count | Sum | Histogram)
+
+
+def weight(aggregate: Aggregate, words: Sequence[int]) -> int:
     """Return the number by which rows are sorted: the value, or how many values a histogram has."""
     found = value(aggregate, words)
     return sum(words) if isinstance(aggregate, Powers | Linear) else found if isinstance(found, int) else 0

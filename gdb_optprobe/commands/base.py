@@ -18,10 +18,13 @@ from gdb_optprobe.debugger import attach
 from gdb_optprobe.debugger.messages import beside
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.live_memory import LiveMemory
+from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest_text import lines
 from gdb_optprobe.handlers.source import legible
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.probes.follower import Follower
+from gdb_optprobe.probes.sampler import Sampler
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import (
     CollectorView,
@@ -89,6 +92,24 @@ class Session(Protocol):
     def follower(
         self, numbers: Sequence[int] | None, show: Callable[[Sequence[ProbeView]], object]
     ) -> Follower: ...
+
+    def sampler(self, pattern: str) -> Sampler: ...
+
+    def live_memory(self) -> tuple[LiveMemory | None, str]: ...
+
+    @property
+    def stopped_memory(self) -> Memory: ...
+
+    def is_same_guest(self) -> bool: ...
+
+    def watch(
+        self,
+        look: Callable[[Memory, bool], bool],
+        live: LiveMemory | None,
+        every: float,
+        seconds: float | None,
+        keys: int | None,
+    ) -> str: ...
 
     def value_of(self, expression: str) -> Sequence[str]: ...
 

@@ -33,6 +33,7 @@ from gdb_optprobe.commands.run import RunCommand
 from gdb_optprobe.commands.save import SaveCommand
 from gdb_optprobe.commands.script import ScriptCommand
 from gdb_optprobe.commands.show import ShowCommand
+from gdb_optprobe.commands.top import TopCommand
 from gdb_optprobe.commands.version import VersionCommand
 from gdb_optprobe.debugger import parameters
 
@@ -53,6 +54,7 @@ SUBCOMMANDS: tuple[type[Subcommand[Any]], ...] = (
     SaveCommand,
     RecoverCommand,
     RunCommand,
+    TopCommand,
     ScriptCommand,
     OffCpuCommand,
     ProfileCommand,

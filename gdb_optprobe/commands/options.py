@@ -33,6 +33,7 @@ RUN_OPTIONS: Mapping[str, str] = {
     "-follow": "",
     "-json": "",
 }
+TOP_OPTIONS: Mapping[str, str] = {"-every": "SECONDS", "-for": "SECONDS"}
 COMMIT_OPTIONS: Mapping[str, str] = {"-timeout": "SECONDS"}
 DOCTOR_OPTIONS: Mapping[str, str] = {"-json": ""}
 RECOVER_OPTIONS: Mapping[str, str] = {"-remove": "", "-timeout": "SECONDS"}
@@ -103,6 +104,19 @@ class Run:
     clear: bool = False
     follow: bool = False
     wanted: tuple[int | str, ...] = ()
+    json: bool = False
+
+
+LEAST_EVERY = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """`optprobe top`. glob: which functions, or names of probes, are shown; "" for all."""
+
+    every: float = 1.0
+    seconds: float | None = None
+    glob: str = ""
     json: bool = False
 
 
@@ -252,6 +266,17 @@ def parse_run(text: str) -> Run:
         wanted=tuple(dict.fromkeys(number for word in words for number in _numbers(word))),
         json="-json" in options,
     )
+
+
+def parse_top(text: str) -> Watch:
+    words: list[Fragment] = []
+    options = only_options(text, TOP_OPTIONS, words)
+    if len(words) > 1:
+        raise unexpected(words[1], TOP_OPTIONS)
+    every = seconds_or_none(options.get("-every"))
+    if every is not None and every < LEAST_EVERY:
+        raise fault(f"-every takes {LEAST_EVERY} seconds at least", options["-every"].argument)
+    return Watch(every or Watch().every, seconds_or_none(options.get("-for")), words[0].text if words else "")
 
 
 def parse_commit(text: str) -> Commit:

@@ -18,6 +18,7 @@ from gdb_optprobe.debugger.boot import NOT_STARTED, BootTracker, Nowhere, move_u
 from gdb_optprobe.debugger.gdb_symbols import GdbSymbols
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.guest_command import GuestCommand
+from gdb_optprobe.debugger.live_reader import live_memory
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
 from gdb_optprobe.debugger.memory_dump import MemoryDump
@@ -37,6 +38,7 @@ from gdb_optprobe.guest.linux.arch.base import LinuxArch
 from gdb_optprobe.guest.linux.arch.registry import ARCHES
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel, KnownFailures, discover
 from gdb_optprobe.guest.linux.linux import LinuxGuest
+from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.interrupts import held, interruptible
 from gdb_optprobe.isa.record import Isa
@@ -49,7 +51,7 @@ from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.site_tracer import SiteTracer
 from gdb_optprobe.probes.stops import Caller, Hit
-from gdb_optprobe.probes.target import Command, NoTracer, Target
+from gdb_optprobe.probes.target import Command, NoTracer, Target, Ticks
 from gdb_optprobe.probes.unpatched_text import UnpatchedText
 
 
@@ -329,12 +331,12 @@ class GdbDebugger:
             return ()
         return unwinder.callers(hit.regs, current.session, current.unwind)
 
-    def run(self, seconds: float | None, until: Ends | None = None) -> str | None:
+    def run(self, seconds: float | None, until: Ends | None = None, ticks: Ticks | None = None) -> str | None:
         current = attachments.current
         if current is not None and current.boot is not None:
             return self._run_boot(current.boot, seconds, until)
         stops = current.stops if current is not None else None
-        stop = run_for(seconds, stops, until=until)
+        stop = run_for(seconds, stops, until=until, ticks=ticks)
         if stop is None:
             return None
         return stops.announced.rstrip() if stops is not None and stops.announced else describe(stop)
@@ -351,6 +353,12 @@ class GdbDebugger:
                     return describe(stop) if stop is not None else None
                 current = attachments.current
         return self.run(None if end is None else max(0.0, end - time.monotonic()), until)
+
+    def live_memory(self, spans: Sequence[tuple[int, int]]) -> tuple[LiveMemory | None, str]:
+        current = attachments.current
+        if current is None:
+            return None, "there is no guest"
+        return live_memory(current.machine, spans)
 
     def begin(self, command: str) -> Command:
         connection = gdb.selected_inferior().connection

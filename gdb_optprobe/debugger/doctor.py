@@ -25,6 +25,8 @@ BEGINS = b"Linux version "
 UNKNOWN_BANNER = "a Linux kernel without a banner"
 LARGEST_BANNER = 512
 CONSTANTS = 1 << 16
+CODE = 4096
+"""Bytes of code by which a way to read memory is proven."""
 OLDEST_QEMU = (7, 2)
 
 
@@ -48,6 +50,7 @@ def examine() -> DoctorView:
         facilities.asked("guardian", Refusal.GUARDIAN_MISSING, _guardian),
         facilities.asked("gdb", Refusal.GDB_UNFIT, _gdb),
         facilities.asked("qemu", Refusal.QEMU_UNFIT, lambda: _qemu(qemu)),
+        facilities.asked("live", Refusal.QEMU_UNFIT, lambda: _live(attachment)),
     )
     at_a_glance = _guest(attachment)
     return DoctorView(__version__, gdb.VERSION, platform.python_version(), qemu, at_a_glance, (*guest, *others))
@@ -128,3 +131,18 @@ def _qemu(version: str) -> str:
         raise OptprobeError(f"it is of version {version}")
     kvm = "KVM, which is not tested" if "kvm support: enabled" in _monitored("info kvm") else "TCG"
     return f"physical memory can be read; the guest runs by {kvm if version else 'an unknown accelerator'}"
+
+
+def _live(attachment: Attachment | None) -> str:
+    """Return how what probes gather is read while the guest runs: of data that are there, or the running code."""
+    _connection()
+    if attachment is None:
+        raise OptprobeError("there is no guest that is known")
+    session = attachment.session
+    at = int(gdb.newest_frame().pc())
+    text = attachment.linux.recovered.image.text.start if attachment.linux is not None else at
+    found, why = session.target.debugger.live_memory(session.data_spans or ((text, text + CODE),))
+    if found is None:
+        return f"at short stops: {why}"
+    found.close()
+    return f"by {found.name}, which does not stop it"

@@ -13,7 +13,16 @@ from pathlib import Path
 import gdb
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes.settings import DEFAULT_MAX_MEMORY, DEFAULT_MAX_PROBES, ON_EXIT, SIZES, Settings, parse_arena
+from gdb_optprobe.probes.settings import (
+    AUTO,
+    DEFAULT_MAX_MEMORY,
+    DEFAULT_MAX_PROBES,
+    LIVE,
+    ON_EXIT,
+    SIZES,
+    Settings,
+    parse_arena,
+)
 
 Observer = Callable[[str], object]
 
@@ -54,6 +63,8 @@ def current_settings() -> Settings:
         max_memory=int(str(value("max-memory"))),
         guardian=bool(value("guardian")),
         load_symbols=bool(value("load-symbols")),
+        live=str(value("live")),
+        qmp_socket=str(value("qmp-socket") or ""),
         **{name.replace("-", "_"): int(str(value(name))) for name in SIZES},
     )
 
@@ -122,6 +133,8 @@ def register(fail: Callable[[OptprobeError], None]) -> None:
     _MaxMemory()
     _Switch("guardian", "whether a process of its own frees the guest should GDB die", True)
     _Switch("load-symbols", "whether GDB gets the kernel's symbols as soon as a guest is connected", True)
+    _Live()
+    _QmpSocket()
     for name in SIZES:
         _Size(name, fail)
 
@@ -138,6 +151,8 @@ NAMES = (
     "max-memory",
     "guardian",
     "load-symbols",
+    "live",
+    "qmp-socket",
     *SIZES,
 )
 
@@ -203,6 +218,24 @@ class _OnExit(_Setting):
         super().__init__(
             "on-exit", "whether probes stay when GDB leaves the guest", gdb.PARAM_ENUM, value, ON_EXIT
         )
+
+
+class _Live(_Setting):
+    """process: by /proc of QEMU on this host. qmp: by qmp-socket. slices: at short stops. auto: what works first."""
+
+    def __init__(self) -> None:
+        super().__init__("live", "how what probes gather is read while the guest runs", gdb.PARAM_ENUM, AUTO, LIVE)
+
+
+class _QmpSocket(_Setting):
+    """QEMU serves one client at a time: name one that nothing else uses."""
+
+    def __init__(self) -> None:
+        what = "where QEMU has a socket of its control protocol, QMP, by which memory is read while the guest runs"
+        super().__init__("qmp-socket", what, gdb.PARAM_OPTIONAL_FILENAME, "")
+
+    def get_show_string(self, value: str) -> str:
+        return super().get_show_string(value or "none")
 
 
 class _MaxProbes(_Setting):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from io import StringIO
 from typing import Literal, Protocol, TypeAlias
 
@@ -11,6 +11,8 @@ import gdb
 
 from gdb_optprobe.debugger.interrupter import interrupting, is_stopped
 from gdb_optprobe.debugger.stop_report import StopReport
+from gdb_optprobe.debugger.ticks import Ticker
+from gdb_optprobe.probes.target import Ticks
 
 __all__ = ["HandsOver", "Interrupted", "describe", "is_stopped", "never", "run_for"]
 
@@ -41,8 +43,36 @@ def never() -> bool:
     return False
 
 
+class _Continue(gdb.Command):
+    """A hidden command that continues, and waits for the commands at breakpoints by which hits resume the guest.
+
+    At a prompt, GDB 13 does not wait for these behind a command of Python's (execute_gdb_command in python.c): it would
+    return with the guest running. Within another command it does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("optprobe-run-on", gdb.COMMAND_OBSCURE)
+        self._failure: gdb.error | None = None
+
+    def run(self) -> None:
+        """Raises gdb.error."""
+        gdb.execute("optprobe-run-on")
+        if self._failure is not None:
+            raise self._failure
+
+    def invoke(self, argument: str, from_tty: bool) -> None:
+        try:
+            gdb.execute("continue", to_string=True)
+        except gdb.error as failure:
+            self._failure = failure
+
+
 def run_for(
-    seconds: float | None, stops: HandsOver | None = None, heeds: bool = True, until: Ends | None = None
+    seconds: float | None,
+    stops: HandsOver | None = None,
+    heeds: bool = True,
+    until: Ends | None = None,
+    ticks: Ticks | None = None,
 ) -> gdb.StopEvent | Interrupted | None:
     """Continue until something stops the guest or `seconds` pass (None: no limit). Return the stop, or None when late.
 
@@ -50,21 +80,25 @@ def run_for(
     a stop that is not ours. Where hits follow each other so fast that the stub never sees GDB's interrupt, the next hit
     stops the guest.
 
-    heeds: whether a Ctrl-C of the user ends the run too. until: when this has ended, the time is up.
+    heeds: whether a Ctrl-C of the user ends the run too. until: when this has ended, the time is up. ticks: what is
+    done meanwhile; when that wants to end, the time is up too. What it raises is raised at the end.
     """
     seen: list[gdb.StopEvent] = []
+    ticker: Ticker | None = None
     said, report = StringIO(), StopReport()
     gdb.events.stop.connect(seen.append)
     handed_over = False
     try:
-        with interrupting(seconds, heeds) as interrupter:
+        with interrupting(seconds, heeds) as interrupter, ExitStack() as within:
             if stops is not None:
                 stops.asked = interrupter.asked
             if until is not None:
                 until.when_ended(interrupter.hurry)
+            if ticks is not None:
+                within.callback((ticker := Ticker(ticks, interrupter.hurry)).end)
             # to_string keeps GDB's "[Switching to Thread …]" of silent stops off the screen, but not handlers' words.
             with report, redirect_stdout(said):
-                gdb.execute("continue", to_string=True)
+                _Continue().run()
     except gdb.error:
         # A hit that stops the guest for us ends the commands of its breakpoint with an error.
         handed_over = stops is not None and stops.handed_over()
@@ -83,6 +117,8 @@ def run_for(
     is_interrupt = handed_over or (isinstance(last, gdb.SignalEvent) and last.stop_signal == "SIGINT")
     is_ours = is_interrupt and interrupter.is_late
     report.print(is_ours)
+    if ticker is not None and ticker.failure is not None:
+        raise ticker.failure
     if is_ours:
         return None
     return "interrupted" if is_interrupt else last

@@ -31,7 +31,7 @@ class StopReport:
         self._stdout: int | None = None
 
     def __enter__(self) -> StopReport:
-        if machine_interface() or _has_screen():
+        if machine_interface() or is_tui_active():
             return self
         gdb.flush(gdb.STDOUT)
         self._file = tempfile.TemporaryFile("w+", errors="replace")
@@ -61,7 +61,7 @@ class StopReport:
         gdb.write(text)
 
 
-def _has_screen() -> bool:
+def is_tui_active() -> bool:
     """Return whether the TUI is active."""
     try:
         return "not active" not in (gdb.execute("info win", to_string=True) or "")

@@ -98,6 +98,9 @@ class BareGuest(Guest):
     def symbol(self, address: int) -> str:
         return self._text.symbol(address)
 
+    def known_symbol(self, address: int) -> str:
+        return self._text.symbol(address)
+
     def names_at(self, address: int) -> NamesAt:
         """Return the names there: registers, arguments at a function's start, variables that the debugger knows."""
         debug = self._debugger.debug(address, abi.of(self.isa), lambda: None)

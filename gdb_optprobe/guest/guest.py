@@ -114,6 +114,10 @@ class Guest(ABC):
         """Return what `symbol` does, of thousands of ascending addresses."""
         return [self.symbol(address) for address in addresses]
 
+    def known_symbol(self, address: int) -> str:
+        """Return what `symbol` does as far as that is known without the guest, which may run."""
+        return ""
+
     def completions(self, prefix: str) -> Sequence[str]:
         """Return the names of functions that begin with `prefix`."""
         return ()

@@ -72,7 +72,7 @@ class KernelMemory:
             except Unreadable:
                 pass
         read = self._physical.read_physical
-        data = b"".join([read(at, length) for at, length in self._extents(address, size)])
+        data = b"".join([read(at, length) for at, length in self.extents(address, size)])
         self._blind = True
         return data
 
@@ -80,7 +80,7 @@ class KernelMemory:
         """See machine.ReadsMany: what lies near each other in physical memory is read at once, if that is possible."""
         if self._dump is None or not all(start >> KERNEL_BIT & 1 for start, _ in spans):
             return [self.read(start, end - start) for start, end in spans]
-        extents = [self._extents(start, end - start) for start, end in spans]
+        extents = [self.extents(start, end - start) for start, end in spans]
         pieces: list[tuple[int, int]] = []
         for at, size in sorted(extent for some in extents for extent in some):
             if pieces and at - pieces[-1][1] <= NEAR and at + size - pieces[-1][0] <= MOST_AT_ONCE:
@@ -108,7 +108,7 @@ class KernelMemory:
                 pass
         # All is translated before the first byte is written.
         written = 0
-        for at, length in self._extents(address, len(data)):
+        for at, length in self.extents(address, len(data)):
             self._physical.write_physical(at, data[written : written + length])
             written += length
         self._blind = True
@@ -118,7 +118,7 @@ class KernelMemory:
         run = self._translate(address)
         return None if run is None else run[0]
 
-    def _extents(self, address: int, size: int) -> list[tuple[int, int]]:
+    def extents(self, address: int, size: int) -> list[tuple[int, int]]:
         """Return the physical runs (address, size) of a virtual one, each as long as it can be. Raises Unreadable."""
         extents: list[tuple[int, int]] = []
         for at, length in self._pieces(address, size):

@@ -25,10 +25,12 @@ before that, it is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 NEXT, FIRST, HEADER = 0, 8, 16  # offsets
+LOOK_BACK = 8
+"""Records that `newest` looks at: those behind may be under way."""
 VOID = (1 << 32) - 1
 NUMBER, TIME, KIND, CPU, FIELDS = 0, 8, 16, 20, 24  # offsets in a record
 
@@ -157,11 +159,45 @@ class RingLayout:
         """Return whether there are, or may be, records since a position. header: the ring's first HEADER bytes."""
         return bool(since.pending) or int.from_bytes(header[NEXT : NEXT + 8], "little") != since.following
 
+    def lost(self, header: bytes, since: RingPosition) -> int:
+        """Return how many records found no place, or were overwritten, by the ring's first HEADER bytes alone.
+
+        Records that were damaged, or that are locked now, are not among them.
+        """
+        following, first = (int.from_bytes(header[at : at + 8], "little") for at in (NEXT, FIRST))
+        if self.overwrites:
+            return max(0, following - since.following - self.places)
+        return max(0, following - max(first + self.places, since.following))
+
+    def newest(self, read: Callable[[int, int], bytes]) -> Record | None:
+        """Return the newest finished record of a ring that is being written to; None where it is not found.
+
+        read: returns bytes of the ring, by offset and size. A record counts if its number is its own and its lock
+        clear, before it is read and behind it. Its writer stores the number last; a later one claims the lock first and
+        clears it last, so the lock is looked at before the number then.
+        """
+        following, first = (int.from_bytes(read(at, 8), "little") for at in (NEXT, FIRST))
+        last = following if self.overwrites else min(following, first + self.places)
+        for number in range(last - 1, max(first, last - LOOK_BACK) - 1, -1):
+            at = HEADER + number % self.places * self.record_size
+            marks = [(at, 8), *([(at + self.lock, 8)] if self.overwrites else [])]
+            before = [int.from_bytes(read(*mark), "little") for mark in marks]
+            data = read(at, self.record_size)
+            behind = [int.from_bytes(read(*mark), "little") for mark in reversed(marks)]
+            if before == behind[::-1] == [number + 1, *[0] * (len(marks) - 1)]:
+                record = self._record_of(data, number)
+                return record if record is not None and self._known([record])[0] else None
+        return None
+
     def _record(self, data: bytes, number: int) -> Record | None:
         at = HEADER + number % self.places * self.record_size
-        own, time = (int.from_bytes(data[at + word : at + word + 8], "little") for word in (NUMBER, TIME))
-        kind, cpu = (int.from_bytes(data[at + half : at + half + 4], "little") for half in (KIND, CPU))
-        fields = data[at + FIELDS : at + self.lock]
+        return self._record_of(data[at : at + self.record_size], number)
+
+    def _record_of(self, data: bytes, number: int) -> Record | None:
+        """Return what the place of a number holds; None where it is not that record."""
+        own, time = (int.from_bytes(data[word : word + 8], "little") for word in (NUMBER, TIME))
+        kind, cpu = (int.from_bytes(data[half : half + 4], "little") for half in (KIND, CPU))
+        fields = data[FIELDS : self.lock]
         return Record(number, time, kind, cpu, fields) if own == number + 1 else None
 
     @staticmethod

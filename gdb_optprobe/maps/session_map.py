@@ -159,12 +159,19 @@ class SessionMapLayout:
         """Return how much of the memory `decode` needs: the header and the entries that are given out."""
         return HEADER + self.used(header) * self.entry_size
 
-    def decode(self, data: Memory) -> SessionMapContents:
-        """Decode the memory, at least `read_size` bytes of it."""
+    def decode(self, data: Memory, before: Memory | None = None) -> SessionMapContents:
+        """Decode the memory, at least `read_size` bytes of it.
+
+        before: the same a moment earlier, where the guest runs. A key counts that had a value then, so that it was
+        whole, and is the same now.
+        """
         found = {}
-        for at in self._used_entries(data):
-            if (words := self._value(data, at)) is not None:
-                found[bytes(data[at : at + WORD * self.key_words])] = words
+        for at in self._used_entries(data if before is None else before):
+            words, key = self._value(data, at), bytes(data[at : at + WORD * self.key_words])
+            if words is None:
+                continue
+            if before is None or (self._value(before, at) is not None and before[at : at + len(key)] == key):
+                found[key] = words
         return SessionMapContents(found, int.from_bytes(data[DROPPED : DROPPED + WORD], "little"), self.used(data))
 
     def _used_entries(self, data: Memory) -> Iterator[int]:
@@ -274,10 +281,14 @@ class SessionMapLayout:
 
 @dataclass(frozen=True, slots=True)
 class SessionMap:
-    """All of a map's memory, to be read and changed while the guest is stopped: implements interpreter.MapContents."""
+    """All of a map's memory, to be read and changed while the guest is stopped: implements interpreter.MapContents.
+
+    runs: whether the guest runs; then it is only read, by `contents`.
+    """
 
     layout: SessionMapLayout
     data: ChangedMemory
+    runs: bool = False
 
     def get(self, key: bytes) -> tuple[int, ...] | None:
         return self.layout.get(self.data, key)
@@ -293,7 +304,8 @@ class SessionMap:
 
     def contents(self) -> SessionMapContents:
         """Return all that the map has, read in two pieces."""
-        return self.layout.decode(self.head())
+        before = self.head() if self.runs else None
+        return self.layout.decode(self.head(), before)
 
     def head(self) -> bytes:
         """Return the header and the entries that are given out."""

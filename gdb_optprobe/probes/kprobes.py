@@ -26,6 +26,7 @@ from gdb_optprobe.handlers.return_scope import EntryProgram
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
+from gdb_optprobe.maps.call_table import MISSED
 from gdb_optprobe.probes import kernel_rethooks, kretprobe, site_views
 from gdb_optprobe.probes.event_probes import handled, names_at, names_at_return
 from gdb_optprobe.probes.handler import Handler
@@ -280,6 +281,12 @@ class Kprobes:
         found = [site_views.read_calls(site, probe, self.target.guest) for site in self.registry.sites([probe])]
         events = self.optimizer.tracepoints.missed(probe.address)
         return events + sum(calls.missed for calls in found if calls is not None)
+
+    def missed_words(self, probe: Probe) -> tuple[int, ...]:
+        """Return where the guest counts what `missed` tells, but for what is over."""
+        found = [site.rethook for site in self.registry.sites([probe]) if probe.is_return]
+        words = [table.memory.address + MISSED for rethook in found if rethook is not None for table in rethook.tables]
+        return (*words, *self.optimizer.tracepoints.missed_words(probe.address))
 
     def needs_memory(self, spec: Spec, addresses: Sequence[int]) -> bool:
         """Return whether a probe at one of `addresses` needs memory of the guest."""

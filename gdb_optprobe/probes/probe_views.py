@@ -43,6 +43,7 @@ from gdb_optprobe.probes.views import (
     ShowView,
 )
 
+Symbol = Callable[[int], str]
 Frames = Callable[[Mapping[str, int], bytes], Iterable[FrameView]]
 """Registers and words of a stack to its frames."""
 _OF_TIME = re.compile(r"latency\b|\w+\(\s*\$elapsed\s*[,)]")
@@ -139,7 +140,7 @@ def probe_view(
         faults=found.faults,
         stops=site.stops,
         calls=site.calls,
-        objects=object_views(probe.handler, found, guest),
+        objects=object_views(probe.handler, found, guest.symbol),
         records=tuple(_record_views(probe.handler, found.records, guest, site.frames, scripts)),
     )
 
@@ -197,18 +198,18 @@ def deleted_view(kind: Kind, address: int, location: str, symbol: str, calls: Ca
     return probe_view(probe, site, Results((calls.returns,)), guest)
 
 
-def object_views(handler: Handler, found: Results, guest: Guest) -> tuple[ObjectView, ...]:
-    """Return what each action gathered."""
-    return tuple(_object_views(handler, found, guest))
+def object_views(handler: Handler, found: Results, symbol: Symbol) -> tuple[ObjectView, ...]:
+    """Return what each action gathered. symbol: names an address; "" where it cannot."""
+    return tuple(_object_views(handler, found, symbol))
 
 
-def _object_views(handler: Handler, found: Results, guest: Guest) -> Iterator[ObjectView]:
+def _object_views(handler: Handler, found: Results, symbol: Symbol) -> Iterator[ObjectView]:
     for cell, place in handler.cell_words():
         yield ObjectView(cell.name, cell.aggregate, (RowView((), found.head[place]),), unit=_unit(cell.name))
     for (table, _), rows, lost in zip(handler.tables, found.tables, found.lost_of(handler), strict=True):
         columns = handler.columns(table)
         if columns:
-            keyed = tuple(_row(columns, key, words, guest) for key, words in rows.items())
+            keyed = tuple(_row(columns, key, words, symbol) for key, words in rows.items())
         else:  # the function is the only one
             keyed = (RowView((), rows.get(b"", initial(table.aggregate))),)
         shared, unit, labels = handler.shared is not None, _unit(table.name), tuple(one.label for one in columns)
@@ -223,9 +224,9 @@ def _unit(action: str) -> str:
     return NANOSECONDS if _OF_TIME.match(action) else ""
 
 
-def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], guest: Guest) -> RowView:
+def _row(columns: Sequence[Column], data: bytes, words: tuple[int, ...], symbol: Symbol) -> RowView:
     key = _key(columns, data)
-    return RowView(key, words, f"[{', '.join(_spell(value, guest) for value in key)}]")
+    return RowView(key, words, f"[{', '.join(_spell(value, symbol) for value in key)}]")
 
 
 def _record_views(
@@ -250,12 +251,20 @@ def _record_view(handler: Handler, row: Row, guest: Guest, frames: Frames) -> Re
         registers, words = _stack_record(kind, row.fields)
         stack = tuple(frames(registers, words))
         return RecordView(row.cpu, row.time, (), " / ".join(one.text for one in stack), stack)
-    if not kind.format:
-        parts = zip(kind.columns, values, strict=True)
-        text = ", ".join(f"{one.label}={_spell(value, guest)}" for one, value in parts)
-        return RecordView(row.cpu, row.time, values, text, names=names)
-    text = render(kind.format, _parts(kind.columns, row.fields))
-    return RecordView(row.cpu, row.time, values, text, names=names)
+    return RecordView(row.cpu, row.time, values, _text(kind, row.fields, guest.symbol), names=names)
+
+
+def record_text(handler: Handler, row: Row, symbol: Symbol) -> str:
+    """Return what `record` or `print` kept of one hit; "" of what only a stopped guest tells, a stack or a script's."""
+    kind = handler.kinds[row.kind]
+    return "" if kind.stack or kind.kind is not None else _text(kind, row.fields, symbol)
+
+
+def _text(kind: Records, fields: bytes, symbol: Symbol) -> str:
+    if kind.format:
+        return render(kind.format, _parts(kind.columns, fields))
+    parts = zip(kind.columns, _key(kind.columns, fields), strict=True)
+    return ", ".join(f"{one.label}={_spell(value, symbol)}" for one, value in parts)
 
 
 def _stack_record(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]:
@@ -265,12 +274,12 @@ def _stack_record(kind: Records, data: bytes) -> tuple[Mapping[str, int], bytes]
     return dict(zip(names, values, strict=False)), data[kind.fields :][: min(room & -WORD, WORD * kind.stack)]
 
 
-def _spell(value: int | str, guest: Guest) -> str:
+def _spell(value: int | str, symbol: Symbol) -> str:
     """Return a pointer with what it points to, where that has a name."""
     if not isinstance(value, Address):
         return str(value)
-    symbol = guest.symbol(value)
-    return f"{value:#x} <{symbol}>" if symbol else f"{value:#x}"
+    name = symbol(value)
+    return f"{value:#x} <{name}>" if name else f"{value:#x}"
 
 
 def _key(columns: Sequence[Column], data: bytes) -> tuple[int | str, ...]:

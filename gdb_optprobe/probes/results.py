@@ -67,18 +67,24 @@ class Results:
 
     @classmethod
     def decode(
-        cls, handler: Handler, data: bytes, since: RingPosition, shared: MapsContents | None = None
+        cls,
+        handler: Handler,
+        data: bytes,
+        since: RingPosition,
+        shared: MapsContents | None = None,
+        before: bytes | None = None,
     ) -> Results:
-        """Decode guest memory: all of it, or the head alone. since: which records were cleared.
+        """Decode guest memory: all of it, all but the ring, or the head alone. since: which records were cleared.
 
-        shared: what the maps hold that the probe shares with others.
+        shared: what the maps hold that the probe shares with others. before: see HashMapLayout.decode.
         """
         head = aggregate.decode(data[: handler.head_size])
         if len(data) <= handler.head_size and shared is None:
             return replace(cls.empty(handler), head=head)
         at, contents = handler.head_size, []
         for _, layout in handler.own_tables:
-            contents.append(layout.decode(data[at : at + layout.size]))
+            part = slice(at, at + layout.size)
+            contents.append(layout.decode(data[part], before[part] if before is not None else None))
             at += layout.size
         if handler.shared is None:
             found = cls(head, tuple(each.by_key for each in contents), tuple(each.overflow for each in contents))
@@ -87,7 +93,7 @@ class Results:
             if shared is not None:
                 found = replace(found, tables=shared.rows.get(handler.function, found.tables))
                 found = replace(found, lost=found.lost if handler.counts_lost else shared.lost or found.lost)
-        if handler.ring is None:
+        if handler.ring is None or len(data) <= at:
             return found
         ring = handler.ring.decode(data[at:], since)
         return replace(found, records=rows_of(ring), dropped=ring.dropped)

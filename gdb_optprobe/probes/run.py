@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.live_memory import LiveMemory
+from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.probes import deleted_views
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_waits
 from gdb_optprobe.probes.read_results import read_results
 from gdb_optprobe.probes.registry import Registry
-from gdb_optprobe.probes.target import Command, Target
+from gdb_optprobe.probes.target import Command, Target, Ticks
 from gdb_optprobe.probes.user.uprobes import Uprobes
 
 SLICE = 0.1
@@ -97,6 +100,38 @@ class Runs:
         if timeout is not None and (seconds is None or timeout < seconds):
             raise OptprobeError(f"nothing stopped the guest within {timeout:g} s{self._hits(before, counted)}")
         return self._ran(seconds or 0, before, counted)
+
+    def watch(
+        self,
+        look: Callable[[Memory, bool], bool],
+        live: LiveMemory | None,
+        every: float,
+        seconds: float | None = None,
+        keys: int | None = None,
+    ) -> str:
+        """Let the guest run and look at it again and again. Return why it stopped, how long it ran, and the hits.
+
+        look: gets the memory, and whether the guest runs; it returns whether the run continues. live: reads the
+        memory while the guest runs; without it the guest is stopped for each look. keys: see Ticks.
+        """
+        before, start = self._hits_by_number(), time.monotonic()
+        reason: str | None = None
+        while reason is None:
+            left = None if seconds is None else start + seconds - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            if live is not None:
+                try:
+                    reason = self.target.debugger.run(left, ticks=Ticks(every, partial(look, live, True), keys))
+                    break
+                except Unreadable:
+                    live = None
+                    continue
+            reason = self.target.debugger.run(every if left is None else min(every, left))
+            if reason is None and not look(self.target.guest.machine, False):
+                break
+        ran = self._ran(time.monotonic() - start, before, 0)
+        return ran if reason is None else f"{reason}\n{ran}"
 
     def _ran(self, seconds: float, before: Mapping[int, int], counted: int) -> str:
         return f"ran for {seconds:.3g} s{self._hits(before, counted)}"

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import islice
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.garbage import uncollected
+from gdb_optprobe.guest.live_memory import PROOF, LiveMemory
+from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.scope import ARGS
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
@@ -39,6 +42,7 @@ from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_results import clear_results, empty_ring, read_new_records, read_results
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.run import Runs
+from gdb_optprobe.probes.sampler import Sampler
 from gdb_optprobe.probes.session_views import SessionViews
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.shared_returns import SharedReturns
@@ -55,6 +59,9 @@ from gdb_optprobe.probes.views import (
     ShowView,
     rows,
 )
+
+SOME = 4
+"""Pieces of code by which the memory of a guest is known from other memory."""
 
 
 class Session:
@@ -97,7 +104,7 @@ class Session:
             *common, settings, self.kinds, *together, self._views, self._remove, self.watch_traces
         )
         runs = Runs(*common, self.uprobes, self.hits, self.is_same_guest, self.check_alive)
-        self.run, self.commit = runs.run, runs.commit
+        self.run, self.watch, self.commit = runs.run, runs.watch, runs.commit
 
     # a guest that boots ------------------------------------------------------------------------------------------
 
@@ -340,6 +347,36 @@ class Session:
 
     def views_of(self, probes: Sequence[Probe], blocks: Sequence[CountBlock]) -> Sequence[ProbeView]:
         return self._views.of(probes, blocks)
+
+    def sampler(self, pattern: str = "") -> Sampler:
+        """Return what reads what probes count while the guest runs: those that a glob names, "" for all."""
+        self.check_alive()
+        self.returns.settle_unpacked()
+        return self._views.sampler(pattern)
+
+    def live_memory(self) -> tuple[LiveMemory | None, str]:
+        """Return what reads the data of probes while the guest runs, None where only stops can; and why so.
+
+        Raises OptprobeError where the setting asks for a way that does not work.
+        """
+        return self.target.debugger.live_memory(self.data_spans)
+
+    @property
+    def stopped_memory(self) -> Memory:
+        """Return the memory of the guest while it is stopped."""
+        return self.target.guest.machine
+
+    @property
+    def data_spans(self) -> Sequence[tuple[int, int]]:
+        """Return where what probes gather is, and some of their code: no other memory has that."""
+        arena = self.optimizer.arena
+        if arena is None:
+            return ()
+        code = [(one.detour.address, one.detour.size) for one in islice(self.registry.branches(), 1)]
+        code += [(one.code.address, one.code.size) for one in self.registry.blocks[:1]]
+        if not code:  # the handlers of probes on programs
+            code = [(slot.address, slot.size) for slots in arena.code.slots for slot in slots.used[:SOME]]
+        return (*arena.ranges.data, *((at, at + min(size, PROOF)) for at, size in code))
 
     def show(self, number: int) -> ShowView:
         (probe,) = self.registry.probes([number])

@@ -17,7 +17,7 @@ from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.handlers.ir import Column, Map
 from gdb_optprobe.handlers.lower_session_maps import session_layout
-from gdb_optprobe.maps.session_map import MOST, SessionMap
+from gdb_optprobe.maps.session_map import MOST, SessionMap, SessionMapLayout
 
 Contents = Mapping[bytes, tuple[int, ...]]
 """The words of each key of a map."""
@@ -163,6 +163,11 @@ class SessionMaps:
             for name, one in self._maps.items()
             if one.memory is not None
         }
+
+    def placed(self, names: Iterable[str]) -> Mapping[str, tuple[SessionMapLayout, Slot]]:
+        """Return the layout and the memory of some maps, those of them that are in memory, by name."""
+        known = ((name, self._maps[name]) for name in names if name in self._maps)
+        return {name: (session_layout(one.target), one.memory) for name, one in known if one.memory is not None}
 
     def target(self, name: str) -> Map:
         """Return what a name means. Raises KeyError."""

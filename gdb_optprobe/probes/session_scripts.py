@@ -13,6 +13,7 @@ from functools import cached_property
 
 from gdb_optprobe.guest import abi
 from gdb_optprobe.guest.linux.user.program import Program as UserProgram
+from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.script_scope import KernelHit
 from gdb_optprobe.guest_text import one_line
@@ -21,16 +22,17 @@ from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Script, compile_block
 from gdb_optprobe.handlers.script.declared import Known
-from gdb_optprobe.handlers.script.host import HostScope, NoFiles
+from gdb_optprobe.handlers.script.host import HostNames, HostScope, NoFiles
 from gdb_optprobe.handlers.script.output import Contents, JsonOutput, TextOutput
 from gdb_optprobe.handlers.script.runtime import Runtime
 from gdb_optprobe.handlers.script.scope import Matched
 from gdb_optprobe.handlers.script.settings import Settings
-from gdb_optprobe.handlers.script.types import Folded, Time
+from gdb_optprobe.handlers.script.types import Folded, Stack, Time
 from gdb_optprobe.maps.aggregate import number
+from gdb_optprobe.maps.session_map import DROPPED, SessionMap
 from gdb_optprobe.probes.script_host import GuestNames
 from gdb_optprobe.probes.script_kernel import ScriptKernel
-from gdb_optprobe.probes.session_maps import SessionMaps
+from gdb_optprobe.probes.session_maps import GuestBytes, SessionMaps
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import RowView, SessionMapView
@@ -51,6 +53,23 @@ class _At(NoFiles):
 
     def clock(self, format: str) -> str:
         return "(?)" if self.since_boot is None else self.names.time(self.since_boot, Time(format))
+
+
+class _KnownNames(HostNames):
+    """Names that are known without the guest, which runs."""
+
+    def __init__(self, booted: int | None, symbol: Callable[[int], str]) -> None:
+        super().__init__(booted)
+        self._symbol = symbol
+
+    def kernel_symbol(self, address: int) -> str:
+        return self._symbol(address).partition("+")[0] or f"{address:#x}"
+
+    def control_group(self, number: int) -> str:
+        return f"(control group {number})"
+
+    def stack(self, words: Sequence[int], stack: Stack, indent: int) -> str:
+        return "\n" + " " * indent + "(a stack: report prints it)\n"
 
 
 @dataclass
@@ -123,6 +142,29 @@ class SessionScripts:
             aggregate = value.aggregate if isinstance(value := types[name].value, Folded) else None
             found.append(SessionMapView(shown, line, name, aggregate, _numbers(contents, text)))
         return found
+
+    def lost_words(self, numbers: Collection[int] | None) -> list[int]:
+        """Return where maps count what found no room: all, or those that these probes use."""
+        placed = self.maps.placed(self.maps.used_by(numbers) if numbers is not None else self.maps.by_name())
+        return [memory.address + DROPPED for _, memory in placed.values()]
+
+    def texts(self, numbers: Collection[int] | None) -> Callable[[Memory], Sequence[SessionMapView]]:
+        """Return what makes text of maps while the guest runs: all, or those that these probes use. Ask at a stop."""
+        types = self.current().maps
+        some = types.keys() if numbers is None else {f"@{name}" for name in self.maps.used_by(numbers)} & types.keys()
+        there = self.maps.placed(name[1:] for name in some)
+        if not there:
+            return lambda memory: ()
+        text = TextOutput(_KnownNames(self._names.booted, self.target.guest.known_symbol))
+
+        def read(memory: Memory) -> Sequence[SessionMapView]:
+            maps = {
+                name: SessionMap(layout, GuestBytes(memory, slot), runs=True) for name, (layout, slot) in there.items()
+            }
+            runtime = Runtime(Script((), types, (), self.settings), text, NoFiles(), maps)
+            return [SessionMapView(text.map(runtime.contents(f"@{name}")).rstrip("\n"), "") for name in sorted(maps)]
+
+        return read
 
     def clear(self, numbers: Collection[int]) -> None:
         """Empty the maps that no other probes than these use."""

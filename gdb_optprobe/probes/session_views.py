@@ -16,11 +16,16 @@ from gdb_optprobe.probes.read_results import read_results
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.return_block import ReturnBlock
+from gdb_optprobe.probes.sampler import Sampler, Several, Single, is_chosen, shared_losses
 from gdb_optprobe.probes.session_scripts import SessionScripts
 from gdb_optprobe.probes.shared_maps import MapsContents
 from gdb_optprobe.probes.shared_returns import SharedReturns
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import CountsView, ObjectView, ProbeView, rows
+
+WORD = 8
+RETURN = "%return"
+"""Behind the name of a row of returns."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class SessionViews:
         def gathered(place: int) -> tuple[ObjectView, ...]:
             handler = block.handler_of(start + place)
             results = Results.decode(handler, aggregate.encode((part.hits[place],)), START, contents)
-            return probe_views.object_views(handler, results, guest)
+            return probe_views.object_views(handler, results, guest.symbol)
 
         yield from part.with_objects(gathered)
 
@@ -105,3 +110,48 @@ class SessionViews:
             probe_views.probe_view(probe, site, found[probe.number], guest, scripts)
             for probe, site in zip(probes, sites, strict=True)
         )
+
+    def sampler(self, pattern: str) -> Sampler:
+        """Return what reads the rows that a glob names, "" for all, while the guest runs. Call it at a stop."""
+        known = self.registry.single_probes()
+        probes = [probe for probe in known if is_chosen(pattern, self._label(probe), probe.spec.name)]
+        several: list[Several] = []
+        for block in self.registry.blocks:
+            block.symbols = block.symbols or self.target.guest.symbols(block.sites)
+            indexes = [index for index in block.members if is_chosen(pattern, block.symbols[index], block.spec.name)]
+            several += (Several(block, run.start, run.stop) for run in _runs(indexes))
+        singles = [self._single(probe) for probe in probes]
+        blocks = {id(part.block): part.block for part in several}.values()
+        scripts, numbers = self.scripts(), None if not pattern else {probe.number for probe in probes}
+        return Sampler(
+            singles,
+            several,
+            [*shared_losses(probes, blocks), *scripts.lost_words(numbers)],
+            scripts.texts(numbers),
+            self.target.guest.known_symbol,
+        )
+
+    def _single(self, probe: Probe) -> Single:
+        kind, machine = self.kinds.of(probe.spec), self.target.guest.machine
+        words = kind.missed_words(probe)
+        counted = sum(int.from_bytes(machine.read(at, WORD), "little") for at in words)
+        return Single(probe, self._label(probe), words, kind.missed(probe) - counted)
+
+    def _label(self, probe: Probe) -> str:
+        """Return how a row of the probe is called: by its symbol, a return as such."""
+        if probe.spec.event is not None or probe.absence is not None:
+            return probe.spec.location
+        if probe.is_in_kernel:
+            found = self.target.guest.symbol(probe.address)
+        else:
+            found = self.kinds.of(probe.spec).site_view(probe).symbol
+        return (found or f"{probe.address:#x}") + (RETURN if probe.is_return else "")
+
+
+def _runs(indexes: Sequence[int]) -> Iterator[range]:
+    """Yield ascending numbers as ranges of those that follow one another."""
+    start = 0
+    for place in range(1, len(indexes) + 1):
+        if place == len(indexes) or indexes[place] != indexes[place - 1] + 1:
+            yield range(indexes[start], indexes[place - 1] + 1)
+            start = place

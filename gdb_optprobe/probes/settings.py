@@ -11,6 +11,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.maps import validate
 
 ON_EXIT = ("keep", "remove", "ask")
+AUTO, PROCESS, QMP, SLICES = LIVE = ("auto", "process", "qmp", "slices")
 DEFAULT_MAX_PROBES = 4096
 DEFAULT_MAX_MEMORY = 16
 DEFAULT_TABLE_KEYS = 512
@@ -40,6 +41,7 @@ class Settings:
     max_memory:    MiB that the guest's kernel may lend when the data memory is full; 0 for none.
     guardian:      whether a process of its own frees the guest should the debugger die.
     load_symbols:  whether GDB gets the kernel's symbols as soon as a guest is connected.
+    live:          how the running guest's memory is read, one of LIVE. qmp_socket: of its QEMU; "" for none.
     table_keys, ring_records, string_length, stack_size: of new probes, see SIZES.
     """
 
@@ -54,6 +56,8 @@ class Settings:
     max_memory: int = DEFAULT_MAX_MEMORY
     guardian: bool = True
     load_symbols: bool = True
+    live: str = AUTO
+    qmp_socket: str = ""
     table_keys: int = DEFAULT_TABLE_KEYS
     ring_records: int = 512
     string_length: int = 64

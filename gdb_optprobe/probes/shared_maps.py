@@ -167,15 +167,16 @@ class SharedMaps:
             data = data[one.size :]
         return found
 
-    def read(self, memory: Memory) -> MapsContents:
-        """Return what the maps hold. What was cleared and not hit since is left out."""
+    def read(self, memory: Memory, runs: bool = False) -> MapsContents:
+        """Return what the maps hold. What was cleared and not hit since is left out. runs: whether the guest does."""
         found: dict[int, tuple[dict[bytes, tuple[int, ...]], ...]] = {}
         if self.memory is None:
             return MapsContents()  # all hits stopped the guest
         lost: list[int] = []
-        for number, (layout, data) in enumerate(zip(self.shapes, self._read(memory), strict=True)):
+        before = self._read(memory) if runs else [None] * len(self.shapes)
+        for number, (layout, data, earlier) in enumerate(zip(self.shapes, self._read(memory), before, strict=True)):
             cleared = aggregate.initial(layout.aggregate) if not isinstance(layout.aggregate, aggregate.Sum) else None
-            contents = layout.decode(data)
+            contents = layout.decode(data, earlier)
             lost.append(contents.overflow)
             for key, words in contents.by_key.items():
                 function = int.from_bytes(key[:WORD], "little")

@@ -10,6 +10,7 @@ from typing import Protocol
 from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.probes.arena_source import ArenaSource
 from gdb_optprobe.probes.spec import Spec
@@ -31,6 +32,18 @@ class Command(Protocol):
         """Give up on it: it runs on, and what it prints is lost."""
 
 
+@dataclass(frozen=True)
+class Ticks:
+    """What is done while the guest runs. every: seconds between two times. act: returns whether the run continues.
+
+    keys: a file descriptor; once it has something to read, it is done at once. None for none.
+    """
+
+    every: float
+    act: Callable[[], bool]
+    keys: int | None = None
+
+
 class Debugger(Protocol):
     """The debugger that has stopped the guest; probes/stops.py has what the stopping tiers need of it."""
 
@@ -43,9 +56,15 @@ class Debugger(Protocol):
     def callers(self, hit: Hit) -> Iterable[Caller]:
         """Return the callers of the code that is about to run at a hit, the innermost first; none where not known."""
 
-    def run(self, seconds: float | None, until: Command | None = None) -> str | None:
-        """Run the guest, at most so long, and at most until a command in it has ended. Return why it stopped, None
-        where that was all.
+    def run(self, seconds: float | None, until: Command | None = None, ticks: Ticks | None = None) -> str | None:
+        """Run the guest, at most so long, and at most until a command in it has ended, or the ticks want to end. Return
+        why it stopped, None where that was all. Raises what a tick raises, with the guest stopped.
+        """
+
+    def live_memory(self, spans: Sequence[tuple[int, int]]) -> tuple[LiveMemory | None, str]:
+        """Return what reads these (start, end) pieces while the guest runs, None where only stops can; and why so.
+
+        Raises OptprobeError where the user asks for a way that does not work.
         """
 
     def begin(self, command: str) -> Command:

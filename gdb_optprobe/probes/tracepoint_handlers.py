@@ -112,10 +112,13 @@ class TracepointHandlers:
 
     def missed(self, address: int) -> int:
         """Return how many events the probes at an address missed: there was no room for their fields."""
+        words = self.missed_words(address)
+        return sum(int.from_bytes(self.guest.machine.read(word, WORD), "little") for word in words)
+
+    def missed_words(self, address: int) -> tuple[int, ...]:
+        """Return where the guest counts these."""
         found = next((handler for handler in self._known.values() if handler.probed == address), None)
-        if found is None or found.missed is None:
-            return 0
-        return int.from_bytes(self.guest.machine.read(found.missed.address, WORD), "little")
+        return (found.missed.address,) if found is not None and found.missed is not None else ()
 
     # added -----------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ def read(start: int, size: int) -> bytes:
     pieces = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "memory"
-        for physical, length in attachments.current.linux.memory._extents(start, size):
+        for physical, length in attachments.current.linux.memory.extents(start, size):
             said = gdb.execute(f'monitor pmemsave {physical:#x} {length} "{path}"', to_string=True)
             assert not said, said
             pieces.append(path.read_bytes())

@@ -50,7 +50,7 @@ def map_of(names: list[str]) -> dict[str, Any]:
 
 def _place(start: int, end: int) -> tuple[int, int]:
     """Where the range is in physical memory, in one piece, and its size."""
-    runs = list(linux().memory._extents(start, end - start))
+    runs = list(linux().memory.extents(start, end - start))
     at = runs[0][0]
     for place, size in runs:
         assert place == at, "in one piece"

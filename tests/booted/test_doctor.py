@@ -19,7 +19,10 @@ from tests.booted.test_micro_probes import ARENA
 ASKS = re.compile(rb"\?|[gpm][0-9a-f]*(,.*)?|[HT]\S*|q(?!Rcmd)\S.*|Qqemu\.PhyMemMode:[01]|vCont\?")
 # `pmemsave` reads guest memory into a file of GDB's process.
 FILE = r'"/\S*/optprobe-\w+/memory"'
-MONITOR = re.compile(rf"info (version|kvm|registers -a)|cpu \d+|p \$pid|pmemsave 0x[0-9a-f]+ 0x[0-9a-f]+ {FILE}")
+WHERE = "gpa2hva 0x[0-9a-f]+|gva2gpa 0x[0-9a-f]+"
+MONITOR = re.compile(
+    rf"info (version|kvm|registers -a)|cpu \d+|p \$pid|pmemsave 0x[0-9a-f]+ 0x[0-9a-f]+ {FILE}|{WHERE}"
+)
 WARM = 1200
 """Packets both ways, at most, where nothing about the kernel is new: some ten for each thread, whose stack is read."""
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial, reduce
 from typing import Any
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.maps.aggregate import Count, Greatest, Powers, Sum, update
 from gdb_optprobe.probes.follower import Drained, Follower
+from gdb_optprobe.probes.sampler import Sample, Shown
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import (
     CodeLine,
@@ -148,6 +151,31 @@ PRINTED = GuestTraceView(
 
 
 @dataclass
+class FakeSampler:
+    """Each sample has 1000 hits more of each probe."""
+
+    probes: Sequence[ProbeView]
+    taken: int = 0
+
+    def __post_init__(self) -> None:
+        self.labels = [probe.symbol for probe in self.probes]
+        self.numbers = [probe.number for probe in self.probes]
+
+    def sample(self, memory: Any) -> Sample:
+        self.taken += 1
+        return Sample([1000 * self.taken] * len(self.probes), {0: 7})
+
+    def has_more(self, place: int) -> bool:
+        return self.probes[place].location in GATHERED
+
+    def gathered(self, places: Sequence[int], memory: Any, runs: bool) -> list[Shown]:
+        return [Shown(GATHERED[self.probes[place].location]["objects"], "dd 12") for place in places]
+
+    def maps(self, memory: Any) -> Sequence[SessionMapView]:
+        return (SessionMapView("@[dd]: 5", ""),)
+
+
+@dataclass
 class FakeSession:
     """Keeps what it is given; every call is printed, so that a test reads what a command asked for."""
 
@@ -270,6 +298,30 @@ class FakeSession:
             return Drained(2, 3)
 
         return Follower(drain)
+
+    def sampler(self, pattern: str) -> Any:
+        return FakeSampler([each for each in self.probes.values() if fnmatchcase(each.symbol, pattern or "*")])
+
+    def live_memory(self) -> tuple[LiveMemory | None, str]:
+        return None, "there is no guest"
+
+    @property
+    def stopped_memory(self) -> Any:
+        return None
+
+    def is_same_guest(self) -> bool:
+        return True
+
+    def watch(
+        self,
+        look: Callable[[Any, bool], bool],
+        live: LiveMemory | None,
+        every: float,
+        seconds: float | None,
+        keys: int | None,
+    ) -> str:
+        assert look(None, False) and look(None, False)
+        return f"fake: watch {live} {every:g} {seconds} {keys}"
 
     def matches(self, prefix: str) -> tuple[str, ...]:
         return tuple(name for name in ("vfs_read", "vfs_readv", "vfs_write") if name.startswith(prefix))

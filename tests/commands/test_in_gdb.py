@@ -294,6 +294,40 @@ def test_completion() -> None:
     assert ended.out.splitlines()[1:] == expected
 
 
+def test_top_prints_a_block_each_time_and_one_in_the_end() -> None:
+    ended = shared_gdb("optprobe add vfs_read", "optprobe add gathers", "optprobe top -every 0.5 -for 3 vfs_*")
+    lines = ended.out.splitlines()
+    blocks = [number for number, line in enumerate(lines) if re.search(r"\d\.\d s: [\d,]+/s, ", line)]
+    assert [re.sub(r".* s: [\d,]+/s, ", "", lines[number]) for number in blocks] == [
+        "4,000 hits, 7 lost",
+        "6,000 hits, 7 lost",
+        "8,000 hits, 7 lost",
+    ]
+    assert lines[blocks[2]].startswith("in all ") and lines[-1] == "fake: watch None 0.5 3.0 None"
+    last = lines[blocks[2] + 1 : -1]
+    assert [line.split()[-1] for line in last[1:3]] == ["vfs_read", "vfs_read"]
+    assert "  vfs_read count by $comm: 2 keys" in last and "  vfs_read newest: dd 12" in last
+    assert last[-1] == "  @[dd]: 5"
+
+
+def test_top_needs_a_probe_and_takes_one_glob() -> None:
+    ended = gdb(
+        "set optprobe exit-on-error off",
+        "optprobe top",
+        "optprobe add vfs_read",
+        "optprobe top ext4_*",
+        "optprobe top a b",
+        "optprobe top -every 0.01",
+    )
+    for said in (
+        "optprobe: no probes\nHINT: optprobe add LOCATION",
+        "no probe is on a function, or has a name, that ext4_* matches",
+        "'b' is not expected here",
+        "-every takes 0.05 seconds at least",
+    ):
+        assert said in ended.err
+
+
 def test_settings() -> None:
     ended = shared_gdb("set optprobe arena code=0x1000-0x2000  data=0x3000-0x4000", "show optprobe")
     assert ended.out.splitlines() == [
@@ -308,6 +342,8 @@ def test_settings() -> None:
         "optprobe max-memory is 16.",
         "optprobe guardian is on.",
         "optprobe load-symbols is on.",
+        "optprobe live is auto.",
+        "optprobe qmp-socket is none.",
         "optprobe table-keys is 512.",
         "optprobe ring-records is 512.",
         "optprobe string-length is 64.",

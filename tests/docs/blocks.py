@@ -25,7 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gdb_optprobe"
 GOLDEN = ROOT / "tests" / "golden"
 _FACT = re.compile(r"\{(\w+)\}")
-_VALUES = {"PARAM_BOOLEAN": "`on`, `off`", "PARAM_ZUINTEGER": "a number"}
+_VALUES = {
+    "PARAM_BOOLEAN": "`on`, `off`",
+    "PARAM_ZUINTEGER": "a number",
+    "PARAM_OPTIONAL_FILENAME": "a path, or nothing",
+}
 
 
 @cache

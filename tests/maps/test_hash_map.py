@@ -60,3 +60,11 @@ def test_extremes_are_merged_by_what_words_stand_for() -> None:
     assert merged(Least(False), (minus, 1), (3, 1)) == (3, 1)
     assert merged(Greatest(True), (minus, 1), initial(Greatest(True))) == (minus, 1)
     assert merged(Powers(True), (1,) * 66, (2,) * 66) == (3,) * 66
+
+
+def test_of_a_table_that_is_being_written_a_key_counts_that_was_ready_before() -> None:
+    before = with_slots((1, (READY, 5, 6, 1, 10)), (2, (CLAIMED, 5, 7, 0, 0)), (3, (READY, 8, 8, 1, 1)))
+    others = (2, (READY, 5, 7, 1, 1)), (3, (READY, 8, 9, 1, 1)), (4, (READY, 1, 1, 1, 1))
+    now = with_slots((1, (READY, 5, 6, 3, 30)), *others)
+    assert LAYOUT.decode(now, before).by_key == {encode((5, 6)): (3, 30)}
+    assert len(LAYOUT.decode(now).by_key) == 4

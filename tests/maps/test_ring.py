@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+
+import pytest
 
 from gdb_optprobe.maps.ring import HEADER, KIND, START, VOID, RingLayout, RingPosition
 
@@ -238,3 +241,62 @@ def test_a_record_of_a_kind_that_no_hit_writes_is_dropped() -> None:
         assert [record.number for record in found.records] == [0, 2]
         assert found.dropped == 1
         assert found.position == layout.decode(bytes(guest.data)).position, "it is told once"
+
+
+class Racing:
+    """Reads a ring that a writer changes meanwhile. steps: what it does before each read, by the number of the read."""
+
+    def __init__(self, guest: Guest, steps: dict[int, Callable[[], object]]) -> None:
+        self.guest, self.steps, self.reads = guest, steps, 0
+
+    def __call__(self, offset: int, size: int) -> bytes:
+        self.steps.get(self.reads, lambda: None)()
+        self.reads += 1
+        return bytes(self.guest.data[offset : offset + size])
+
+
+def test_the_newest_record_is_one_that_is_finished() -> None:
+    guest = Guest()
+    assert LAYOUT.newest(Racing(guest, {})) is None
+    guest.hits(2)
+    guest.begin()
+    found = LAYOUT.newest(Racing(guest, {}))
+    assert found is not None and found.number == 1 and found.time == 1001
+    guest.hits(9)
+    found = LAYOUT.newest(Racing(guest, {}))
+    assert found is not None and found.number == 3, "the last that had a place"
+
+
+def test_what_is_lost_is_told_by_the_header_alone() -> None:
+    for guest, layout in ((Guest(), LAYOUT), (Overwriting(), NEWEST)):
+        for _ in range(7):
+            assert layout.lost(bytes(guest.data[:HEADER]), START) == layout.decode(bytes(guest.data)).dropped
+            guest.hits(1)
+
+
+BEHIND_HEADER, MARKS = 2, 2
+
+
+@pytest.mark.parametrize("read", range(1, 2 * MARKS + 1), ids=lambda read: f"before read {read}")
+@pytest.mark.parametrize("parts", [1, 2, 3], ids=["claimed", "half written", "whole"])
+def test_a_record_that_is_overwritten_while_it_is_read_does_not_count(read: int, parts: int) -> None:
+    """Whatever the writer has done by any read: what is returned is one whole record, the old one or none."""
+    guest = Overwriting()
+    guest.hits(NEWEST.places)
+    last = NEWEST.places - 1
+    place = HEADER + last * NEWEST.record_size
+
+    def write() -> None:
+        """Overwrite the newest record's place, a round later, as far as `parts` says."""
+        new = last + NEWEST.places + 1
+        words = (new, 1000 + new - 1, 7 | 2 << 32, 5 * (new - 1))
+        guest.data[place + NEWEST.lock : place + NEWEST.lock + 8] = (1).to_bytes(8, "little")
+        if parts > 1:
+            guest.data[place + 8 : place + NEWEST.lock] = b"".join(word.to_bytes(8, "little") for word in words[1:])
+        if parts > 2:
+            guest.data[place : place + 8] = new.to_bytes(8, "little")
+            guest.data[place + NEWEST.lock : place + NEWEST.lock + 8] = bytes(8)
+
+    found = NEWEST.newest(Racing(guest, {BEHIND_HEADER + read - 1: write}))
+    assert found is None or found.time == 1000 + found.number, "no mixture of two"
+    assert found is None or found.number < NEWEST.places

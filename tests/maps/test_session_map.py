@@ -102,3 +102,16 @@ def test_a_scalar() -> None:
         words = of(layout, 3)
         assert layout.put(data, b"", words) and layout.decode(data).by_key == {b"": words}
         assert layout.delete(data, b"") and not layout.decode(data).by_key
+
+
+def test_of_a_map_that_is_being_written_a_key_counts_that_had_a_value_before() -> None:
+    layout = SessionMapLayout(2, Count(), 8)
+    before = bytearray(layout.initial())
+    assert layout.put(before, key(1, 1), (5,)) and layout.put(before, key(2, 2), (6,))
+    now = bytearray(before)
+    assert layout.put(now, key(1, 1), (7,)) and layout.put(now, key(3, 3), (1,))
+    now[HEADER + layout.entry_size :][:8] = bytes(8)
+    torn = bytearray(now)
+    torn[HEADER + layout.entry_size] ^= 0xFF
+    assert layout.decode(now, before).by_key == {key(1, 1): (7,), key(2, 2): (6,)}
+    assert layout.decode(torn, before).by_key == {key(1, 1): (7,)}

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import pytest
 
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
-from gdb_optprobe.probes.target import Command
+from gdb_optprobe.probes.target import Command, Ticks
 from tests.fake_guest import MEETING, PLAIN, THREADS, TRACED, FakeDebugger, Registers, program
 
 LONG = 1000.0
@@ -163,3 +165,74 @@ def test_what_is_lost_is_counted_once_and_stays_in_the_report() -> None:
 def test_there_is_something_to_follow() -> None:
     with pytest.raises(OptprobeError, match="no probe keeps records"):
         recording().follower([3], bool)
+
+
+class Memory:
+    """What a way reads while the guest runs: the guest's own, until it cannot be read any more."""
+
+    def __init__(self, session: Session, reads: int) -> None:
+        self.memory, self.left = session.target.guest.machine, reads
+
+    def read(self, address: int, size: int) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise Unreadable(address, size)
+        return self.memory.read(address, size)
+
+    def write(self, address: int, data: bytes) -> None:
+        raise AssertionError("nothing is written")
+
+
+def watched(debugger: type[Debugger], reads: int, looks: int) -> tuple[str, list[tuple[bool, int]]]:
+    """What a run that is watched says, and what was seen: whether the guest ran, and the hits."""
+    guest = program()
+    session = Session(replace(guest.target, debugger=debugger(guest)), lambda: guest.settings)
+    session.add(Spec(f"*{PLAIN:#x}"))
+    sampler, seen = session.sampler(), list[tuple[bool, int]]()
+
+    def look(memory: Any, runs: bool) -> bool:
+        seen.append((runs, sampler.sample(memory).hits[0]))
+        return len(seen) < looks
+
+    return session.watch(look, cast("LiveMemory", Memory(session, reads)), 0.001), seen
+
+
+class Ticking(Debugger):
+    """The guest runs as long as the ticks want it to."""
+
+    def run(  # type: ignore[override]
+        self, seconds: float | None, until: Command | None = None, ticks: Ticks | None = None
+    ) -> str | None:
+        continues = True
+        while continues:
+            super().run(seconds)
+            continues = ticks is not None and ticks.act()
+        return None
+
+
+def test_a_guest_that_is_watched_runs_until_a_look_ends_it() -> None:
+    said, seen = watched(Ticking, 100, 3)
+    assert seen == [(True, THREADS), (True, 2 * THREADS), (True, 3 * THREADS)]
+    assert said.endswith(f": {3 * THREADS} hits of 1 probe")
+
+
+def test_where_its_memory_can_no_longer_be_read_it_is_stopped_for_each_look() -> None:
+    _, seen = watched(Ticking, 1, 4)
+    assert seen == [(True, THREADS), (False, 3 * THREADS), (False, 4 * THREADS), (False, 5 * THREADS)]
+
+
+def test_the_time_of_a_watch_is_up() -> None:
+    session = probed(None, PLAIN)
+    seen = list[bool]()
+
+    def look(memory: Any, runs: bool) -> bool:
+        seen.append(runs)
+        return True
+
+    said = session.watch(look, None, 0.001, 0.01)
+    assert seen and not any(seen) and said.startswith("ran for ")
+
+
+def test_what_stops_a_watch_is_said() -> None:
+    session = probed("stopped at breakpoint 3", PLAIN)
+    assert session.watch(lambda memory, runs: True, None, 1.0).startswith("stopped at breakpoint 3\nran for ")

@@ -222,6 +222,9 @@ class LinuxGuest(Guest):
         """Return "vfs_read+0x13", with the module's name where it is one's; "" where no symbol is known."""
         return self.handlers.symbol(address) or str(self.recovered.symbols.at(address) or self.text.symbol(address))
 
+    def known_symbol(self, address: int) -> str:
+        return self.handlers.symbol(address) or str(self.recovered.symbols.at(address) or "")
+
     def symbols(self, addresses: Sequence[int]) -> list[str]:
         found = self.recovered.symbols.spelled(addresses)
         return [text or self.text.symbol(address) for address, text in zip(addresses, found, strict=True)]

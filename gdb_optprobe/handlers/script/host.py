@@ -143,7 +143,7 @@ class HostNames:
     """
 
     def __init__(self, booted: int | None = 0) -> None:
-        self._booted = booted
+        self.booted = booted
 
     def kernel_symbol(self, address: int) -> str:
         return f"{address:#x}"
@@ -158,9 +158,9 @@ class HostNames:
         return "\n"
 
     def time(self, nanoseconds: int, time: Time) -> str:
-        if time.boot and self._booted is None:
+        if time.boot and self.booted is None:
             return "(?)"
-        return formatted_time(time.format, nanoseconds + (self._booted or 0 if time.boot else 0))
+        return formatted_time(time.format, nanoseconds + (self.booted or 0 if time.boot else 0))
 
     def error(self, number: int) -> str:
         return os.strerror(number & 0x7FFFFFFF)

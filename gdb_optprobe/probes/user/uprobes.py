@@ -34,7 +34,7 @@ from gdb_optprobe.isa.base import Insn, joined
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.trap_table import Key
-from gdb_optprobe.maps.user_call_table import COUNTERS_SIZE
+from gdb_optprobe.maps.user_call_table import COUNTERS_SIZE, MISSED
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.journal_records import ProbeRecord, restored_probe, write_probe
@@ -449,9 +449,16 @@ class Uprobes:
 
     def missed(self, probe: Probe) -> int:
         """Return how many calls of its function found no room."""
+        return sum(self.rethooks.read_counts(function).missed for function in self._functions(probe))
+
+    def missed_words(self, probe: Probe) -> tuple[int, ...]:
+        """Return where the guest counts what `missed` tells."""
+        return tuple(function.counters.address + MISSED for function in self._functions(probe))
+
+    def _functions(self, probe: Probe) -> list[UserRethook]:
         inodes = [point.program.inode for point in self.registry.uprobe_sites([probe])]
-        functions = [self.rethooks.functions.get((inode, probe.address)) for inode in inodes]
-        return sum(self.rethooks.read_counts(function).missed for function in functions if function is not None)
+        functions = (self.rethooks.functions.get((inode, probe.address)) for inode in inodes)
+        return [function for function in functions if function is not None]
 
     def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """Return the traps in [start, end), as the process shown to the user has them, with their probes' numbers."""

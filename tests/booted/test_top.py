@@ -1,0 +1,104 @@
+"""`optprobe top` at a guest: read while it runs, never back, and the same as a stop has in the end."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from qemu.guest import Guest
+from tests.booted.batch import batch, keep
+from tests.booted.gdb import Console
+
+READS = "dd if=/dev/zero of=/dev/null bs=1 count=5000"
+WORK = f"(while :; do {READS}; done) >/dev/null 2>&1 </dev/null & echo $!"
+SAMPLE = """python
+from gdb_optprobe.debugger.attach import attachments
+session = attachments.current.session
+sampler, (live, why) = session.sampler(), session.live_memory()
+print("way:", live.name if live else why)
+seen, keys, first = [], [], []
+def look(memory, runs):
+    found = sampler.sample(memory)
+    shown = sampler.gathered([0], memory, runs)[0]
+    seen.append((runs, tuple(found.hits)))
+    keys.append(sum(row.words[0] for row in shown.objects[0].rows))
+    first.append(shown.newest)
+    return len(seen) < 30
+session.watch(look, live, 0.02, 20)
+sampler.sample(session.stopped_memory)
+print("all run:", all(runs for runs, _ in seen))
+print("never back:", all(a <= b for (_, x), (_, y) in zip(seen, seen[1:]) for a, b in zip(x, y)))
+print("keys never back:", keys == sorted(keys))
+print("moves:", len({hits for _, hits in seen}) > 10)
+print("same at the stop:", list(sampler.sample(live).hits) == list(sampler.sample(session.stopped_memory).hits))
+print("by words:", sampler.sample(session.stopped_memory).hits[0] == session.hits(1))
+print("differs:", live.difference(session.stopped_memory) or "no")
+try:
+    live.write(0, b"")
+except Exception as error:
+    print("writes:", error)
+live.close()
+end"""
+
+
+def test_what_runs_is_read_and_never_goes_back(each_linux: Guest) -> None:
+    """By QEMU's memory, by QMP, and at stops; each ends with what the stopped guest has."""
+    work = each_linux.check(WORK).strip()
+    top = "optprobe top -every 0.2 -for 0.7 vfs_read"
+    script = [
+        "optprobe add vfs_read do count by $comm, print(\"%ld\", $arg3)",
+        "optprobe add vfs_read -return do latency",
+        SAMPLE,
+        top,
+        f"set optprobe qmp-socket {each_linux.directory}/qmp.sock",
+        "set optprobe live qmp",
+        keep("doctor", "optprobe doctor"),
+        top,
+        "set optprobe live slices",
+        top,
+        "optprobe delete",
+    ]
+    try:
+        found = batch(each_linux, script)
+    finally:
+        each_linux.check(f"kill {work}")
+    assert found.status == 0, found.output
+    said = dict(line.split(": ", 1) for line in found.output.splitlines() if ": " in line)
+    assert said["way"].startswith("/proc/") and said["differs"] == "no" and "not written" in said["writes"]
+    answers = ("all run", "never back", "keys never back", "moves", "same at the stop", "by words")
+    assert {name: said[name] for name in answers} == dict.fromkeys(answers, "True")
+    (live,) = [one["detail"] for one in found.json("doctor")["facilities"] if one["name"] == "live"]
+    assert live == f"by QMP at {each_linux.directory}/qmp.sock, which does not stop it"
+    blocks = found.output.split("ran for ")
+    assert len(blocks) == 4
+    for block in blocks[:3]:
+        hits = [int(one.replace(",", "")) for one in re.findall(r" s: [\d,]+/s, ([\d,]+) hit", block)]
+        assert len(hits) >= 3 and hits == sorted(hits) and hits[0] > 0, block
+        assert re.search(r"vfs_read(\+0x8)? count by \$comm: \d+ keys?\n +[\d,]+ +[\d.]+% \[dd\]", block), block
+        assert re.search(r"vfs_read(\+0x8)? newest: 1\n", block) and re.search(r"vfs_read(\+0x8)?%return\n", block)
+
+
+def test_a_screen_is_drawn_and_left_as_it_was(linux: Guest) -> None:
+    """At a terminal: a probe that stops the guest is served meanwhile, keys are heard, and the prompt comes back."""
+    with Console(linux) as gdb:
+        gdb("python import os; os.environ['TERM'] = 'xterm'")
+        gdb("optprobe add ksys_read -tier boosted")
+        gdb("optprobe add vfs_read do count by $comm")
+        assert "ran for 0.5 s" in gdb("optprobe run -for 0.5")
+        gdb.send("optprobe top -every 0.1")
+        screen = gdb.until(r"q quit")
+        assert screen.startswith("optprobe top") and "\x1b[?1049h" in screen and "vfs_read" in screen
+        os.write(gdb._into, b"h")
+        gdb.until(r"HITS\*")
+        os.write(gdb._into, b"q")
+        left = gdb.until(r"ran for [\d.e-]+ s: [\d,]+ hits? of 2 probes")
+        assert "\x1b[?1049l" in left and "in all " in left
+        assert gdb("print 6 * 7") == "$1 = 42\n"
+        gdb.send("optprobe top -every 0.1")
+        gdb.until(r"RATE/S\*")
+        assert "interrupted\nran for " in gdb.interrupt()
+        gdb("set optprobe live qmp")
+        assert "set optprobe qmp-socket PATH" in gdb("optprobe top -for 1")
+        gdb("set optprobe qmp-socket /nowhere")
+        assert "QMP at /nowhere: no such file or directory" in gdb("optprobe top -for 1")
+        gdb("optprobe delete")
