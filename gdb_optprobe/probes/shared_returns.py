@@ -249,8 +249,11 @@ class SharedReturns:
         return ReturnBlock(**vars(block), rethook=rethook, times=times)
 
     def memory(self, left: ArenaContents) -> set[Slot]:
-        """Return the tables of calls, and the memory of times, that blocks of an earlier GDB share."""
-        known, blocks = self.optimizer.rethooks.known, left.live_blocks
+        """Return the tables of calls, and the memory of times, that blocks of an earlier GDB share.
+
+        Of a graph none is adopted.
+        """
+        known, blocks = self.optimizer.rethooks.known, [one for one in left.live_blocks if not one.probe.get("python")]
         entries = {self._shared_entry(one) for one in blocks if one.probe.get("kind") == Kind.KRETPROBE.value}
         found = {one.memory for one in known if any(one.trampoline_at(at) is not None for at in entries)}
         found.update(*(_free_counters(left, one) for one in blocks if one.probe.get("kind") == Kind.KRETPROBE.value))

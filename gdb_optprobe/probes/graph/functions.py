@@ -206,12 +206,10 @@ class Functions:
             raise
         except OptprobeError:
             birth = pid
-        return Thread(
-            _word(names.dollar("task")),
-            birth if not may_fault(birth) else pid,
-            pid,
-            Load(comm.address, WORD, False, mapped=True),
-        )
+        task, name = _word(names.dollar("task")), Load(comm.address, WORD, False, mapped=True)
+        if any(map(may_fault, (task, pid, name))):  # code that functions share has nowhere to count a fault
+            raise OptprobeError("the running thread cannot be read here without a fault")
+        return Thread(task, birth if not may_fault(birth) else pid, pid, name)
 
     def learner(self, address: int, number: int, pointer: Pointer, at: Gate, into: SharedRecords) -> Spec:
         """Return the probe on a call through a pointer, which has this number."""

@@ -17,6 +17,7 @@ from gdb_optprobe.probes.graph.functions import Functions, Request
 from gdb_optprobe.probes.graph.gate import Thread
 from gdb_optprobe.probes.graph.run import GraphRun
 from gdb_optprobe.probes.graph.trees import Call, Ending, Tree
+from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
 from tests.fake_guest import START, TABLES, Body, FakeGuest, Registers
 
@@ -213,3 +214,20 @@ def test_what_has_not_ended_is_handed_over_in_the_end() -> None:
     looks = iter((False, True))
     graph.run(None, "", lambda: next(looks))
     assert [(shown(graph, tree.root), tree.ending) for tree in trees] == [("root?(f0 f1 f2?)", Ending.OPEN)]
+
+
+def test_the_graph_of_a_killed_gdb_is_taken_out_by_the_next_one() -> None:
+    """Also while a thread is within the root: it returns there, and nothing more is recorded."""
+    killed = guest()
+    before = killed.machine.read(START, TABLES - START)
+    prepared(killed)
+    killed.run_to(0, LEAVES + 4 * STEP + 5)
+    found = killed.copy()
+    session = found.session()
+    recovered = adopt.recover(session)
+    assert not len(session.registry) and len(recovered.lost) == 2 and "are taken out" in recovered.lost[0]
+    found.run_to(0, LOOP)
+    calls_root(found, 1)
+    assert found.machine.read(START, TABLES - START) == before
+    session.commit(0)
+    assert session.optimizer.release_arena()
