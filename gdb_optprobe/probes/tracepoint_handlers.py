@@ -518,7 +518,7 @@ class TracepointHandlers:
 def with_known_fields(
     events: Iterable[EventName], use: Callable[[EventName], Use]
 ) -> tuple[dict[EventName, Use], dict[EventName, Refused]]:
-    """Return what `use` returns for each event, and why it refuses those whose fields are not known.
+    """Return what `use` returns for each event, and why it refuses others: their fields are not known.
 
     Raises Refused where it is all of them, and what else `use` raises.
     """

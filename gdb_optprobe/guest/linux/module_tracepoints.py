@@ -80,7 +80,7 @@ def _events(kernel: Kernel, module: Module) -> dict[int, tuple[str, int]]:
 def arguments(kernel: Kernel, module: Module, tracepoint: int) -> int | None:
     """Return how many arguments a module's tracepoint has, each of one word; None where that is not known.
 
-    The kernel's own types do not have a module's functions. The table for BPF has the number. Raises OptprobeError.
+    The kernel's own types do not have a module's functions. BPF's table has the number. Raises OptprobeError.
     """
     if any(kernel.offset(MAP, name) != at for name, at in (("tp", 0), ("num_args", 16), ("writable_size", 20))):
         return None
