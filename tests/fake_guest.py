@@ -415,8 +415,8 @@ class OneArena:
     def left(self) -> ArenaContents | None:
         return None
 
-    def finish(self) -> None:
-        """Nothing was begun."""
+    def finish(self) -> bool:
+        return False
 
     def is_in_place(self) -> bool:
         return True

@@ -394,6 +394,7 @@ class Arena:
 
     def wipe(self, slots: Iterable[Slot], memory: Memory) -> None:
         """Restore the bytes of `slots`, which no vCPU can be inside: fill that traps, or what was overwritten."""
+        self.journal.flush_new()  # of a member that has left its block, the block would miss its code
         fill = self.ranges.fill
         runs: list[tuple[int, bytearray]] = []
         for slot in sorted(slots):

@@ -100,6 +100,7 @@ class Journal:
     _last_piece: bytes = b""
     _seen: int = field(init=False)
     _open: bool = False
+    _has_new: bool = False
 
     def __post_init__(self) -> None:
         self.state = dict(self.found.state)
@@ -161,6 +162,7 @@ class Journal:
         key = f"{item} {at:x}"
         if self.state.get(key) != value:
             self.state[key] = self._changes[key] = value
+            self._has_new = True
 
     def has(self, item: Item, at: int, value: Any) -> bool:
         """Return whether the item has this value."""
@@ -182,8 +184,14 @@ class Journal:
         exits = [[insn.address - slot.address, insn.data.hex()] for insn in detour.exits]
         self.put(Item.CODE, slot.address, [slot.size, detour.size, detour.head, origins, exits])
 
+    def flush_new(self) -> None:
+        """Write the changes since the last time if any sets an item: memory that it is about may change next."""
+        if self._has_new:
+            self.flush()
+
     def flush(self) -> None:
         """Write the changes since the last time."""
+        self._has_new = False
         if not self._open or not self._changes:
             return
         body = journal_format.body(self._changes)

@@ -38,8 +38,10 @@ class ArenaSource(Protocol):
         Raises OptprobeError.
         """
 
-    def finish(self) -> None:
-        """Give back what an earlier GDB had begun to take, or to give back, where `left` is None. Raises OptprobeError.
+    def finish(self) -> bool:
+        """Give back what an earlier GDB had begun to take, or to give back, where `left` is None.
+
+        Return whether it has left code there, which goes with the arena when no thread is in it. Raises OptprobeError.
         """
 
     def is_in_place(self) -> bool:
@@ -77,8 +79,8 @@ class GivenArena:
     def left(self) -> ArenaContents | None:
         return None
 
-    def finish(self) -> None:
-        """The user's ranges are not journaled."""
+    def finish(self) -> bool:
+        return False
 
     def is_in_place(self) -> bool:
         return True

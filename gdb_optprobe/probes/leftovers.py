@@ -58,13 +58,9 @@ def clear_leftovers(target: Target, optimizer: Optimizer, users: Uprobes) -> Non
 
 
 def read_leftovers(target: Target, users: Uprobes) -> tuple[ArenaContents, Sequence[ProbeRecord], Sequence[Patch]]:
-    """Return what is left, its probe records, and the patches that undo its branches. None of it is changed.
-
-    Raises OptprobeError where there are no probes; memory that was about to be taken or given back then is given back.
-    """
+    """Return what is left, its probe records, and the patches that undo its branches. Nothing is changed."""
     left = target.arena_source.left()
     if left is None:
-        target.arena_source.finish()
         raise OptprobeError("no probes of an earlier GDB are in this guest")
     found, traps = read_records(left)
     # From here on this GDB runs the guest and changes it.

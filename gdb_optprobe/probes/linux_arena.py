@@ -181,9 +181,13 @@ class LinuxArena:
         self._took = True
         self.linux.memory.forget()
 
-    def finish(self) -> None:
-        if not self._took and (earlier := self._look_back()) is not None and _can_finish(earlier):
-            self._clear(earlier)
+    def finish(self) -> bool:
+        if self._took or self.linux.is_booting() or (earlier := self._look_back()) is None:
+            return False
+        if not _can_finish(earlier):
+            return earlier.loan is None
+        self._clear(earlier)
+        return False
 
     def _clear(self, earlier: RecordedArena) -> None:
         earlier.clear(self.linux.machine, self.linux.memory)

@@ -297,6 +297,13 @@ class Optimizer:
         self.memory.release()
         return True
 
+    def end_earlier(self) -> None:
+        """Give back what an earlier GDB has left without probes, as far as no thread is in its code."""
+        if self.arena is None and self.target.arena_source.left() is None and self.target.arena_source.finish():
+            self.target.debugger.guard()
+            self.take_arena()
+            self.release_arena()
+
     def watch_data(self) -> int:
         """Forget what found no room so far; return the bytes of data in use."""
         if self.arena is None:
