@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from qemu.guest import Guest
 from tests.booted.batch import batch
+from tests.booted.conftest import FULL
 
 READS = 5000
 DD = f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null"
@@ -23,6 +26,7 @@ TYPED = (
 )
 
 
+@pytest.mark.parametrize("each_linux", ["linux", *["ppc_guest"] * FULL], indirect=True)
 def test_all_four(each_linux: Guest, tmp_path: Any) -> None:
     finished = batch(each_linux, [line.format(folder=tmp_path) for line in TYPED])
     assert finished.status == 0, finished.output
