@@ -51,7 +51,8 @@ def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest) -> None:
     learning, ours, died, end = (part.splitlines() for part in finished.output.split(f"{MARK}\n"))
     each_linux.check(
         f"mount -t tracefs t {TRACING} 2>/dev/null; cd {TRACING}; echo rw_verify_area > set_graph_function; "
-        f"echo function_graph > current_tracer; {DD}; echo 0 > tracing_on; cat trace > /tmp/graph; "
+        "echo function_graph > current_tracer; echo nofuncgraph-proc > trace_options; "
+        f"{DD}; echo 0 > tracing_on; cat trace > /tmp/graph; "
         "echo nop > current_tracer; echo > set_graph_function; echo > trace; echo 1 > tracing_on"
     )
     theirs = each_linux.check("cat /tmp/graph; rm /tmp/graph").splitlines()

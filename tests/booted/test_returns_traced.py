@@ -65,7 +65,7 @@ TRACERS = {
     ),
     "function_graph": Tracer(
         switch("echo function_graph > current_tracer; echo funcgraph-proc > trace_options; echo > trace"),
-        switch("echo nop > current_tracer"),
+        switch("echo nofuncgraph-proc > trace_options; echo nop > current_tracer"),
         # Reading the trace calls what is traced.
         switch("echo 0 > tracing_on; grep -c ' dd-.* vfs_read()' trace; echo 1 > tracing_on"),
         # With a probe of ours there the filter does not take the name.
