@@ -202,6 +202,12 @@ def fail(error: Exception) -> None:
     end_gdb(error.status if isinstance(error, OptprobeError) else 1)
 
 
+def stream(text: str) -> None:
+    """Print at once what comes while a command runs."""
+    gdb.write(text)
+    gdb.flush(gdb.STDOUT)
+
+
 def end_gdb(status: int) -> None:
     """End GDB with this status, without a question."""
     gdb.execute("set confirm off")

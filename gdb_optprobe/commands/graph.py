@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import gdb
 
-from gdb_optprobe.commands.base import Subcommand, symbol_words
+from gdb_optprobe.commands.base import Subcommand, stream, symbol_words
 from gdb_optprobe.commands.graph_arguments import OPTIONS, GraphArguments, parse_graph
 from gdb_optprobe.commands.graph_text import GraphText
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.debugger import attach
-from gdb_optprobe.guest_text import lines
+from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.probes.graph.callees import MOST
 from gdb_optprobe.probes.graph.run import GraphRun
 from gdb_optprobe.probes.graph.trees import Tree
@@ -71,7 +71,7 @@ class GraphCommand(Subcommand[GraphArguments]):
                 kept.append(tree)
             elif args.shows(took) and not is_over():
                 shown += 1
-                _write("\n".join(text.lines(tree)) + "\n")
+                stream("\n".join(text.lines(tree)) + "\n")
 
         def is_over() -> bool:
             return args.count is not None and shown >= args.count
@@ -92,15 +92,15 @@ class GraphCommand(Subcommand[GraphArguments]):
                     args.threads,
                 )
                 for line in _left_out(graph):
-                    _tell(line)
-                _write("\n".join(text.header()) + "\n")
+                    warn(line)
+                stream("\n".join(text.header()) + "\n")
                 stopped = graph.run(args.seconds, args.guest, is_over)
                 for tree in kept:
-                    _write("\n".join(text.lines(tree)) + "\n")
+                    stream("\n".join(text.lines(tree)) + "\n")
                 if stopped is not None and args.last is not None:
-                    _tell(stopped)
+                    warn(stopped)
                 for line in _losses(graph):
-                    _tell(line)
+                    warn(line)
             finally:
                 graph.take_out()
 
@@ -144,12 +144,3 @@ def _losses(graph: GraphRun) -> Sequence[str]:
 
 def _many(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _write(text: str) -> None:
-    gdb.write(text)
-    gdb.flush(gdb.STDOUT)
-
-
-def _tell(text: str) -> None:
-    gdb.write(lines(f"optprobe: {text}\n"), gdb.STDERR)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gdb_optprobe.commands.options import Line, Option, option_at, seconds_of, take_option
+from gdb_optprobe.commands.options import Line, Option, option_at, seconds_or_none, take_option
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.source import Fragment, fault, whole_number
 from gdb_optprobe.probes.graph.functions import Request
@@ -101,7 +101,7 @@ def parse_graph(text: str) -> GraphArguments:
         _time(options.get("-max-time")),
         numbers.get("-count"),
         numbers.get("-last"),
-        seconds_of(options["-for"].value) if "-for" in options else None,
+        seconds_or_none(options.get("-for")),
         options["-guest"].value if "-guest" in options else "",
         tails="-tail" in options,
         threads="-proc" in options,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gdb
 
+from gdb_optprobe.commands.base import stream
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.handlers.scope import Missing
@@ -78,7 +79,7 @@ def compiled(
 def written(name: str) -> Iterator[Callable[[str], object]]:
     """Yield what takes the text that a script prints. name: of a file; "" for GDB's output. Raises OptprobeError."""
     if not name:
-        yield _write
+        yield stream
         return
     try:
         # A line is there when it is printed, for a reader that follows the file.
@@ -91,8 +92,3 @@ def written(name: str) -> Iterator[Callable[[str], object]]:
 
 def warn(text: str) -> None:
     gdb.write(f"WARNING: {text}\n", gdb.STDERR)
-
-
-def _write(text: str) -> None:
-    gdb.write(text)
-    gdb.flush(gdb.STDOUT)

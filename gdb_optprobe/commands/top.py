@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import gdb
 
 from gdb_optprobe.commands import top_view
-from gdb_optprobe.commands.base import Subcommand
+from gdb_optprobe.commands.base import Subcommand, stream
 from gdb_optprobe.commands.options import TOP_OPTIONS, Watch, parse_top
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.commands.top_screen import Screen, has_screen, screen
@@ -188,5 +188,4 @@ def _lines(watch: _Watch, runs: bool) -> Iterator[None]:
 
 
 def _print(top: Top) -> None:
-    gdb.write("".join(f"{line}\n" for line in top_view.block(top, 0)))
-    gdb.flush(gdb.STDOUT)
+    stream("".join(f"{line}\n" for line in top_view.block(top, 0)))

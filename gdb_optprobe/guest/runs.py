@@ -35,13 +35,16 @@ class Run:
         return self.address + len(self.data)
 
 
-def bounds(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the runs (start, end) that hold all of `places`, (start, end) pairs in ascending order."""
+def bounds(places: Iterable[tuple[int, int]], gap: int = GAP, longest: float = LONGEST) -> Iterator[tuple[int, int]]:
+    """Yield the runs (start, end) that hold all of `places`, (start, end) pairs in ascending order.
+
+    gap: bytes between two places that are read along. longest: bytes of a run.
+    """
     start = end = None
     for first, last in places:
         if start is None or end is None:
             start, end = first, last
-        elif first - end <= GAP and last - start <= LONGEST:
+        elif first - end <= gap and last - start <= longest:
             end = max(end, last)
         else:
             yield start, end

@@ -28,7 +28,7 @@ from gdb_optprobe.guest.text import IdleSites
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import LONGEST, OutOfReach, Unrelocatable
 from gdb_optprobe.probes.block_members import BlockMembers
-from gdb_optprobe.probes.block_planner import LEAST, LEAST_RECORDED, BlockPlanner
+from gdb_optprobe.probes.block_planner import LEAST, BlockPlanner, least
 from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.count_block import CountBlock, call_code, calls_of
@@ -118,8 +118,7 @@ class Batches:
         return self.planner.sample(sites.site(sites.addresses[0]), spec) if sites.addresses else None
 
     def _allocate_traced(self, spec: Spec, handler: Handler, sites: IdleSites) -> Iterator[CountBlock]:
-        least = LEAST if spec.records is None else LEAST_RECORDED
-        if len(sites.addresses) < least or (sample := self._sample(spec, sites)) is None:
+        if len(sites.addresses) < least(spec) or (sample := self._sample(spec, sites)) is None:
             return
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         try:
@@ -133,7 +132,7 @@ class Batches:
         lay_out = count_code if handler.is_plain else call_code
         size = self.returns.stub_size if spec.is_return else len(lay_out(sample, isa, at, second))
         addresses = array("Q", sites.addresses[: arena.counts_that_fit(arena.rounded(size), WORD)])
-        if len(addresses) >= least:
+        if len(addresses) >= least(spec):
             originals = [sample.original] * len(addresses)
             yield from self._allocate(spec, handler, addresses, originals, size, [sample], is_uniform=True)
 

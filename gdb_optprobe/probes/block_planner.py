@@ -36,6 +36,11 @@ LEAST_RECORDED = 1
 """The same of calls that are recorded: what is shared gives threads at rest their return addresses back in the end."""
 
 
+def least(spec: Spec) -> int:
+    """Return how many probes of `spec` are worth a block."""
+    return LEAST if spec.records is None else LEAST_RECORDED
+
+
 @dataclass(frozen=True)
 class BlockPlanner:
     """Plans for many probes of one `add`; nothing is changed in the guest."""
@@ -51,8 +56,7 @@ class BlockPlanner:
             return False
         if not (self.returns.can_share(spec) if spec.is_return else spec.is_typed):
             return False
-        least = LEAST if spec.records is None else LEAST_RECORDED
-        return len(addresses) >= least and may_share_detour(self.optimizer.limits([spec]))
+        return len(addresses) >= least(spec) and may_share_detour(self.optimizer.limits([spec]))
 
     def places(self, spec: Spec, addresses: Sequence[int]) -> tuple[IdleSites, Sequence[Plan]]:
         """Return the tracer's sites among `addresses` that have one plan, and plans of others."""

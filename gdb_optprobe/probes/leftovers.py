@@ -47,7 +47,7 @@ def clear_leftovers(target: Target, optimizer: Optimizer, users: Uprobes) -> Non
         return
     if left.probes or left.live_blocks:
         raise OptprobeError(LEFT, RECOVER)
-    left, _, undone = read_leftovers(target, users)
+    left, _, undone = read_leftovers(target, optimizer, users)
     arena = adopt_arena(left, undone, target, optimizer, users)
     kept = (optimizer.traps.dispatcher, users.rethooks, optimizer.tracepoints)
     arena.release_data([memory for each in kept for memory in each.memory])
@@ -57,10 +57,16 @@ def clear_leftovers(target: Target, optimizer: Optimizer, users: Uprobes) -> Non
     optimizer.write_records()
 
 
-def read_leftovers(target: Target, users: Uprobes) -> tuple[ArenaContents, Sequence[ProbeRecord], Sequence[Patch]]:
-    """Return what is left, its probe records, and the patches that undo its branches. Nothing is changed."""
+def read_leftovers(
+    target: Target, optimizer: Optimizer, users: Uprobes
+) -> tuple[ArenaContents, Sequence[ProbeRecord], Sequence[Patch]]:
+    """Return what is left, its probe records, and the patches that undo its branches. Nothing of it is changed.
+
+    Raises OptprobeError where there are no probes: what else is left is given back then, as far as it can be.
+    """
     left = target.arena_source.left()
     if left is None:
+        optimizer.end_earlier()
         raise OptprobeError("no probes of an earlier GDB are in this guest")
     found, traps = read_records(left)
     # From here on this GDB runs the guest and changes it.

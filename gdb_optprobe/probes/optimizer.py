@@ -299,7 +299,7 @@ class Optimizer:
 
     def end_earlier(self) -> None:
         """Give back what an earlier GDB has left without probes, as far as no thread is in its code."""
-        if self.arena is None and self.target.arena_source.left() is None and self.target.arena_source.finish():
+        if self.arena is None and self.target.arena_source.finish():
             self.target.debugger.guard()
             self.take_arena()
             self.release_arena()

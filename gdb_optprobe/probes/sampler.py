@@ -8,6 +8,7 @@ Nothing is asked of the guest here but bytes of the probes' data: a packet to it
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -15,7 +16,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+from gdb_optprobe.detours.block import WORD
 from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.guest.runs import bounds
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.call_table import MISSED
 from gdb_optprobe.maps.hash_map import OVERFLOW
@@ -29,7 +32,6 @@ from gdb_optprobe.probes.return_block import ReturnBlock
 from gdb_optprobe.probes.shared_maps import MapsContents
 from gdb_optprobe.probes.views import ObjectView, SessionMapView
 
-WORD = 8
 GAP = 4096
 """Bytes between two words that are read along."""
 HITS = 0
@@ -121,7 +123,7 @@ class Words:
     def __init__(self, places: Iterable[tuple[int, int]], memory: Memory) -> None:
         self._starts: list[int] = []
         self._data: list[bytes] = []
-        for start, end in _joined(sorted(places)):
+        for start, end in bounds(sorted(places), GAP, math.inf):
             self._starts.append(start)
             self._data.append(memory.read(start, end - start))
 
@@ -132,18 +134,6 @@ class Words:
 
     def word(self, address: int) -> int:
         return int.from_bytes(self.read(address, WORD), "little")
-
-
-def _joined(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the ascending places, those near each other as one."""
-    start, end = places[0] if places else (0, 0)
-    for first, last in places:
-        if first - end > GAP:
-            yield start, end
-            start = first
-        end = max(end, last)
-    if places:
-        yield start, end
 
 
 @dataclass(frozen=True, slots=True)

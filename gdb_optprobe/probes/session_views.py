@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gdb_optprobe.detours.block import WORD
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.ring import START
 from gdb_optprobe.probes import probe_views, site_views
@@ -23,7 +24,6 @@ from gdb_optprobe.probes.shared_returns import SharedReturns
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import CountsView, ObjectView, ProbeView, rows
 
-WORD = 8
 RETURN = "%return"
 """Behind the name of a row of returns."""
 

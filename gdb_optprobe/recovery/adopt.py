@@ -43,8 +43,7 @@ def recover(session: Session) -> Recovered:
     Raises OptprobeError. The guest then still holds all that was left, for another try.
     """
     session.check_alive()
-    session.optimizer.end_earlier()
-    left, found, undone = read_leftovers(session.target, session.uprobes)
+    left, found, undone = read_leftovers(session.target, session.optimizer, session.uprobes)
     arena = adopt_arena(left, undone, session.target, session.optimizer, session.uprobes)
     try:
         return _adopt_probes(session, left, found, arena)
@@ -189,8 +188,7 @@ def remove(session: Session, timeout: float) -> int:
     is still inside after `timeout` seconds.
     """
     session.check_alive()
-    session.optimizer.end_earlier()
-    left, found, undone = read_leftovers(session.target, session.uprobes)
+    left, found, undone = read_leftovers(session.target, session.optimizer, session.uprobes)
     arena = adopt_arena(left, undone, session.target, session.optimizer, session.uprobes)
     kept = (session.optimizer.traps.dispatcher, session.uprobes.rethooks, session.optimizer.tracepoints)
     arena.release_data([memory for each in kept for memory in each.memory])

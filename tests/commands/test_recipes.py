@@ -73,7 +73,7 @@ SAMPLES = contents("profile", Count(), Tuple((THREAD, STACK, STACK)), {
 
 
 def ended(typed: str, *maps: Contents, width: int = 0) -> str:
-    """What a command prints whose script ends with these maps."""
+    """What a command prints when its script ends with these maps."""
     command, _, rest = typed.partition(" ")
     found = shown(command, PARSERS[command](rest), width)
     output = RecipeOutput(Names(), found)

@@ -50,7 +50,7 @@ def test_a_call_is_of_its_function() -> None:
 
 
 def test_without_a_time_nothing_is_a_call() -> None:
-    """Ticks of a clock whose rate is not known are no nanoseconds; a hit that stopped the guest has no time."""
+    """Without the rate of a clock its ticks are not in nanoseconds; a hit that stopped the guest has no time."""
     found = recording([recorded(RecordView(1, 5, (300,), "$elapsed=300", names=("$elapsed",)))])
     assert found.events == (Event(SOURCE, None, 1, None, (("$elapsed", 300),), "$elapsed=300"),) and not found.calls
 

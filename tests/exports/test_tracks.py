@@ -12,13 +12,13 @@ from gdb_optprobe.exports.recording import Call, Recording, Source, Thread
 from gdb_optprobe.exports.tracks import BEYOND_THREADS, edges, tracks
 from tests.exports.recordings import READ, VERIFY, WHOLE
 
-WHOSE = [None, Thread(0, "swapper/0"), Thread(7, "dd", 5), Thread(8), Thread(BEYOND_THREADS), Thread(-1)]
+THREADS = [None, Thread(0, "swapper/0"), Thread(7, "dd", 5), Thread(8), Thread(BEYOND_THREADS), Thread(-1)]
 
 
 @some.composite
 def calls(draw: some.DrawFn) -> Call:
     begin, took = draw(some.integers(0, 20)), draw(some.integers(0, 20))
-    source, thread = Source(1, draw(some.sampled_from("fgh"))), draw(some.sampled_from(WHOSE))
+    source, thread = Source(1, draw(some.sampled_from("fgh"))), draw(some.sampled_from(THREADS))
     return Call(source, begin, begin + took, draw(some.integers(0, 1)), thread)
 
 
@@ -61,7 +61,7 @@ def test_a_call_that_seems_to_begin_in_another_and_ends_last_is_around_it() -> N
     late, inner, apart = Call(READ, 5, 20, 0, dd), Call(VERIFY, 3, 9, 0, dd), Call(VERIFY, 20, 30, 0, dd)
     (track,) = tracks(Recording(calls=(late, inner, apart)))
     assert [(one.call, one.depth) for one in track.calls] == [(replace(late, begin=3), 0), (inner, 1), (apart, 0)]
-    # Of a CPU, nobody knows that they are of one thread.
+    # Of a CPU, it is not known that they are of one thread.
     assert len(tracks(Recording(calls=tuple(replace(one, thread=None) for one in (late, inner))))) == 2
 
 

@@ -114,8 +114,8 @@ def test_what_is_written_of_blocks() -> None:
 
 
 def test_what_is_written_of_events() -> None:
-    """Of one whose handler has the arguments alone, of one that has the fields assigned, with its counter, and of both
-    kinds where a module is held.
+    """Of one with a handler that has the arguments alone, of one that has the fields assigned, with its counter, and of
+    both kinds where a module is held.
     """
     slot, counter, hold = Slot(CODE[0], 16), Slot(DATA[0], 8), Slot(DATA[0] + 16, 16)
     state = {}

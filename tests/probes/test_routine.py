@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.probes import batch
+from gdb_optprobe.probes import block_planner
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
@@ -254,7 +254,7 @@ def test_the_condition_is_what_one_alone_evaluates(monkeypatch: pytest.MonkeyPat
         assert bool(session.registry.blocks) == (guest is together)
         run(guest)
         assert {view.hits for view in session.reports()} == {1}
-        monkeypatch.setattr(batch, "LEAST", COUNT + 1)
+        monkeypatch.setattr(block_planner, "LEAST", COUNT + 1)
 
 
 def test_functions_without_a_tracer_s_site_have_a_routine_that_keeps_all() -> None:

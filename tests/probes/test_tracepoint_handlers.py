@@ -1,4 +1,4 @@
-"""Of several events those whose fields are not known are left out, and the reason is told."""
+"""Of several events those with fields that are not known are left out, with the reason."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_what_is_damaged_is_refused_in_one_line(tmp_path: Path, monkeypatch: pyt
 
 
 def sections_of(abbreviations: bytes, body: bytes) -> dict[str, bytes]:
-    """A unit of DWARF 5, whose entries are `body`."""
+    """A unit of DWARF 5 with the entries `body`."""
     rest = b"\5\0" + b"\1" + b"\x08" + bytes(4) + body
     return {".debug_info": len(rest).to_bytes(4, "little") + rest, ".debug_abbrev": abbreviations}
 
