@@ -221,7 +221,10 @@ class SymbolTable:
         return Symbol(self.symbols.names[index], start, size, self.symbols.types[index])
 
     def _in_text(self, address: int) -> bool:
-        return not self.text or any(start <= address < end for start, end in self.text)
+        for start, end in self.text:  # asked of every function
+            if start <= address < end:
+                return True
+        return not self.text
 
     def _index(self) -> dict[str, int]:
         """Name → its first index. Names that occur more than once are also in `_aliases`."""

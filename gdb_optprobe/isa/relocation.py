@@ -71,6 +71,7 @@ class Relocation:
     is_nop:  whether an instruction does nothing.
     shadows: whether one holds off interrupts until the next one has run.
     copy_falls_through: whether execution may leave the copy of one at its end.
+    moves_as_it_is:     whether every copy of one is its own bytes, or nothing.
     """
 
     copy: Callable[[Insn, int, DisplacedRegion], bytes]
@@ -78,6 +79,7 @@ class Relocation:
     is_nop: Callable[[bytes], bool]
     shadows: Callable[[Insn], bool]
     copy_falls_through: Callable[[Insn], bool]
+    moves_as_it_is: Callable[[Insn], bool]
 
     def relocate(
         self, insns: Sequence[Insn], to: int, before: Before | None = None, dead: Dead | None = None
@@ -92,6 +94,8 @@ class Relocation:
         if any(here.end != there.address for here, there in pairwise(insns)):
             raise ValueError("the instructions to relocate are not contiguous")
         before = before or {}
+        if all(map(self.moves_as_it_is, insns)):  # the entries of most functions do, of which there are thousands
+            return self._lay_out_as_they_are(insns, to, before)
         self._check_shadows(insns, before)
         alone = dead if dead is not None and len(insns) == 1 else Dead()
         region = DisplacedRegion(insns[0].address, insns[-1].end, to, {insn.address: to for insn in insns[1:]}, alone)
@@ -122,10 +126,28 @@ class Relocation:
             except OutOfReach:
                 raise Unrelocatable(Hazard.OUT_OF_REACH, insn) from None
             shadowed = self.shadows(insn)
-        if self.copy_falls_through(insns[-1]):
-            origins.append((len(out), region.end))
+        return self._with_branch_back(insns[-1], region.to, out, origins)
+
+    def _lay_out_as_they_are(self, insns: Sequence[Insn], to: int, before: Before) -> Relocated:
+        out = bytearray()
+        origins: list[tuple[int, int]] = []
+        for insn in insns:
+            origins.append((len(out), insn.address))
+            if insn.address in before:
+                try:
+                    out += before[insn.address](to + len(out))
+                except OutOfReach:
+                    raise Unrelocatable(Hazard.OUT_OF_REACH, insn) from None
+            if not self.is_nop(insn.data):
+                out += insn.data
+        return self._with_branch_back(insns[-1], to, out, origins)
+
+    def _with_branch_back(self, last: Insn, to: int, out: bytearray, origins: list[tuple[int, int]]) -> Relocated:
+        """Complete the copies `out` at `to`, of instructions of which `last` is the last one."""
+        if self.copy_falls_through(last):
+            origins.append((len(out), last.end))
             try:
-                out += self.branch(region.to + len(out), region.end)
+                out += self.branch(to + len(out), last.end)
             except OutOfReach:
-                raise Unrelocatable(Hazard.OUT_OF_REACH, insns[-1]) from None
-        return Relocated(region.to, bytes(out), tuple(origins))
+                raise Unrelocatable(Hazard.OUT_OF_REACH, last) from None
+        return Relocated(to, bytes(out), tuple(origins))

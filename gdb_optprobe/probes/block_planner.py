@@ -85,7 +85,8 @@ class BlockPlanner:
         return self.entry_plans.stops(address)
 
     def _planner(self, spec: Spec, limits: TierLimits) -> Callable[[int], Plan]:
-        return lambda address: self.optimizer.plan(address, [spec], limits=limits)
+        neighbours = self.optimizer.neighbours()
+        return lambda address: self.optimizer.plan(address, [spec], neighbours, limits)
 
     def plans_of(self, spec: Spec, addresses: Collection[int]) -> list[Plan]:
         """Return plans for those of `addresses` that have no tracer's site and nothing else in their functions."""

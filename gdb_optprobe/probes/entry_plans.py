@@ -19,7 +19,7 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.interrupts import checkpoint
-from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
+from gdb_optprobe.isa.base import Dead, OutOfReach, Unrelocatable
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.count_block import LaidOut
 from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
@@ -46,11 +46,13 @@ class EntryPlans:
     """The plans of counts, by address; None where an address cannot be probed.
 
     laid_out: their detours, as they were in blocks before: those that come back find the same memory.
+    _others: how many instructions of a detour are not displaced ones, by what that depends on.
     """
 
     laid_out: LaidOut = field(default_factory=dict)
     _plans: dict[int, Plan | None] = field(default_factory=dict)
     _shapes: dict[tuple[LayOut, int], Shape | None] = field(default_factory=dict)
+    _others: dict[tuple[LayOut, Dead, bool, int], int] = field(default_factory=dict)
     _made_for: object = None
 
     def unknown(self, addresses: Sequence[int], guest: Guest, limits: TierLimits) -> list[int]:
@@ -59,6 +61,7 @@ class EntryPlans:
         if self._made_for != made_for:
             self._plans.clear()
             self._shapes.clear()
+            self._others.clear()
             self.laid_out.clear()
             self._made_for = made_for
         if len(self.laid_out) > MOST_LAID_OUT:
@@ -80,8 +83,9 @@ class EntryPlans:
         unknown = self.unknown(addresses, guest, limits)
         if len(unknown) - expected >= MANY:
             guest.read_ahead(len(unknown) - expected)
-        for address in unknown:
-            checkpoint()
+        for place, address in enumerate(unknown):
+            if not place % MANY:
+                checkpoint()
             try:
                 found: Plan | None = plan(address)
             except Refused:
@@ -119,8 +123,18 @@ class EntryPlans:
             except (OutOfReach, Unrelocatable):
                 self._shapes[key] = None
             else:
-                self._shapes[key] = Shape(len(code), len(isa.decode(code, at)), len(plan.displaced))
+                self._shapes[key] = Shape(len(code), self._counted(plan, isa, lay_out, code, at), len(plan.displaced))
         return self._shapes[key]
+
+    def _counted(self, plan: Plan, isa: Isa, lay_out: LayOut, code: bytes, at: int) -> int:
+        """Return the instructions of a detour: decoded, unless it is like another one but for what it has displaced."""
+        moved = plan.displaced
+        if not all(isa.moves_as_it_is(insn) and not isa.fills(insn) for insn in moved):  # what fills is left out
+            return len(isa.decode(code, at))
+        key = lay_out, plan.dead, plan.base is None, len(code) - sum([len(insn.data) for insn in moved])
+        if key not in self._others:
+            self._others[key] = len(isa.decode(code, at)) - len(moved)
+        return self._others[key] + len(moved)
 
 
 def _is_alone(plan: Plan) -> bool:

@@ -160,10 +160,11 @@ class KeptPlans:
     def _unpacked(self, code: str, facts: Mapping[str, object]) -> Reason:
         if not isinstance(facts, dict):
             raise _Unfit
-        found = Refusal[code].because(**{name: self._known(value) for name, value in facts.items()})
-        if "{" in str(found):  # raises KeyError where some facts are missing; without any, it is the template
+        # What has places that are spelled is tried without: nothing is looked up for it.
+        trial = {name: "" if isinstance(value, list) else value for name, value in facts.items()}
+        if "{" in str(Refusal[code].because(**trial)):  # raises KeyError where some are missing; of none, a template
             raise _Unfit
-        return found
+        return Refusal[code].because(**{name: self._known(value) for name, value in facts.items()})
 
     def _known(self, value: object) -> object:
         if isinstance(value, list):

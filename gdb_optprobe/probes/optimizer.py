@@ -147,7 +147,7 @@ class Optimizer:
         ):
             raise Refused(Refusal.TEXT_CHANGED.because(address=self.target.guest.text.spell(address)))
         limits = limits or self.limits(specs)
-        best = self._plan_once(address, limits, neighbours or self._neighbours())
+        best = self._plan_once(address, limits, neighbours or self.neighbours())
         if best.tier not in _NEED_MEMORY:
             return best
         try:
@@ -234,7 +234,7 @@ class Optimizer:
             trap_paths=self.traps.ways_in,
         )
 
-    def _neighbours(self) -> Neighbours:
+    def neighbours(self) -> Neighbours:
         """Return a function that finds the probe on an instruction; each is looked at once."""
 
         @cache
@@ -351,7 +351,7 @@ class Optimizer:
         """Settle what shares a straight-line run with `addresses`: a probe or a breakpoint came or went there."""
         # Plan: a site that was planned in this stop, for the same neighbours and settings, keeps its plan.
         sites = self._affected_sites(tuple(addresses))
-        neighbours = self._neighbours()
+        neighbours = self.neighbours()
         for site in sites:
             self.replan(site, neighbours)
         self._planned.clear()  # what is written from here on may be in a plan's way
@@ -577,7 +577,9 @@ class Optimizer:
                 continue
             cfg = self._cfgs.at(address)
             insn = cfg.containing(address) if cfg is not None else None
-            if cfg is not None and insn is not None:
+            if cfg is None or insn is None:
+                continue
+            if self.registry.has_other(cfg.function.start, cfg.function.end, address):
                 # A branch may cover padding behind its run.
                 looked_at.update(one.address for one in cfg.straight_line_run(cfg.owner_of_padding(insn)))
         found = (self.registry.site(address) for address in sorted(looked_at))

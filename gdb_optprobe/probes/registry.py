@@ -350,6 +350,13 @@ class Registry:
             block.enabled and block.has_within(start, end) for block in self.blocks
         )
 
+    def has_other(self, start: int, end: int, address: int) -> bool:
+        """Return whether there is a probe from `start` to before `end` that is not at `address`."""
+        addresses = self._addresses[bisect_left(self._addresses, start) : bisect_left(self._addresses, end)]
+        return any(at != address for at in addresses) or any(
+            block.has_within(start, address) or block.has_within(address + 1, end) for block in self.blocks
+        )
+
     def sites_within(self, start: int, end: int) -> list[Site]:
         """Return the sites at addresses from `start` to before `end`."""
         self._unpack_within(start, end)

@@ -64,7 +64,9 @@ class SessionViews:
         for block in blocks:
             symbols = block.symbols or guest.symbols(block.sites)
             block.symbols = symbols
-            hits = aggregate.decode(guest.machine.read(block.data.address, block.data.size))
+            is_new = block.installed_at == guest.moment()  # the guest has not run: nothing was counted yet
+            counted = bytes(block.data.size) if is_new else guest.machine.read(block.data.address, block.data.size)
+            hits = aggregate.decode(counted)
             branches = block.isa.branches(block.sites, range(block.code.address, block.code.end, block.step))
             for start, end in block.runs():
                 probe, site = self.members.member(block, start)

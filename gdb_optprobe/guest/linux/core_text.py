@@ -204,7 +204,10 @@ class CoreText(ABC):
         A tracer's site changes, and kprobes of the guest's come and go.
         """
         bounds = self._bounds(address)
-        return bounds is not None and not self.ftrace.within(*bounds) and not self.originals.kprobes(*bounds)
+        return bounds is not None and self._function_lasts(*bounds)
+
+    def _function_lasts(self, start: int, end: int) -> bool:
+        return not self.ftrace.within(start, end) and not self.originals.kprobes(start, end)
 
     # -----------------------------------------------------------------------------------------------------------------
 

@@ -224,4 +224,4 @@ def _copy_falls_through(insn: Insn) -> bool:
     return insn.flow in (Flow.NEXT, Flow.BRANCH)
 
 
-relocate = Relocation(_copy, branch, is_nop, shadows, _copy_falls_through).relocate
+relocate = Relocation(_copy, branch, is_nop, shadows, _copy_falls_through, moves_as_it_is).relocate

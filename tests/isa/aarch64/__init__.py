@@ -141,7 +141,7 @@ class _AArch64:
     branch = staticmethod(branch)
     branches = staticmethod(branches)
     relocate = Relocation(
-        copy, branch, lambda data: data == NOP, lambda _: False, lambda insn: insn.falls_through
+        copy, branch, lambda data: data == NOP, lambda _: False, lambda insn: insn.falls_through, lambda _: False
     ).relocate
     hazard = staticmethod(hazard)
     count = staticmethod(count)

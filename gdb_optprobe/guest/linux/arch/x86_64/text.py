@@ -215,13 +215,13 @@ class KernelText(CoreText):
         yield list(self.static_calls.trampolines)
         yield self.smp_locks.within(0, MASK)
 
-    def _lasts(self, address: int) -> bool:
+    def _function_lasts(self, start: int, end: int) -> bool:
         """See CoreText. A pointer into the function is in data, and so is the table of an indirect jump."""
-        if (bounds := self._bounds(address)) is None or bounds[0] in self._by_data or not super()._lasts(address):
+        if start in self._by_data or not super()._function_lasts(start, end):
             return False
         assert self._entries is not None
-        pointed, place = self._entries.pointed, bisect_right(self._entries.pointed, bounds[0])
-        return place == len(pointed) or pointed[place] >= bounds[1]
+        pointed, place = self._entries.pointed, bisect_right(self._entries.pointed, start)
+        return place == len(pointed) or pointed[place] >= end
 
     def _at_rest(self, text: bytes, base: int) -> bytes:
         symbols = self._kernel.symbols
