@@ -110,7 +110,8 @@ class Locations:
         loaded = self._modules.names(module) if self._modules is not None else iter(())
         starts = own | {at for name, at in loaded if matches(name)}
         if not starts:
-            raise OptprobeError(f"no function matches '{pattern}'")
+            hint = "a comma within quotes is part of the name: leave the quotes out" if "," in pattern else ""
+            raise OptprobeError(f"no function matches '{pattern}'", hint)
         return self._entries(starts)
 
     def _addresses(self, name: str, module: str) -> list[int]:
