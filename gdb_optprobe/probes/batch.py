@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
@@ -77,14 +78,18 @@ class Batches:
             return []
         with held():
             self._make_room(len(addresses))
-            blocks = [*self._allocate_traced(spec, handler, sites), *self._allocate_others(spec, handler, others)]
-            if not blocks:
-                return []
-            arena = self.optimizer.take_arena()
+            blocks = list[CountBlock]()
             try:
-                self._write(blocks, arena)
+                for block in chain(
+                    self._allocate_traced(spec, handler, sites), self._allocate_others(spec, handler, others)
+                ):
+                    blocks.append(block)
+                if not blocks:
+                    return []
+                self._write(blocks, self.optimizer.take_arena())
             except BaseException:
-                self._forget(blocks, arena)
+                if blocks:
+                    self._forget(blocks, self.optimizer.take_arena())
                 raise
             for block in blocks:
                 self.registry.add_block(block)
@@ -195,15 +200,13 @@ class Batches:
             if fits and spec.is_return:
                 block = self.optimizer.with_memory(lambda: self.returns.with_hook(block, arena), arena)
         except BaseException:
-            self.routines.forget(block, arena)
             arena.free_counts(code, data)
-            self.routines.tidy()
+            self.routines.forget(block, arena)
             raise
         if not fits or not _can_be_laid_out(block):
             self.returns.forget(block, arena)
-            self.routines.forget(block, arena)
             arena.free_counts(code, data)
-            self.routines.tidy()
+            self.routines.forget(block, arena)
             return
         block.first = self.registry.take_numbers(len(sites))
         yield block
@@ -255,13 +258,13 @@ class Batches:
             places = block.places()
             texts = runs.at(places, runs.read(places, machine))
             if any(text == branch for text, branch in zip(texts, block.branches(block.isa), strict=True)):
+                self.routines.leave(block)
                 continue
             arena.wipe([block.code], machine)
             self.members.forget(block, arena)
             arena.free_counts(block.code, block.data)
             self.returns.forget(block, arena)
             self.routines.forget(block, arena)
-        self.routines.tidy()
         arena.journal.flush()
 
     def _stopped_at(self, blocks: Sequence[CountBlock]) -> Collection[int]:

@@ -136,9 +136,19 @@ class BlockRoutines:
         return routine_code(block.handler, callers, block.data.address, block.dead, block.isa)
 
     def forget(self, block: CountBlock, arena: Arena) -> None:
-        """Give back what a block had in maps: it is not in the guest after all. Its routine goes with `tidy`."""
+        """Give back what a block had in maps, and its routine: it is not in the guest after all. Raises OptprobeError.
+
+        Others of the same `add` may have theirs, and are not registered yet: `tidy` would release them too.
+        """
         if block.handler.shared is not None:
             block.handler.shared.release_block(block.code.address, arena)
+        if block.routine is not None:
+            self._release(block.routine, arena)
+
+    def leave(self, block: CountBlock) -> None:
+        """Leave a block's routine in the guest for good: the text leads to it, and no probe is known to."""
+        if block.routine is not None:
+            self.placed.remove(block.routine)
 
     def tidy(self) -> None:
         """Release the routines that no detour calls any more which something leads to. Raises OptprobeError."""
@@ -149,8 +159,11 @@ class BlockRoutines:
             detours = (one.detour.address for one in (*self.registry.branches(), *self.optimizer.lost_branches()))
             if arena is None or id(routine) in used or any(callers.address <= at < callers.end for at in detours):
                 continue
-            self.placed.remove(routine)
-            routine.release(self.target.guest, arena)
+            self._release(routine, arena)
+
+    def _release(self, routine: Routine, arena: Arena) -> None:
+        self.placed.remove(routine)
+        routine.release(self.target.guest, arena)
 
     def at(self, pc: int) -> Routine | None:
         """Return the routine that `pc` is in."""

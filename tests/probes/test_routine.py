@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import block_planner
 from gdb_optprobe.probes.spec import Spec
@@ -12,6 +13,7 @@ from tests.detours.fakes import code
 from tests.fake_guest import CODE, DATA, FILL, STACK_SIZE, STACKS, START, THREADS, Body, FakeGuest, fail_at_write
 from tests.probes.test_batch import AT, BODY, COUNT, LOOP, functions, run, text
 
+SEVERAL = code("48 ff c0  inc %rax\n48 ff c1  inc %rcx\n48 01 c8  add %rcx,%rax\nc3  ret")
 SOME = Spec("f*", glob=True, condition="$rbx == 7")
 EVERY = Spec("f*", glob=True, condition="$rbx != 7")
 
@@ -233,6 +235,61 @@ def test_a_batch_that_fails_leaves_nothing() -> None:
     counted = one_of_two()
     counted.session().add(SOME)
     fails_at_any_write(SOME, len(counted.machine.writes))
+
+
+def test_a_batch_that_cannot_be_undone_keeps_its_routine() -> None:
+    """The text cannot be written any more, between two writes of branches: the guest runs on correctly."""
+    counted = one_of_two()
+    counted.session().add(EVERY)
+    guest, fails = one_of_two(), [True]
+    session, write = guest.session(), guest.machine.write
+    last = len(counted.machine.writes) - 1
+
+    def lost(address: int, data: bytes) -> None:
+        if fails[0] and len(guest.machine.writes) >= last and address < CODE:
+            raise OptprobeError("the text is read-only")
+        write(address, data)
+
+    guest.machine.write = lost  # type: ignore[method-assign]
+    with pytest.raises(OptprobeError):
+        session.add(EVERY)
+    fails[0] = False
+    assert guest.machine.read(AT[0], 1) == b"\xe9", "a branch is there"
+    run(guest)
+    session.add(Spec(f"*{LOOP:#x}"))
+    session.delete()
+    (detour,) = guest.isa.decode(guest.machine.read(AT[0], 5), AT[0])
+    assert detour.target is not None and session.optimizer.arena is not None
+    call, *_ = guest.isa.decode(guest.machine.read(detour.target, 5), detour.target)
+    assert call.target not in {slot.address for slot in session.optimizer.arena.dirty()}
+    session.commit(0)
+    run(guest)
+
+
+@pytest.mark.parametrize("room", range(32, 96, 16))
+def test_where_one_block_finds_no_room_the_others_keep_their_routines(room: int) -> None:
+    several = [START + 0x3000 + 32 * number for number in range(COUNT)]
+    calls = b"".join(
+        b"\xe8" + (to - LOOP - 5 * number - 5).to_bytes(4, "little", signed=True)
+        for number, to in enumerate((*AT, *several))
+    )
+    loop = calls + b"\xe9" + (-len(calls) - 5).to_bytes(4, "little", signed=True)
+    bodies = [Body(f"f{number}", at, BODY, tracer=0) for number, at in enumerate(AT)]
+    bodies += [Body(f"f_{number}", at, SEVERAL) for number, at in enumerate(several)]
+    ranges = Ranges(((CODE, CODE + COUNT * (16 + 32) + room),), ((DATA, DATA + 0x1000),), FILL)
+    guest = FakeGuest((*bodies, Body("loop", LOOP, loop)), arena=Arena(ranges, 16))
+    guest.start_threads(LOOP)
+    session = guest.session()
+    session.add(EVERY)
+    blocks = session.registry.blocks
+    assert [block.routine for block in blocks] == session.block_routines.placed and len(blocks) in (1, 2)
+    for thread in range(THREADS):
+        guest.run_to(thread, LOOP + len(calls))
+    assert session.check() == () and {session.hits(number) for number in blocks[0].numbers} == {THREADS}
+    session.delete()
+    for thread in range(THREADS):
+        guest.run_to(thread, LOOP + len(calls))
+    assert not session.block_routines.placed
 
 
 @pytest.mark.parametrize(
