@@ -346,10 +346,12 @@ class Batches:
     def _unpack_in_the_way(self, blocks: Sequence[CountBlock]) -> list[Probe]:
         """Have members leave disabled blocks that cannot be written as they were: something came there meanwhile."""
         for block in blocks:  # they are in their own way
-            self.registry.blocks.remove(block)
-        ready = self.planner.ready(blocks)
-        for block in blocks:
-            self.registry.add_block(block)
+            self.registry.remove_block(block)
+        try:
+            ready = self.planner.ready(blocks)
+        finally:  # a Ctrl-C interrupts planning
+            for block in blocks:
+                self.registry.add_block(block)
         return [
             self.members.unpack(block, index)
             for block in blocks

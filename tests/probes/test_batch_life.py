@@ -9,6 +9,7 @@ import pytest
 
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.probes import entry_plans
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
@@ -191,6 +192,28 @@ def test_a_second_probe_comes_and_goes(made: Guests) -> None:
     run(guest)
     assert set(counts(session).values()) == {3 * THREADS} and session.check() == ()
     leave(guest, session, made)
+
+
+def test_planning_that_is_interrupted_loses_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting has changed since, so that all are planned anew as they are enabled."""
+    guest = untraced()
+    session = guest.session()
+    session.add(GLOB)
+    session.disable()
+    guest.settings = replace(guest.settings, boost=False)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(entry_plans, "checkpoint", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.enable()
+    assert len(session.views()) == COUNT and not any(view.enabled for view in session.views())
+    session.enable()
+    run(guest)
+    assert set(counts(session).values()) == {THREADS}
+    leave(guest, session, untraced)
 
 
 def test_a_block_that_others_changed_a_site_of_is_disabled_but_for_that() -> None:
