@@ -68,11 +68,13 @@ class _Planned:
     """A plan, and what it was made from: it holds until the guest runs, or something of that changes.
 
     neighbours: what was asked about probes nearby, by address.
+    is_alone: whether it holds only while there is no other probe in its function.
     """
 
     plan: Plan
     limits: TierLimits
     neighbours: Mapping[int, Neighbour | None]
+    is_alone: bool = False
 
     def is_valid(self, limits: TierLimits, neighbours: Neighbours) -> bool:
         """Return whether the same plan would be made again."""
@@ -157,8 +159,8 @@ class Optimizer:
         return self.plan_without_detour(address, specs, why) if why is not None else best
 
     def expect_plan(self, found: Plan, limits: TierLimits) -> None:
-        """Take `found` for the plan of its address in this stop: it holds, and nothing else is in its function."""
-        self._planned_for_now()[found.address] = _Planned(found, limits, {})
+        """Take `found` for the plan of its address in this stop, for as long as nothing else is in its function."""
+        self._planned_for_now()[found.address] = _Planned(found, limits, {}, is_alone=True)
 
     def planned(self, address: int) -> Plan | None:
         """Return the plan that was made in this stop, whether it can be carried out or not."""
@@ -179,7 +181,9 @@ class Optimizer:
     def _plan_once(self, address: int, limits: TierLimits, neighbours: Neighbours) -> Plan:
         """Return the best plan for `address`: the one that was made already where nothing has changed since."""
         known = self._planned_for_now().get(address)
-        if known is not None and known.is_valid(limits, neighbours):
+        if known is not None and known.is_valid(limits, neighbours) and (
+            not known.is_alone or self._is_alone(address)
+        ):
             return known.plan
         asked: dict[int, Neighbour | None] = {}
 
@@ -191,6 +195,11 @@ class Optimizer:
         made = plan(PlanRequest(address, ask, self.target.debugger.breakpoints()), self._cfgs, limits)
         self._planned[address] = _Planned(made, limits, asked)
         return made
+
+    def _is_alone(self, address: int) -> bool:
+        """Return whether no other probe is in the function around `address`."""
+        start, end = self.target.guest.bounds(address) or (address, address + 1)
+        return not self.registry.has_other(start, end, address)
 
     def plan_without_detour(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
         """Return the best plan for `address` that needs no detour: a better one cannot be carried out, for `reason`."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import entry_plans
+from gdb_optprobe.probes.block_planner import BlockPlanner
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
@@ -214,6 +216,45 @@ def test_planning_that_is_interrupted_loses_no_probe(monkeypatch: pytest.MonkeyP
     run(guest)
     assert set(counts(session).values()) == {THREADS}
     leave(guest, session, untraced)
+
+
+class Kept:
+    """See probes.kept_plans.KeptPlans."""
+
+    def __init__(self, session: Session) -> None:
+        blocks = session.registry.blocks
+        self.plans = {block.sites[index]: block.plan(index) for block in blocks for index in block.members}
+
+    def load(self, addresses: Collection[int]) -> list[Plan]:
+        return [self.plans[address] for address in addresses]
+
+    def store(self, plans: Iterable[Plan]) -> None:
+        assert not [*plans], "all are known"
+
+
+@pytest.mark.parametrize(
+    ("offset", "actions"), [(3, ("stop",)), (3, ("count",)), (6, ("count",))], ids=["stops", "inside", "behind"]
+)
+def test_a_kept_plan_gives_way_to_another_probe_of_the_same_stop(
+    offset: int, actions: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = untraced().session()
+    before.add(GLOB)
+    kept = Kept(before)
+    monkeypatch.setattr(BlockPlanner, "_kept", lambda *_: kept)
+    guest = untraced()
+    session = guest.session()
+    session.add(GLOB)
+    session.add(Spec(f"*{AT[0] + offset:#x}", actions=actions, tier="breakpoint" if "stop" in actions else ""))
+    assert {block.at(AT[0]) for block in session.registry.blocks} == {None}
+    first, other = (site.plan for site in session.registry.sites())
+    if "stop" in actions:
+        assert first.tier.stops and guest.machine.read(AT[0], 4) == untraced().machine.read(AT[0], 4)
+    else:
+        assert first.displaced == other.displaced, "they share a branch"
+        run(guest)
+        assert {*counts(session).values()} == {THREADS}
+    assert session.check() == ()
 
 
 def test_a_block_that_others_changed_a_site_of_is_disabled_but_for_that() -> None:
