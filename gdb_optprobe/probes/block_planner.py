@@ -74,9 +74,24 @@ class BlockPlanner:
 
     def stopping(self, spec: Spec, addresses: Collection[int]) -> set[int]:
         """Return those of `addresses` that can be probed only where each hit stops the guest, or not at all."""
-        limits = self.optimizer.limits([spec])
-        self.entry_plans.of(sorted(addresses), self.target.guest, limits, self._planner(spec, limits))
-        return {address for address in addresses if self.entry_plans.stops(address)}
+        limits, occupied = self.optimizer.limits([spec]), self._all_occupied()
+        plan = self._planner(spec, limits)
+        bounds = self.target.guest.bounds
+        alone = [
+            address
+            for address in sorted(addresses)
+            if not (occupied and _is_any(occupied, *(bounds(address) or (address, address + 1))))
+        ]
+        self.entry_plans.of(alone, self.target.guest, limits, plan)
+        found = {address for address in alone if self.entry_plans.stops(address)}
+        for address in {*addresses}.difference(alone):  # what it is now holds while that is there
+            try:
+                stops = plan(address).tier.stops > 0
+            except Refused:
+                stops = True
+            if stops:
+                found.add(address)
+        return found
 
     def stops(self, spec: Spec, address: int) -> bool:
         """Return whether `stopping` has an address; from what is known, where that is enough."""
@@ -90,14 +105,13 @@ class BlockPlanner:
 
     def plans_of(self, spec: Spec, addresses: Collection[int]) -> list[Plan]:
         """Return plans for those of `addresses` that have no tracer's site and nothing else in their functions."""
-        guest = self.target.guest
-        occupied = sorted({*self.target.debugger.breakpoints(), *self._occupied()})
+        guest, occupied = self.target.guest, self._all_occupied()
 
         def is_alone(address: int) -> bool:
             start, end = guest.bounds(address) or (address, address + 1)
-            place = bisect_left(occupied, start)
-            inside = place < len(occupied) and occupied[place] < end
-            return not inside and not any(block.has_within(start, end) for block in self.registry.blocks)
+            return not _is_any(occupied, start, end) and not any(
+                block.has_within(start, end) for block in self.registry.blocks
+            )
 
         alone = [address for address in sorted(addresses) if is_alone(address)]
         limits = self.optimizer.limits([spec])
@@ -167,7 +181,17 @@ class BlockPlanner:
             taken.update(block.sites[index] for index in block.members)
         return replace(sites, addresses=[start for start in starts if start not in taken]) if taken else sites
 
+    def _all_occupied(self) -> Sequence[int]:
+        """Return where the user's breakpoints are, and probes and patches that are in no block, ascending."""
+        return sorted({*self.target.debugger.breakpoints(), *self._occupied()})
+
     def _occupied(self) -> Iterator[int]:
         """Yield where probes and patches are that are in no block."""
         yield from self.registry.addresses()
         yield from self.optimizer.lost_heads()
+
+
+def _is_any(ascending: Sequence[int], start: int, end: int) -> bool:
+    """Return whether any number is from `start` to before `end`."""
+    place = bisect_left(ascending, start)
+    return place < len(ascending) and ascending[place] < end

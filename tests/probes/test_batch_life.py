@@ -218,6 +218,21 @@ def test_planning_that_is_interrupted_loses_no_probe(monkeypatch: pytest.MonkeyP
     leave(guest, session, untraced)
 
 
+def test_what_a_breakpoint_keeps_out_is_in_once_the_breakpoint_has_gone() -> None:
+    guest = untraced()
+    session = guest.session()
+    guest.breakpoints = frozenset([AT[0] + 3])
+    every = Spec("*", glob=True)
+    left_out = {one.address for view in session.add(every) for one in view.left_out}
+    assert AT[0] in left_out
+    session.delete()
+    guest.breakpoints = frozenset()
+    assert AT[0] in {view.address for view in session.add(every)}
+    session.delete()
+    guest.breakpoints = frozenset([AT[0] + 3])
+    assert left_out == {one.address for view in session.add(every) for one in view.left_out}
+
+
 class Kept:
     """See probes.kept_plans.KeptPlans."""
 
