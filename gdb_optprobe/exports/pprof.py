@@ -1,4 +1,5 @@
-"""pprof's profile.proto, gzipped: of stacks, how often each was seen; of calls, how many, and their own time.
+"""pprof's profile.proto, gzipped: of stacks, how often each was seen, and their time where it was taken; of calls, how
+many, and their own time.
 
     Profile   1 sample_type {1 type, 2 unit}, 2 sample, 4 location, 5 function, 6 string_table
     Sample    1 location_id, the innermost first; 2 value, one for each sample_type
@@ -21,9 +22,12 @@ from gdb_optprobe.exports.recording import Recording
 def encode(recording: Recording) -> bytes:
     profile = _Profile()
     if recording.stacks:
-        profile.type_of_sample("samples", "count")
+        is_timed = any(stack.time is not None for stack in recording.stacks)
+        profile.type_of_sample("waits" if is_timed else "samples", "count")
+        if is_timed:
+            profile.type_of_sample("time", "nanoseconds")
         for stack in recording.stacks:
-            profile.sample(stack.frames, (stack.count,))
+            profile.sample(stack.frames, (stack.count, stack.time or 0) if is_timed else (stack.count,))
     else:
         profile.type_of_sample("calls", "count")
         profile.type_of_sample("time", "nanoseconds")
