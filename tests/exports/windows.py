@@ -20,7 +20,8 @@ from typing import Any
 from tests.exports.browser import Browser, Page
 from tests.exports.viewers import page
 
-SIZE = 1200, 700
+PAGE, WINDOW = (1200, 420), (1200, 700)
+"""Sizes of what is seen."""
 TIME_ORDER, LEFT_HEAVY, SANDWICH = "time-ordered", "left-heavy", "sandwich"
 """speedscope's views."""
 PATIENCE = 60
@@ -38,7 +39,7 @@ def speedscope(browser: Browser, file: Path, view: str, folder: Path) -> Page:
     data, script = base64.b64encode(file.read_bytes()).decode(), folder / f"{file.name}.js"
     script.write_text(f"speedscope.loadFileFromBase64({json.dumps(file.name)}, {json.dumps(data)})")
     index = page("speedscope") / "dist" / "release" / "index.html"
-    shown = browser.open(f"{index.as_uri()}#localProfilePath={str(script)[1:]}&view={view}", *SIZE)
+    shown = browser.open(f"{index.as_uri()}#localProfilePath={str(script)[1:]}&view={view}", *PAGE)
     shown.wait_for("document.body.innerText.includes('Sandwich') && !!document.querySelector('canvas, table')")
     return shown
 
@@ -78,8 +79,8 @@ def flame_graph(browser: Browser, folded: str, folder: Path) -> Page:
     graph, d3 = page("d3-flame-graph") / "dist" / "d3-flamegraph", page("d3") / "dist" / "d3.min.js"
     tree = json.dumps(root).replace("<", "\\u003c")
     file = folder / "flame.html"
-    file.write_text(_FLAME_GRAPH.format(graph=graph.as_uri(), d3=d3.as_uri(), tree=tree, width=SIZE[0] - 20))
-    return _with_frames(browser.open(file.as_uri(), *SIZE))
+    file.write_text(_FLAME_GRAPH.format(graph=graph.as_uri(), d3=d3.as_uri(), tree=tree, width=PAGE[0] - 20))
+    return _with_frames(browser.open(file.as_uri(), *PAGE))
 
 
 def frames(shown: Page) -> Sequence[str]:
@@ -123,7 +124,7 @@ def pprof_pages(file: Path) -> Iterator[str]:
 
 
 def pprof_flame_graph(browser: Browser, pages: str) -> Page:
-    return _with_frames(browser.open(f"{pages}/flamegraph", *SIZE))
+    return _with_frames(browser.open(f"{pages}/flamegraph", *PAGE))
 
 
 def kernelshark_rows(file: Path) -> Sequence[str]:
@@ -153,7 +154,7 @@ def kernelshark_rows(file: Path) -> Sequence[str]:
 def kernelshark(file: Path) -> Iterator[Mapping[str, str]]:
     """Open a file in KernelShark, on a screen that has nothing else; yield the environment of that."""
     reader, writer = os.pipe()
-    screen = ("-screen", "0", f"{SIZE[0]}x{SIZE[1]}x24", "-nolisten", "tcp", "-ac", "-displayfd", str(writer))
+    screen = ("-screen", "0", f"{WINDOW[0]}x{WINDOW[1]}x24", "-nolisten", "tcp", "-ac", "-displayfd", str(writer))
     quiet = subprocess.DEVNULL
     with subprocess.Popen(["Xvfb", *screen], pass_fds=[writer], stdout=quiet, stderr=quiet) as server:
         os.close(writer)
@@ -181,7 +182,7 @@ def _shown(file: Path, environment: Mapping[str, str]) -> Iterator[None]:
             try:
                 title = ["xdotool", "search", "--onlyvisible", "--name", f"Kernel Shark .*{re.escape(file.name)}"]
                 window = _wait_for(lambda: _said(title, environment)).split()[0]
-                size = [*map(str, SIZE)]
+                size = [*map(str, WINDOW)]
                 _said(["xdotool", "windowmove", window, "0", "0", "windowsize", window, *size], environment)
                 time.sleep(2)  # it draws
                 yield
