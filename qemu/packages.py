@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from .cache import say
 
-__all__ = ["NEEDS", "Need", "install", "install_line", "missing"]
+__all__ = ["NEEDS", "Need", "install", "install_line", "main", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def install_line(packages: Iterable[str]) -> str:
     return f"apt-get install --no-install-recommends -y {' '.join(packages)}"
 
 
-def install(packages: list[str]) -> str | None:
-    """Install packages as root. Return None if all are there afterwards, else the error.
+def install(packages: list[str], needs: Iterable[Need] = NEEDS) -> str | None:
+    """Install packages as root. Return None if all needs are met afterwards, else the error.
 
     `apt-get update` may fail for a source that has nothing to do with us, so only the outcome counts.
     """
@@ -75,15 +75,16 @@ def install(packages: list[str]) -> str | None:
         text=True,
     )
     importlib.invalidate_caches()
-    absent = missing()
+    absent = missing(needs)
     if not absent:
         return None
     said = (update.stderr + result.stderr).strip().splitlines()[-5:]
     return f"could not install {' '.join(absent)}:\n" + "\n".join(f"    {line}" for line in said)
 
 
-def main() -> int:
-    absent = missing()
+def main(needs: Iterable[Need] = NEEDS) -> int:
+    """Install what is missing; return 1 where it cannot be."""
+    absent = missing(needs)
     if not absent:
         return 0
     if shutil.which("apt-get") is None:
@@ -92,7 +93,7 @@ def main() -> int:
     if os.geteuid() != 0:
         say(f"please install what is missing, then try again:\n    sudo {install_line(absent)}")
         return 1
-    trouble = install(absent)
+    trouble = install(absent, needs)
     if trouble is not None:
         say(trouble)
         return 1

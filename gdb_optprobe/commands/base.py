@@ -29,6 +29,7 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import (
     CollectorView,
     ExplainView,
+    GatheredView,
     GuestTraceView,
     ProbeView,
     SavedProbes,
@@ -42,6 +43,9 @@ class Session(Protocol):
 
     @property
     def last_number(self) -> int | None: ...
+
+    @property
+    def gathered(self) -> GatheredView | None: ...
 
     def add(self, *specs: Spec) -> Sequence[ProbeView]: ...
 

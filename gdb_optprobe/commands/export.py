@@ -6,17 +6,19 @@ from pathlib import Path
 
 from gdb_optprobe import host_files
 from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
-from gdb_optprobe.commands.options import Export, parse_export
+from gdb_optprobe.commands.options import EXPORT_OPTIONS, Export, parse_export
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.exports.formats import FORMATS, encoded
-from gdb_optprobe.exports.from_views import recording
+from gdb_optprobe.exports.from_views import gathered, recording
+from gdb_optprobe.exports.recording import Recording
 
 
 class ExportCommand(Subcommand[Export]):
     """Write what the probes have gathered to FILE, in a format of another tool.
 
     optprobe export FORMAT FILE [N...]
+    optprobe export FORMAT FILE -last
 
     FORMAT is one of
       chrome       Chrome's JSON, for Perfetto's UI: calls, events, counters
@@ -33,6 +35,9 @@ class ExportCommand(Subcommand[Export]):
     is on the track of its CPU. Any other record is an event. Times are the
     guest's, in nanoseconds since its boot. Lines say what the format does
     not hold, and what was lost.
+    With -last, and where there are no probes, it writes what the last graph,
+    profile, offcpu, calls or latency has shown: the calls of a graph, with
+    arguments and results where these were shown; stacks; a histogram.
     FILE is replaced; a new one is for you alone to read. The folder of
     uftrace must be a new one.
 
@@ -41,6 +46,8 @@ class ExportCommand(Subcommand[Export]):
       optprobe run -for 2
       optprobe export chrome reads.json
       optprobe export openmetrics "all probes.prom"
+      optprobe graph vfs_read -count 3
+      optprobe export perfetto reads.pftrace -last
     """
 
     word = "export"
@@ -49,11 +56,8 @@ class ExportCommand(Subcommand[Export]):
         return parse_export(text, [*FORMATS])
 
     def run(self, args: Export, out: Output) -> None:
-        numbers = resolve(self.session, args.probes)
-        probes, maps = self.session.reports(numbers), self.session.maps(numbers)
-        if not probes and not maps:
-            raise OptprobeError("there are no probes to export", "optprobe add LOCATION")
-        contents, (held, *rest) = encoded(args.format, recording(probes, maps))
+        found, of, notes = self._recording(args)
+        contents, (held, *rest) = encoded(args.format, found)
         try:
             path = host_files.expanded(Path(args.path))
             if isinstance(contents, bytes):
@@ -62,14 +66,27 @@ class ExportCommand(Subcommand[Export]):
                 host_files.new_folder(path, contents)
         except OSError as error:
             raise OptprobeError(f"'{args.path}' cannot be written: {error.strerror}") from None
-        out.lines([f"Wrote {held} to '{args.path}'.", *rest])
+        out.lines([f"Wrote {held}{of} to '{args.path}'.", *rest, *notes])
+
+    def _recording(self, args: Export) -> tuple[Recording, str, Sequence[str]]:
+        """Return what is exported, what it is of, and lines to print with it. Raises OptprobeError."""
+        session = self.session
+        numbers = resolve(session, args.probes)
+        probes, maps = session.reports(numbers), session.maps(numbers)
+        if (probes or maps) and not args.last:
+            return recording(probes, maps), "", ()
+        if (last := session.gathered) is not None:
+            return gathered(last), f" of {last.title}", last.notes
+        if args.last:
+            raise OptprobeError("nothing was gathered yet", "optprobe graph FUNCTION, or optprobe profile, is first")
+        raise OptprobeError("there are no probes to export", "optprobe add LOCATION")
 
     def candidates(self, text: str) -> Sequence[str]:
         words = text.split(" ")
         if len(words) == 1:
             return [*FORMATS]
         # GDB's own completer takes all of `text` for the file's name.
-        return _files(words[1]) if len(words) == 2 else probe_words()
+        return _files(words[1]) if len(words) == 2 else [*probe_words(), *EXPORT_OPTIONS]
 
 
 def _files(typed: str) -> Sequence[str]:

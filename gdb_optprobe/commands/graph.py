@@ -13,7 +13,9 @@ from gdb_optprobe.debugger import attach
 from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.probes.graph.callees import MOST
 from gdb_optprobe.probes.graph.run import GraphRun
+from gdb_optprobe.probes.graph.timed import KeptTrees
 from gdb_optprobe.probes.graph.trees import Tree
+from gdb_optprobe.probes.views import GatheredView
 
 SECOND = 10**9
 _MOST_TOLD = 4
@@ -28,7 +30,8 @@ class GraphCommand(Subcommand[GraphArguments]):
     code of ROOT calls, down to a depth, and that Linux's tracer could trace. Where calls through pointers lead is
     learned while the guest runs: calls of ROOT are withheld until nothing new is, for a second at most. The next
     graph knows it from the start. EXPR is of ROOT's entry, as a condition of add. The graph ends at Ctrl-C, or as
-    the options say; then all its probes are removed.
+    the options say; then all its probes are removed. What it has shown can be written for other tools: optprobe
+    export FORMAT FILE -last.
 
       -depth N       levels of calls below ROOT: 3 if not given
       -also GLOB     other functions, where they are called within ROOT; several with commas
@@ -60,7 +63,13 @@ class GraphCommand(Subcommand[GraphArguments]):
         session = attach.current_session()
         text: GraphText | None = None
         shown = 0
-        kept: deque[Tree] = deque(maxlen=args.last)
+        newest: deque[Tree] = deque(maxlen=args.last)
+        kept = KeptTrees(args.request.depth)
+
+        def tell(tree: Tree) -> None:
+            assert text is not None
+            kept.add(tree)
+            stream("\n".join(text.lines(tree)) + "\n")
 
         def show(tree: Tree) -> None:
             nonlocal shown
@@ -68,10 +77,10 @@ class GraphCommand(Subcommand[GraphArguments]):
             ticks = tree.root.ticks
             took = text.nanoseconds(ticks) if ticks is not None else None
             if args.last is not None and args.shows(took):
-                kept.append(tree)
+                newest.append(tree)
             elif args.shows(took) and not is_over():
                 shown += 1
-                stream("\n".join(text.lines(tree)) + "\n")
+                tell(tree)
 
         def is_over() -> bool:
             return args.count is not None and shown >= args.count
@@ -95,12 +104,13 @@ class GraphCommand(Subcommand[GraphArguments]):
                     warn(line)
                 stream("\n".join(text.header()) + "\n")
                 stopped = graph.run(args.seconds, args.guest, is_over)
-                for tree in kept:
-                    stream("\n".join(text.lines(tree)) + "\n")
+                for tree in newest:
+                    tell(tree)
                 if stopped is not None and args.last is not None:
                     warn(stopped)
                 for line in _losses(graph):
                     warn(line)
+                session.gathered = _gathered(graph, kept)
             finally:
                 graph.take_out()
 
@@ -108,6 +118,19 @@ class GraphCommand(Subcommand[GraphArguments]):
         if text.endswith("-") or text.split(" ")[-1].startswith("-"):
             return [*OPTIONS]
         return symbol_words(text.split(" ")[-1])
+
+
+def _gathered(graph: GraphRun, kept: KeptTrees) -> GatheredView:
+    """Return the calls that were shown, for export."""
+    # Where the guest's log has no times, those of its clock are there, which runs since its boot.
+    clock = graph.session.target.guest.clock() or (lambda ticks: ticks * SECOND // graph.hertz)
+    calls, unreturned = kept.timed(graph.functions.by_number, clock)
+    notes = []
+    if unreturned:
+        notes.append(f"{_many(unreturned, 'call')} had not returned: in the file they end where their records do.")
+    if kept.dropped:
+        notes.append(f"The first {_many(kept.dropped, 'call')} of the root are not there: too many were shown.")
+    return GatheredView(f"graph {graph.request.root}", calls, lost=graph.lost, notes=tuple(notes))
 
 
 def _left_out(graph: GraphRun) -> Sequence[str]:

@@ -36,6 +36,7 @@ RUN_OPTIONS: Mapping[str, str] = {
 TOP_OPTIONS: Mapping[str, str] = {"-every": "SECONDS", "-for": "SECONDS"}
 COMMIT_OPTIONS: Mapping[str, str] = {"-timeout": "SECONDS"}
 DOCTOR_OPTIONS: Mapping[str, str] = {"-json": ""}
+EXPORT_OPTIONS: Mapping[str, str] = {"-last": ""}
 RECOVER_OPTIONS: Mapping[str, str] = {"-remove": "", "-timeout": "SECONDS"}
 
 _LARGEST_RANGE = 1 << 16
@@ -122,11 +123,12 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """`optprobe export`. format: its word. probes: which ones."""
+    """`optprobe export`. format: its word. probes: which ones. last: what the last graph or profile has, instead."""
 
     format: str
     path: str
     probes: Selection
+    last: bool = False
     json: bool = False
 
 
@@ -285,8 +287,8 @@ def parse_commit(text: str) -> Commit:
 
 
 def parse_export(text: str, formats: Sequence[str]) -> Export:
-    """Parse `FORMAT FILE [N...]`. A file's name that has spaces is in quotes."""
-    usage = "optprobe export FORMAT FILE [N...]"
+    """Parse `FORMAT FILE [N...|-last]`. A file's name that has spaces is in quotes."""
+    usage = "optprobe export FORMAT FILE [N...|-last]"
     line = Line(text)
     word = line.word(line.skip(0))
     if not word.text:
@@ -298,7 +300,11 @@ def parse_export(text: str, formats: Sequence[str]) -> Export:
     file = line.word(line.skip(word.end))
     if not unquoted(file.text):
         raise OptprobeError("no file to export to", usage)
-    return Export(word.text, unquoted(file.text), parse_selection(text[file.end :], {}))
+    rest, words = text[file.end :], list[Fragment]()
+    last = only_options(rest, EXPORT_OPTIONS, words).get("-last")
+    if last is not None and words:
+        raise fault("-last exports no probes", last.where, usage)
+    return Export(word.text, unquoted(file.text), parse_selection(rest, EXPORT_OPTIONS), last is not None)
 
 
 def unquoted(text: str) -> str:

@@ -52,6 +52,7 @@ class RecipeCommand(Subcommand[RecipeArguments]):
                 quiet=True,
             )
             write(result.ended())
+        session.gathered = result.gathered()
 
     def candidates(self, text: str) -> tuple[str, ...]:
         return tuple(self.options)

@@ -26,7 +26,7 @@ from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.handlers.script.output import Contents, Names, TextOutput
 from gdb_optprobe.handlers.script.types import Stack, Tuple, Type, bytes_of
 from gdb_optprobe.maps.aggregate import Bucket, Powers, buckets, quantile
-from gdb_optprobe.probes.views import NANOSECONDS
+from gdb_optprobe.probes.views import NANOSECONDS, GatheredView, StackView
 
 FIRST, LAST = 7, 34
 """The columns of a latency, by powers of two: 128 ns to 17 s. The outermost ones have the calls beyond, too."""
@@ -57,6 +57,9 @@ class Shown(Protocol):
 
     def ended(self) -> str:
         """Return what is printed at the end."""
+
+    def gathered(self) -> GatheredView:
+        """Return what is there for export."""
 
 
 class RecipeOutput(TextOutput):
@@ -110,6 +113,9 @@ class _Form(Protocol):
     def weight(self, row: Row) -> int:
         """Return what rows are ordered by, and what a flame graph has of them."""
 
+    def time(self, row: Row) -> int | None:
+        """Return the nanoseconds of a row; None where no time was taken."""
+
     def cells(self, rows: Sequence[Row]) -> Sequence[tuple[str, ...]]:
         """Return the rows of a table."""
 
@@ -142,6 +148,10 @@ class _Rows:
             lines = self._table()
         return "".join(f"{line}\n" for line in lines)
 
+    def gathered(self) -> GatheredView:
+        stacks = (StackView(_frames(row), row.words[0], self._form.time(row)) for row in self._rows)
+        return GatheredView(f"{self._name} {self._args.function}".strip(), stacks=tuple(stacks))
+
     def _table(self) -> list[str]:
         found = self._form.cells(self._rows)
         if not found:
@@ -154,8 +164,12 @@ class _Rows:
 
 def _folded(row: Row, weight: int) -> str:
     """Return a line of flamegraph.pl: the program's frames below the kernel's."""
-    frames = (frame for stack in row.stacks for frame in reversed(stack))
-    return f"{_SEPARATOR.join(part.replace(_SEPARATOR, ':') for part in (row.thread, *frames))} {weight}"
+    return f"{_SEPARATOR.join(part.replace(_SEPARATOR, ':') for part in _frames(row))} {weight}"
+
+
+def _frames(row: Row) -> tuple[str, ...]:
+    """Return thread, program and kernel, from the outside in."""
+    return (row.thread, *(frame for stack in row.stacks for frame in reversed(stack)))
 
 
 def _share(part: int, whole: int) -> str:
@@ -175,6 +189,9 @@ class _OffCpu:
         self.right: tuple[str, ...] = ("Time", "Count", "Average")
 
     def weight(self, row: Row) -> int:
+        return row.words[1]
+
+    def time(self, row: Row) -> int | None:
         return row.words[1]
 
     def cells(self, rows: Sequence[Row]) -> Sequence[tuple[str, ...]]:
@@ -205,6 +222,9 @@ class _Profile:
     def weight(self, row: Row) -> int:
         return row.words[0]
 
+    def time(self, row: Row) -> int | None:
+        return None
+
     def cells(self, rows: Sequence[Row]) -> Sequence[tuple[str, ...]]:
         """Return a row for each function that was running."""
         samples: dict[tuple[str, str, str], int] = {}
@@ -232,6 +252,9 @@ class _Calls:
 
     def weight(self, row: Row) -> int:
         return row.words[0]
+
+    def time(self, row: Row) -> int | None:
+        return None
 
     def cells(self, rows: Sequence[Row]) -> Sequence[tuple[str, ...]]:
         whole = sum(row.words[0] for row in rows)
@@ -285,6 +308,10 @@ class _Latency:
             power = (one.low or 1).bit_length() - 1
             found[min(max(power, FIRST), LAST) - FIRST] += one.count
         return found
+
+    def gathered(self) -> GatheredView:
+        function = self._args.function
+        return GatheredView(f"{LATENCY} {function}", function=function, words=self._total)
 
     def ended(self) -> str:
         if self._args.json:

@@ -39,7 +39,7 @@ def _rows(recording: Recording) -> Iterator[_Row]:
     for one in sorted(both, key=_time):
         yield _call(one) if isinstance(one, Call) else _event(one)
     for stack in recording.stacks:
-        yield {"type": "stack", "value": stack.count, "stack": ";".join(stack.frames)}
+        yield {"type": "stack", "duration_ns": stack.time, "value": stack.count, "stack": ";".join(stack.frames)}
     for measure in recording.measures:
         yield from _measure(measure)
 

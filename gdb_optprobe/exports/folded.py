@@ -1,7 +1,7 @@
 """Folded stacks, from which flame graphs are drawn: `outermost;…;innermost 12`.
 
-Of stacks, how often each was seen. Where there are none, of calls: the thread, the functions that nest, and the
-innermost one's own time in nanoseconds.
+Of stacks, how often each was seen, or nanoseconds where their time was taken. Where there are none, of calls: the
+thread, the functions that nest, and the innermost one's own time in nanoseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def encode(recording: Recording) -> bytes:
 
 def lines(stacks: Sequence[Stack]) -> list[str]:
     """Return a line for each stack that was seen."""
-    return [f"{';'.join(map(_name, one.frames))} {one.count}" for one in stacks if one.count]
+    return [f"{';'.join(map(_name, one.frames))} {one.weight}" for one in stacks if one.weight]
 
 
 def _name(function: str) -> str:

@@ -13,6 +13,8 @@ from gdb_optprobe.exports.tracks import is_counter
 
 Encoded = bytes | Mapping[str, bytes]
 """What a file holds, or the files of a folder by their names."""
+_SHOWN = ("$elapsed", "$pid", "$tgid", "$comm")
+"""Values that say when a call was, and of which thread: each format has them in its own way."""
 
 
 class Part(Enum):
@@ -39,11 +41,14 @@ _GETS = {
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """parts: what it holds. either: of these, the first that there is, and nothing else."""
+    """parts: what it holds. either: of these, the first that there is, and nothing else. values: whether calls have
+    theirs.
+    """
 
     encode: Callable[[Recording], Encoded]
     parts: Sequence[Part]
     either: bool = False
+    values: bool = False
 
     def held(self, recording: Recording) -> Recording:
         """Return the part of a recording that the format holds."""
@@ -66,15 +71,15 @@ class Format:
 
 
 FORMATS: Mapping[str, Format] = {
-    "chrome": Format(chrome.encode, _TIMELINE),
-    "perfetto": Format(perfetto.encode, _TIMELINE),
+    "chrome": Format(chrome.encode, _TIMELINE, values=True),
+    "perfetto": Format(perfetto.encode, _TIMELINE, values=True),
     "trace.dat": Format(trace_dat.encode, (Part.CALLS, Part.EVENTS)),
     "uftrace": Format(uftrace.encode, (Part.CALLS,)),
     "speedscope": Format(speedscope.encode, (Part.CALLS, Part.STACKS)),
     "folded": Format(folded.encode, (Part.STACKS, Part.CALLS), True),
     "pprof": Format(pprof.encode, (Part.STACKS, Part.CALLS), True),
     "openmetrics": Format(openmetrics.encode, (Part.COUNTERS, Part.TABLES)),
-    "csv": Format(csv.encode, tuple(Part)),
+    "csv": Format(csv.encode, tuple(Part), values=True),
 }
 
 
@@ -86,6 +91,8 @@ def encoded(word: str, recording: Recording) -> tuple[Encoded, Sequence[str]]:
     counts = {part: (_count(recording, part), _count(held, part)) for part in Part}
     lines = [_listed(_counted(part, kept) for part, (_, kept) in counts.items() if kept)]
     left_out = [_counted(part, there) for part, (there, kept) in counts.items() if there > kept]
+    if held.calls and not form.values and (values := _values(held)):
+        left_out.append(f"{values} {'value' if values == 1 else 'values'} of calls")
     if left_out:
         lines.append(f"Left out: {_listed(left_out)}.")
     if recording.lost:
@@ -103,6 +110,11 @@ def _count(recording: Recording, part: Part) -> int:
             return sum(_OF_EVENT[one.time is None] is part for one in recording.events)
         case Part.COUNTERS | Part.TABLES:
             return sum(_OF_MEASURE[is_counter(one)] is part for one in recording.measures)
+
+
+def _values(recording: Recording) -> int:
+    """Return how many values calls have beside those that say when they were, and of which thread."""
+    return sum(name not in _SHOWN for call in recording.calls for name, _ in call.values)
 
 
 def _counted(part: Part, count: int) -> str:

@@ -1,7 +1,7 @@
 """Make a recording of what a report has.
 
 A record that has `$elapsed` among its values is a call, which began so long before the record; any other is an event.
-`$pid`, `$comm` and `$tgid` say of which thread.
+`$pid`, `$comm` and `$tgid` say of which thread. Calls of a graph and stacks of a profile come as such.
 """
 
 from __future__ import annotations
@@ -42,9 +42,12 @@ from gdb_optprobe.maps.aggregate import (
     value,
 )
 from gdb_optprobe.probes.views import (
+    NANOSECONDS,
     Address,
+    CallView,
     CountsView,
     FrameView,
+    GatheredView,
     ObjectView,
     ProbeView,
     RecordView,
@@ -55,6 +58,8 @@ from gdb_optprobe.probes.views import (
 _TIMES_END = 1 << 63
 ELAPSED, THREAD, PROCESS, NAME = "$elapsed", "$pid", "$tgid", "$comm"
 
+_OWN = ("cpu",)
+"""What formats have beside the values of a call."""
 _WORDS: Mapping[type, str] = {
     Count: "count",
     Sum: "sum",
@@ -86,6 +91,28 @@ def recording(probes: Sequence[ProbeView], maps: Sequence[SessionMapView] = ()) 
         ),
         lost=sum(row.dropped for row in rows),
     )
+
+
+def gathered(view: GatheredView) -> Recording:
+    """Return what a call graph, a profile, waits, calls or a latency have."""
+    measures: tuple[Measure, ...] = ()
+    if view.words:
+        spread = Distribution(buckets(Powers(True), view.words))
+        measures = (Measure(None, "latency", spread, "", (("function", view.function),), NANOSECONDS),)
+    return Recording(
+        calls=tuple(map(_call, view.calls)),
+        stacks=tuple(Stack(tuple(map(one_line, one.frames)), one.count, one.time) for one in view.stacks),
+        measures=measures,
+        lost=view.lost,
+    )
+
+
+def _call(view: CallView) -> Call:
+    names = [f"{name} (argument)" if name in _OWN else name for name, _ in view.values]
+    values = _values(names, [value for _, value in view.values])
+    thread = Thread(view.pid, view.comm)
+    source = Source(None, view.function)
+    return Call(source, view.begin, view.end, view.cpu, thread, values, view.depth, view.entered)
 
 
 def stacks(probes: Iterable[ProbeView]) -> tuple[Stack, ...]:

@@ -1,8 +1,10 @@
-"""pprof's profile.proto, gzipped: of stacks, how often each was seen; of calls, how many, and their own time.
+"""pprof's profile.proto, gzipped: of stacks, how often each was seen, and their time where it was taken; of calls, how
+many, and their own time.
 
-    Profile   1 sample_type {1 type, 2 unit}, 2 sample, 4 location, 5 function, 6 string_table
+    Profile   1 sample_type {1 type, 2 unit}, 2 sample, 3 mapping, 4 location, 5 function, 6 string_table
     Sample    1 location_id, the innermost first; 2 value, one for each sample_type
-    Location  1 id, 4 line {1 function_id}
+    Mapping   1 id, 5 filename, 7 has_functions: the one there is, so that pprof looks for no program here
+    Location  1 id, 2 mapping_id, 4 line {1 function_id}
     Function  1 id, 2 name
 
 Texts are numbers in the table of strings, where the first is "".
@@ -17,13 +19,18 @@ from gdb_optprobe.exports.own_time import own_times
 from gdb_optprobe.exports.protobuf import data, integer, packed, text
 from gdb_optprobe.exports.recording import Recording
 
+MAPPING, PROGRAM = 1, "guest"
+
 
 def encode(recording: Recording) -> bytes:
     profile = _Profile()
     if recording.stacks:
-        profile.type_of_sample("samples", "count")
+        is_timed = any(stack.time is not None for stack in recording.stacks)
+        profile.type_of_sample("waits" if is_timed else "samples", "count")
+        if is_timed:
+            profile.type_of_sample("time", "nanoseconds")
         for stack in recording.stacks:
-            profile.sample(stack.frames, (stack.count,))
+            profile.sample(stack.frames, (stack.count, stack.time or 0) if is_timed else (stack.count,))
     else:
         profile.type_of_sample("calls", "count")
         profile.type_of_sample("time", "nanoseconds")
@@ -52,8 +59,10 @@ class _Profile:
     def encode(self) -> bytes:
         functions = [integer(1, number) + integer(2, self._string(name)) for name, number in self.places.items()]
         lines = (data(4, integer(1, number)) for number in self.places.values())
-        locations = [integer(1, number) + line for number, line in zip(self.places.values(), lines, strict=True)]
-        places = [*(data(4, one) for one in locations), *(data(5, one) for one in functions)]
+        numbers = (integer(1, number) + integer(2, MAPPING) for number in self.places.values())
+        locations = [number + line for number, line in zip(numbers, lines, strict=True)]
+        mapping = integer(1, MAPPING) + integer(5, self._string(PROGRAM)) + integer(7, True)
+        places = [data(3, mapping), *(data(4, one) for one in locations), *(data(5, one) for one in functions)]
         return b"".join([*self.samples, *places, *(text(6, one) for one in self.strings)])
 
     def _string(self, one: str) -> int:

@@ -18,9 +18,12 @@ Values = tuple[tuple[str, Value], ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The probe that something comes from. place: a function, or an address in one: "vfs_read+0x13"."""
+    """The probe that something comes from. number: None of a call graph's.
 
-    number: int
+    place: a function, or an address in one: "vfs_read+0x13".
+    """
+
+    number: int | None
     place: str
 
 
@@ -57,7 +60,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function, which has returned. begin, end: in nanoseconds since boot."""
+    """A call of a function, which has returned. begin, end: in nanoseconds since boot.
+
+    depth: how many calls of its thread are around it, where that is known; then it is behind these in the recording.
+    entered: the CPU on which it began, where that is known.
+    """
 
     source: Source
     begin: int
@@ -65,14 +72,25 @@ class Call:
     cpu: int
     thread: Thread | None = None
     values: Values = ()
+    depth: int | None = None
+    entered: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """How often the same stack was seen. frames: functions, the outermost first."""
+    """How often the same stack was seen. frames: functions, the outermost first.
+
+    time: nanoseconds of all of these together; None where no time was taken.
+    """
 
     frames: tuple[str, ...]
     count: int
+    time: int | None = None
+
+    @property
+    def weight(self) -> int:
+        """Return what a flame graph has of it."""
+        return self.count if self.time is None else self.time
 
 
 @dataclass(frozen=True, slots=True)

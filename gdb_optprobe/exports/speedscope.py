@@ -45,9 +45,10 @@ def _calls(track: Track, frames: dict[str, int]) -> _Profile:
 
 def _stacks(stacks: Sequence[Stack], frames: dict[str, int]) -> _Profile:
     samples = [[_frame(name, frames) for name in one.frames] for one in stacks]
-    weights = [one.count for one in stacks]
+    weights = [one.weight for one in stacks]
     span = {"startValue": 0, "endValue": sum(weights)}
-    return {"type": "sampled", "name": "stacks", "unit": "none", **span, "samples": samples, "weights": weights}
+    unit = "nanoseconds" if any(one.time is not None for one in stacks) else "none"
+    return {"type": "sampled", "name": "stacks", "unit": unit, **span, "samples": samples, "weights": weights}
 
 
 def _frame(name: str, frames: dict[str, int]) -> int:

@@ -8,7 +8,8 @@ r"""trace.dat, version 6, which `trace-cmd report` and KernelShark open: calls a
     event: │ time since the one before << 5 │ words of data, 4 B │ data │, or 0 and the length in a word of its own
            │ low bits of a longer time << 5 │ 30 │ high bits │ before one that comes later
 
-Functions have made-up addresses, which kallsyms names. A call is on the CPU where it returned.
+Functions have made-up addresses, which kallsyms names. A call is on the CPU where it returned, and began where
+that is known.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class _Trace:
 
     def add(self, track: Track) -> None:
         for edge in edges(track.calls):
-            self._add(edge.placed.call.cpu, edge.time, track, self._edge(edge))
+            call = edge.placed.call
+            cpu = call.entered if edge.begins and call.entered is not None else call.cpu
+            self._add(cpu, edge.time, track, self._edge(edge))
         for event in track.events:
             self._add(event.cpu, event.time or 0, track, self._event(event))
 

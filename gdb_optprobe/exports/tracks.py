@@ -4,6 +4,8 @@ A thread has a track. Its calls nest, but their beginnings may seem not to: a re
 was read, a long one where the guest was held between the two, and its call is moved by that moment. So a call that
 ends last began first; it is given the beginning of the first one that it overlaps.
 
+Of a call graph it is known which call is in which, and nothing is moved.
+
 What comes from no known thread, or from an idle one, of which each CPU has one, is on the track of its CPU. There calls
 of several threads may overlap: a call is put on the first lane of the track in which it nests.
 """
@@ -86,7 +88,9 @@ def tracks(recording: Recording) -> list[Track]:
     beyond = BEYOND_THREADS
     for row in sorted(calls.keys() | events.keys()):
         is_cpu, number = row
-        lanes = _lanes(calls.get(row, ()) if is_cpu else _nested(calls.get(row, ())))
+        here = calls.get(row, ())
+        known = _known(here)
+        lanes = [known] if known else _lanes(here if is_cpu else _nested(here))
         first = tuple(sorted(events.get(row, ()), key=lambda event: event.time or 0))
         for lane, placed in enumerate(lanes or [()]):
             name = f"CPU {number}" if is_cpu else threads[number].name or f"thread {number}"
@@ -131,6 +135,25 @@ def _row(one: Call | Event) -> tuple[bool, int]:
 
 def _process(thread: Thread) -> int:
     return thread.id if thread.process is None else thread.process
+
+
+def _known(calls: Iterable[Call]) -> tuple[Placed, ...]:
+    """Return calls of which the depths are known, as they come; none where they do not nest as these say."""
+    found: list[Placed] = []
+    open: list[Call] = []
+    last = 0
+    for call in calls:
+        if call.depth is None or call.depth > len(open):
+            return ()
+        if ended := open[call.depth :]:
+            last = max(last, ended[0].end)
+        del open[call.depth :]
+        if not last <= call.begin <= call.end or (open and call.end > open[-1].end):
+            return ()
+        last = call.begin
+        open.append(call)
+        found.append(Placed(call, call.depth))
+    return tuple(found)
 
 
 def _nested(calls: Iterable[Call]) -> list[Call]:

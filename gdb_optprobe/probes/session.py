@@ -52,6 +52,7 @@ from gdb_optprobe.probes.user.uprobes import Uprobes
 from gdb_optprobe.probes.views import (
     CollectorView,
     ExplainView,
+    GatheredView,
     GuestTraceView,
     ProbeView,
     SavedProbes,
@@ -74,12 +75,14 @@ class Session:
         self.registry = registry if registry is not None else Registry()
         self.last_number: int | None = None
         self.learned_calls: dict[int, set[int]] = {}
+        self.gathered: GatheredView | None = None
         self._work_on(target)
 
     def _work_on(self, target: Target) -> None:
         settings = self.settings
         self.target = target
         self.learned_calls.clear()
+        self.gathered = None
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
         common = target, self.registry, self.optimizer

@@ -163,6 +163,54 @@ class SessionMapView:
 
 
 @dataclass(frozen=True, slots=True)
+class CallView:
+    """A call that a graph has shown. begin, end: in nanoseconds since boot.
+
+    entered, cpu: the CPUs where it began and where it ended. depth: how many calls of its thread are around it.
+    values: arguments and result, by name.
+    """
+
+    function: str
+    begin: int
+    end: int
+    entered: int
+    cpu: int
+    depth: int
+    pid: int
+    comm: str
+    values: tuple[tuple[str, int | str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StackView:
+    """A stack that was seen so often. frames: the thread, then functions, the outermost first.
+
+    time: nanoseconds of all of these together; None where no time was taken.
+    """
+
+    frames: tuple[str, ...]
+    count: int
+    time: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredView:
+    """What a command that probes by itself has shown. title: the command, with the function that it was given.
+
+    calls: each behind the one that it is in, those of a thread in the order of time. function, words: of a latency, a
+    histogram of nanoseconds. lost: records that found no room. notes: lines to print with it.
+    """
+
+    title: str
+    calls: tuple[CallView, ...] = ()
+    stacks: tuple[StackView, ...] = ()
+    function: str = ""
+    words: tuple[int, ...] = ()
+    lost: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LeftOutView:
     """A function among a glob's that has no probe. text: why the handler does not compile for it, as an error's."""
 

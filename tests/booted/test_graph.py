@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from qemu.guest import Guest
 from tests.booted.batch import batch
@@ -14,6 +17,8 @@ READS = 20
 DD = f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null"
 MARK = "@@"
 _LINE = re.compile(r" +\d+\) .{14}\|  (?P<indent> *)(?P<what>\S.*)")
+
+_ENDED = re.compile(r" +\d+\) . (\d+(?:\.\d+)?) us +\|  (?:\}|rw_verify_area\(\);)")
 
 
 def trees(lines: Sequence[str], root: str) -> Iterator[str]:
@@ -40,12 +45,34 @@ def usual(lines: Sequence[str], root: str) -> str:
     return tree
 
 
-def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest) -> None:
+def exported(path: Path) -> tuple[list[str], list[int]]:
+    """Return the calls of a file of speedscope's as function_graph's lines, and how long outermost ones took."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    names, lines, took = [one["name"] for one in found["shared"]["frames"]], list[str](), list[int]()
+    for profile in found["profiles"]:
+        begun: list[int] = []
+        for event in profile["events"]:
+            name, at = f"{names[event['frame']]}()", event["at"]
+            if event["type"] == "O":
+                lines.append(f"{'  ' * len(begun)}{name} {{")
+                begun.append(at)
+                continue
+            begin = begun.pop()
+            is_leaf = lines[-1] == f"{'  ' * len(begun)}{name} {{"
+            if is_leaf:
+                lines.pop()
+            lines.append(f"{'  ' * len(begun)}{f'{name};' if is_leaf else '}'}")
+            took += [] if begun else [at - begin]
+    return [f" 0) {' ' * 14}|  {line}" for line in lines], took
+
+
+def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest, tmp_path: Path) -> None:
     """Calls through pointers are learned by the first graph. A root that never returns stays open."""
     read = f"optprobe graph rw_verify_area -depth 4 -guest '{DD}' if $comm == \"dd\""
     marks = [f"echo {MARK}\\n"] * 3
     death = "optprobe graph do_exit -depth 1 -count 1 -guest 'true'"
-    script = [read, marks[0], read, marks[1], death, marks[2], "optprobe list", "optprobe check"]
+    last = [f"optprobe export {word} {tmp_path}/{word} -last" for word in ("speedscope", "csv")]
+    script = [read, marks[0], read, last[0], marks[1], death, last[1], marks[2], "optprobe list", "optprobe check"]
     finished = batch(each_linux, script)
     assert finished.status == 0, finished.output
     learning, ours, died, end = (part.splitlines() for part in finished.output.split(f"{MARK}\n"))
@@ -61,7 +88,15 @@ def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest) -> None:
     assert "apparmor_file_permission() {" in wanted  # it is behind a pointer
     assert usual(ours, "rw_verify_area") == wanted
     assert ours[ours.index("# tracer: function_graph") :][:4] == theirs[:4]
+    kept, took = exported(tmp_path / "speedscope")
+    assert usual(kept, "rw_verify_area") == wanted
+    printed = [float(found[1]) * 1000 for line in ours if (found := _ENDED.fullmatch(line))]
+    assert len(printed) > READS // 2
+    # Either is rounded to a nanosecond, or to the digits that are printed.
+    assert all(abs(ns - shown) < max(3, ns / 1e5) for ns, shown in zip(took, printed, strict=True))
     opened = next(line for line in died if "do_exit() {" in line)
     assert opened.endswith("|  do_exit() {") and not any(line.endswith("|  }") for line in died)
     assert any("exit_signals();" in line for line in died)
+    assert any(" had not returned: in the file they end" in line for line in died)
+    assert ",do_exit," in (tmp_path / "csv").read_text()
     assert end[:2] == ["No probes.", "The guest's memory holds what we wrote."]

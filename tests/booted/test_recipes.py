@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from qemu.guest import Guest
 from tests.booted.batch import batch
 from tests.booted.conftest import FULL
+from tests.exports.test_profiles import profile_class
 
 READS = 5000
 DD = f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null"
@@ -21,6 +23,8 @@ TYPED = (
     "optprobe offcpu -by stack -json -guest 'sleep 0.3'",
     "optprobe offcpu -guest 'sleep 0.3'",
     "optprobe profile -json -guest 'dd if=/dev/zero of=/dev/null bs=1 count=60000 2>/dev/null'",
+    "optprobe export pprof {folder}/pprof",
+    "optprobe export speedscope {folder}/speedscope -last",
     "optprobe profile -for 0.2 -o {folder}/folded",
     "optprobe list -json",
 )
@@ -46,4 +50,8 @@ def test_all_four(each_linux: Guest, tmp_path: Any) -> None:
     assert samples and all(row["user_frames"] or row["kernel_frames"] for row in samples)
     for line in (tmp_path / "folded").read_text().splitlines():
         assert int(line.rpartition(" ")[2]) > 0 and ";" in line
+    kept = profile_class().FromString(gzip.decompress((tmp_path / "pprof").read_bytes()))
+    assert sum(one.value[0] for one in kept.sample) == sum(row["samples"] for row in kinds["profile"])
+    (stacks,) = json.loads((tmp_path / "speedscope").read_text())["profiles"]
+    assert sum(stacks["weights"]) == stacks["endValue"] == sum(row["samples"] for row in kinds["profile"])
     assert "\n[]\n" in finished.output, "no probe is left"

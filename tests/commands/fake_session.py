@@ -15,11 +15,13 @@ from gdb_optprobe.probes.follower import Drained, Follower
 from gdb_optprobe.probes.sampler import Sample, Shown
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import (
+    CallView,
     CodeLine,
     CollectorView,
     DetourView,
     ExplainView,
     FrameView,
+    GatheredView,
     GuestTraceView,
     ObjectView,
     ProbeView,
@@ -114,6 +116,17 @@ GATHERED: Mapping[str, Any] = {
 }
 """What a probe of this location reports."""
 
+GRAPH = GatheredView(
+    "graph vfs_read",
+    calls=(
+        CallView("vfs_read", 1000, 3000, 0, 1, 0, 412, "dd", (("count", 512), ("$retval", 512))),
+        CallView("rw_verify_area", 1100, 1300, 0, 0, 1, 412, "dd"),
+    ),
+    lost=2,
+    notes=("1 call had not returned: in the file they end where their records do.",),
+)
+"""What `graph` leaves for export, where `optprobe graph` is said to have run."""
+
 EXPLAINED = ExplainView(
     address=VFS_READ + 9,
     symbol="vfs_read+0x9",
@@ -182,6 +195,7 @@ class FakeSession:
     def __post_init__(self) -> None:
         self.probes: dict[int, ProbeView] = {}
         self.last_number: int | None = None
+        self.gathered: GatheredView | None = None
 
     def _check(self, numbers: Sequence[int] | None) -> tuple[int, ...]:
         wanted = tuple(self.probes) if numbers is None else tuple(numbers)

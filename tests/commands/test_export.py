@@ -33,6 +33,33 @@ def test_a_file_is_written_as_a_whole_and_what_is_in_it_is_told(tmp_path: Path) 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["1", file.name], "nothing is left aside"
 
 
+GRAPH = (
+    "python from gdb_optprobe.debugger import attach; from tests.commands.fake_session import GRAPH; "
+    "attach.session_or_none().gathered = GRAPH"
+)
+"""What the session has after a graph."""
+
+
+def test_the_last_graph_is_exported_where_it_is_asked_for_or_no_probe_is_there(tmp_path: Path) -> None:
+    exports = [f"optprobe export {words}".replace(" /", f" {tmp_path}/") for words in (
+        "folded /alone", "csv /probes", "perfetto /graph -last", "uftrace /folder -last",
+    )]  # fmt: skip
+    ended = shared_gdb(GRAPH, exports[0], "optprobe add vfs_read", *exports[1:])
+    told = [
+        "Lost, as they found no room in the guest: 2 records.",
+        "1 call had not returned: in the file they end where their records do.",
+    ]
+    assert ended.out.splitlines() == [
+        f"Wrote 2 calls of graph vfs_read to '{tmp_path}/alone'.", "Left out: 2 values of calls.", *told,
+        ended.out.splitlines()[4],
+        f"Wrote 5 counters to '{tmp_path}/probes'.",
+        f"Wrote 2 calls of graph vfs_read to '{tmp_path}/graph'.", *told,
+        f"Wrote 2 calls of graph vfs_read to '{tmp_path}/folder'.", "Left out: 2 values of calls.", *told,
+    ], ended.err  # fmt: skip
+    assert (tmp_path / "alone").read_text() == "dd;vfs_read 1800\ndd;vfs_read;rw_verify_area 200\n"
+    assert (tmp_path / "folder" / "412.dat").stat().st_size == 4 * 16
+
+
 ERRORS = (
     ("csv FOLDER/x", "there are no probes to export"),
     ("chrome FOLDER/no/file", "'FOLDER/no/file' cannot be written: No such file or directory"),
@@ -43,6 +70,7 @@ ERRORS = (
     ("chrome", "no file to export to"),
     ("", "no format; there are chrome, "),
     ("chrome FOLDER/x -json", "no option -json"),
+    ("chrome FOLDER/x -last", "nothing was gathered yet"),
 )
 
 
@@ -63,6 +91,9 @@ def test_help_has_each_format() -> None:
 
 def test_arguments() -> None:
     assert parse_export(" csv 'a b'  1 2-3 name", FORMATS) == Export("csv", "a b", Selection((1, 2, 3, "name")))
+    assert parse_export("csv a -last", FORMATS) == Export("csv", "a", Selection(), last=True)
+    with pytest.raises(OptprobeError, match="-last exports no probes"):
+        parse_export("csv a -last 1", FORMATS)
     with pytest.raises(OptprobeError, match="did you mean folded"):
         parse_export("fold x", FORMATS)
 

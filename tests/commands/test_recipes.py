@@ -13,13 +13,14 @@ from gdb_optprobe.commands.recipe_arguments import (
     parse_offcpu,
     parse_profile,
 )
-from gdb_optprobe.commands.recipe_output import RecipeOutput, shown
+from gdb_optprobe.commands.recipe_output import RecipeOutput, Shown, shown
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.script.declared import MapType
 from gdb_optprobe.handlers.script.host import HostNames
 from gdb_optprobe.handlers.script.output import Contents
 from gdb_optprobe.handlers.script.types import NOTHING, Folded, Stack, Text, Tuple, Type
 from gdb_optprobe.maps.aggregate import Aggregate, Count, Powers, Stats, initial, update
+from gdb_optprobe.probes.views import GatheredView, StackView
 from tests.golden import golden
 
 PARSERS = {"offcpu": parse_offcpu, "profile": parse_profile, "latency": parse_latency, "calls": parse_calls}
@@ -72,13 +73,18 @@ SAMPLES = contents("profile", Count(), Tuple((THREAD, STACK, STACK)), {
 })  # fmt: skip
 
 
-def ended(typed: str, *maps: Contents, width: int = 0) -> str:
-    """What a command prints when its script ends with these maps."""
+def after(typed: str, *maps: Contents, width: int = 0) -> Shown:
+    """What a command has made of these maps when its script has ended with them."""
     command, _, rest = typed.partition(" ")
     found = shown(command, PARSERS[command](rest), width)
     output = RecipeOutput(Names(), found)
     assert output.before_maps() == "" and all(output.map(each) == "" for each in maps)
-    return found.ended()
+    return found
+
+
+def ended(typed: str, *maps: Contents, width: int = 0) -> str:
+    """What a command prints then."""
+    return after(typed, *maps, width=width).ended()
 
 
 def test_calls_are_a_table_the_most_first() -> None:
@@ -104,6 +110,20 @@ def test_folded_lines_begin_with_the_outermost_frame_of_the_program() -> None:
         "dd;main;0x47b7a0 4",
         "kworker;do_wait;__schedule;finish_task_switch.isra.0 1",
     ]
+
+
+def test_stacks_are_kept_for_export() -> None:
+    assert after("offcpu", WAITS).gathered() == GatheredView(
+        "offcpu", stacks=(StackView(("sh",), 1, 2_500_000_000), StackView(("dd",), 2, 4001))
+    )
+    found = after("profile -table", SAMPLES).gathered()
+    assert found.title == "profile" and found.stacks[1] == StackView(("dd", "main", "0x47b7a0"), 4)
+    found = after("calls vfs_read -top 1", CALLS).gathered()
+    assert found.title == "calls vfs_read" and [one.count for one in found.stacks] == [3001, 70, 70]
+    result = shown("latency", parse_latency("vfs_read"), 0)
+    RecipeOutput(Names(), result).map(contents("latency", Powers(True), NOTHING, {b"": gathered(Powers(True), 700)}))
+    view = result.gathered()
+    assert (view.title, view.function, sum(view.words)) == ("latency vfs_read", "vfs_read", 1)
 
 
 def test_a_profile_is_a_table_of_functions() -> None:

@@ -42,8 +42,9 @@ THREADS = some.none() | some.builds(Thread, WORDS, TEXTS, some.none() | WORDS)
 STACKS = some.lists(NAMES, max_size=3).map(tuple)
 EVENTS = some.builds(Event, SOURCES, some.none() | TIMES, CPUS, THREADS, VALUES, TEXTS, STACKS)
 CALLS = some.builds(
-    lambda source, times, cpu, thread, values: Call(source, min(times), max(times), cpu, thread, values),
+    lambda source, times, *others: Call(source, min(times), max(times), *others),
     *(SOURCES, some.tuples(TIMES, TIMES), CPUS, THREADS, VALUES),
+    *(some.none() | some.integers(0, 3), some.none() | CPUS),
 )
 GATHERED = some.one_of(
     some.builds(Number, some.integers(0, (1 << 64) - 1)),
@@ -66,7 +67,7 @@ RECORDINGS = some.builds(
     Recording,
     some.lists(EVENTS, max_size=4).map(tuple),
     some.lists(CALLS, max_size=6).map(tuple),
-    some.lists(some.builds(Stack, STACKS, some.integers(0, 1 << 63)), max_size=3).map(tuple),
+    some.lists(some.builds(Stack, STACKS, some.integers(0, 1 << 63), some.none() | TIMES), max_size=3).map(tuple),
     some.lists(MEASURES, max_size=4).map(tuple),
     some.integers(0, 1 << 64),
 )

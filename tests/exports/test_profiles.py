@@ -23,9 +23,11 @@ PROTO = """
 ValueType  int64 type 1, int64 unit 2
 Sample     uint64* location_id 1, int64* value 2
 Line       uint64 function_id 1
-Location   uint64 id 1, Line* line 4
+Mapping    uint64 id 1, int64 filename 5, uint64 has_functions 7
+Location   uint64 id 1, uint64 mapping_id 2, Line* line 4
 Function   uint64 id 1, int64 name 2
-Profile ValueType* sample_type 1, Sample* sample 2, Location* location 4, Function* function 5, string* string_table 6
+Profile ValueType* sample_type 1, Sample* sample 2, Mapping* mapping 3, Location* location 4, Function* function 5, \
+string* string_table 6
 """
 """The part of pprof's profile.proto that is written. * is repeated."""
 

@@ -19,7 +19,8 @@ THREADS = [None, Thread(0, "swapper/0"), Thread(7, "dd", 5), Thread(8), Thread(B
 def calls(draw: some.DrawFn) -> Call:
     begin, took = draw(some.integers(0, 20)), draw(some.integers(0, 20))
     source, thread = Source(1, draw(some.sampled_from("fgh"))), draw(some.sampled_from(THREADS))
-    return Call(source, begin, begin + took, draw(some.integers(0, 1)), thread)
+    depth = draw(some.none() | some.integers(0, 2))
+    return Call(source, begin, begin + took, draw(some.integers(0, 1)), thread, depth=depth)
 
 
 def test_threads_first_then_cpus_and_lanes_behind_them() -> None:
@@ -63,6 +64,19 @@ def test_a_call_that_seems_to_begin_in_another_and_ends_last_is_around_it() -> N
     assert [(one.call, one.depth) for one in track.calls] == [(replace(late, begin=3), 0), (inner, 1), (apart, 0)]
     # Of a CPU, it is not known that they are of one thread.
     assert len(tracks(Recording(calls=tuple(replace(one, thread=None) for one in (late, inner))))) == 2
+
+
+def test_where_depths_are_known_nothing_is_guessed() -> None:
+    """By their times alone, what takes none would be behind the call that it is in."""
+    dd = Thread(7, "dd")
+    outer, inner = Call(READ, 5, 9, 0, dd, depth=0), Call(VERIFY, 9, 9, 0, dd, depth=1)
+    (track,) = tracks(Recording(calls=(outer, inner)))
+    assert [(one.call, one.depth) for one in track.calls] == [(outer, 0), (inner, 1)]
+    (track,) = tracks(Recording(calls=(replace(outer, depth=None), replace(inner, depth=None))))
+    assert [one.depth for one in track.calls] == [0, 0]
+    # They are not believed where they cannot be.
+    (track,) = tracks(Recording(calls=(inner, outer)))
+    assert [one.depth for one in track.calls] == [0, 0]
 
 
 @given(some.lists(calls(), max_size=30))

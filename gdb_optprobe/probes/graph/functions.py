@@ -78,6 +78,14 @@ class Traced:
         more = self.more or len(known) < len(self.parameters)
         return f"({', '.join([*parts, *(['...'] if more else [])])})"
 
+    def passed(self, words: Sequence[int]) -> tuple[tuple[str, int | str], ...]:
+        """Return the arguments by name: integers, and all else in hexadecimal."""
+        return tuple((name, _plain(words[at], type_)) for name, type_, at in self.parameters if at < len(words))
+
+    def returned(self, word: int) -> int | str | None:
+        """Return what it returned, in the same form; None where that is not recorded."""
+        return _plain(word, self.result) if self.result is not None else None
+
     def value(self, word: int) -> int:
         """Return what it returned: a register's word without what is above its type, which no ABI defines."""
         return _as_type(word, self.result)
@@ -273,6 +281,14 @@ def _as_type(word: int, type_: CType | None) -> int:
         return word
     word &= (1 << type_.width) - 1
     return (word - (1 << type_.width)) % (1 << 64) if type_.signed and word >> type_.width - 1 else word
+
+
+def _plain(word: int, type_: CType) -> int | str:
+    """Return an integer as such, all else as an address."""
+    word = _as_type(word, type_)
+    if not isinstance(type_, Integer | Enum):
+        return f"{word:#x}"
+    return word - (1 << 64) if type_.signed and word >> 63 else word
 
 
 def _shown(word: int, type_: CType) -> str:
