@@ -11,7 +11,8 @@ from typing import Any
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.maps.aggregate import Count, Greatest, Powers, Sum, update
-from gdb_optprobe.probes.follower import Drained, Follower
+from gdb_optprobe.probes.follower import Follower
+from gdb_optprobe.probes.new_records import Drained
 from gdb_optprobe.probes.sampler import Sample, Shown
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import (
@@ -282,10 +283,11 @@ class FakeSession:
         timeout: float | None = None,
         guest: str = "",
         every: float | None = None,
-        then: Callable[[], float | None] = bool,
+        then: Callable[[bool], float | None] = bool,
+        live: LiveMemory | None = None,
     ) -> str:
         if every is not None:
-            assert then() is None or every
+            assert then(False) is None or every
         return f"fake: run {seconds} {until_hits} {timeout}{f' {guest}' if guest else ''}"
 
     def follower(

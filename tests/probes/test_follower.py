@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, Drained, Follower
+from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, Follower
+from gdb_optprobe.probes.new_records import Drained
 
 
 @pytest.mark.parametrize(

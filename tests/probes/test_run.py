@@ -50,7 +50,7 @@ class Debugger(FakeDebugger):
     def begin(self, command: str) -> Command:
         return self.command
 
-    def run(self, seconds: float | None, until: Command | None = None) -> str | None:  # type: ignore[override]
+    def run(self, seconds: float | None, until: Command | None = None, ticks: Ticks | None = None) -> str | None:  # type: ignore[override]
         for number in range(THREADS):
             self.guest.run_to(number, MEETING)
         return self.stop
@@ -102,7 +102,8 @@ def test_something_is_done_again_and_again() -> None:
     session = probed(None, PLAIN, TRACED)
     seen = []
 
-    def then() -> None:
+    def then(runs: bool) -> None:
+        assert not runs
         seen.append(session.hits(1))
         session.clear([1])
 
@@ -124,7 +125,7 @@ def recording(ring_records: int = 512) -> Session:
 def test_records_are_taken_out_as_they_come() -> None:
     session, shown = recording(), list[list[int]]()
     follower = session.follower(None, lambda views: shown.append([len(view.records) for view in views]))
-    session.run(None, (1, ROUNDS * THREADS), every=1e-9, then=lambda: min(follower(), 1e-9))
+    session.run(None, (1, ROUNDS * THREADS), every=1e-9, then=lambda runs: min(follower(runs), 1e-9))
     follower()
     assert shown == [[], *[[THREADS, THREADS]] * ROUNDS]
     assert (follower.records, follower.lost) == (2 * ROUNDS * THREADS, 0)
