@@ -1,6 +1,7 @@
 """What is printed while the guest runs: GDB keeps what is written to its own output until it stops.
 
-So it is written to this process's output, past GDB. Where somebody else would get it from GDB, the guest is stopped.
+So it is written to this process's output, past GDB. Where something else than that gets GDB's output, each look is a
+stop of the guest.
 """
 
 from __future__ import annotations

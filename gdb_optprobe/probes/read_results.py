@@ -1,6 +1,6 @@
 """Read what hits have left, in guest memory and in ours, and clear it.
 
-While the guest runs (Machine.runs), what is not one word is read twice: see the decoders in maps/ for what counts then.
+While the guest runs (Machine.runs), all that has more than one word is read twice: maps/ says what counts then.
 """
 
 from __future__ import annotations
