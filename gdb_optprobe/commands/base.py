@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import gdb
@@ -99,6 +100,10 @@ class Session(Protocol):
     def sampler(self, pattern: str) -> Sampler: ...
 
     def live_memory(self) -> tuple[LiveMemory | None, str]: ...
+
+    def checked(
+        self, live: LiveMemory | None, warn: Callable[[str], object]
+    ) -> AbstractContextManager[None]: ...
 
     @property
     def stopped_memory(self) -> Memory: ...

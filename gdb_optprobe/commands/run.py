@@ -10,6 +10,7 @@ from gdb_optprobe.commands.base import Subcommand, only, probe_words, resolve
 from gdb_optprobe.commands.options import RUN_OPTIONS, Run, parse_run
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.commands.top_view import MAY_DIFFER
+from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.probes.views import ProbeView
@@ -57,7 +58,7 @@ class RunCommand(Subcommand[Run]):
         with ExitStack() as within:
             shown = out
             if live is not None:
-                within.callback(live.close)
+                within.enter_context(session.checked(live, warn))
                 write = within.enter_context(printed_at_once())
                 shown = self.output(args, write)
                 if not (args.follow or args.json):

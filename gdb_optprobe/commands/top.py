@@ -58,15 +58,10 @@ class TopCommand(Subcommand[Watch]):
         live, why = (None, "by a machine interface") if machine_interface() else session.live_memory()
         ways = f"at short stops ({why or GONE})", f"by {live.name}" if live is not None else ""
         watch = _Watch(sampler, Top(sampler.labels, sampler.numbers), args.every, ways)
-        watch.begin(session.stopped_memory)
-        try:
+        with session.checked(live, warn):
+            watch.begin(session.stopped_memory)
             with gdb.with_parameter("pagination", False), _shown(watch, live is not None):
                 said = session.watch(watch.look, live, args.every, args.seconds, watch.keys)
-            if live is not None and session.is_same_guest() and (why := live.difference(session.stopped_memory)):
-                warn(f"what was shown may not be what this guest's memory held: {why}")
-        finally:
-            if live is not None:
-                live.close()
         if session.is_same_guest():
             watch.end(session.stopped_memory)
             out.lines(top_view.block(watch.top, 0, "in all "))

@@ -171,15 +171,13 @@ class ScriptRun:
 
     def _run_guest(self, seconds: float | None, guest: str) -> None:
         command = self.session.target.debugger.begin(guest) if guest else None
-        # What leads from modules' code to its callers is looked up at stops.
-        live = self.live() if self._numbers and CODE.name not in self.maps else None
-        self._live = live
         try:
-            self._let_run(seconds, command)
+            # What leads from modules' code to its callers is looked up at stops.
+            self._live = live = self.live() if self._numbers and CODE.name not in self.maps else None
+            with self.session.checked(live, self.warn):
+                self._let_run(seconds, command)
         finally:
             self._live = None
-            if live is not None:
-                live.close()
             if command is not None:
                 command.close()
 

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 
@@ -363,6 +363,21 @@ class Session:
         """
         self.target.guest.clock()  # asked for at a stop, it is known while the guest runs
         return self.target.debugger.live_memory(self.data_spans)
+
+    @contextmanager
+    def checked(self, live: LiveMemory | None, warn: Callable[[str], object]) -> Iterator[None]:
+        """Read by `live` within the block, and close it. The guest is stopped at the end: warn where it holds something
+        else than what `live` reads.
+        """
+        if live is None:
+            yield
+            return
+        try:
+            yield
+            if self.is_same_guest() and (why := live.difference(self.stopped_memory)):
+                warn(f"what was shown may not be what this guest's memory held: {why}")
+        finally:
+            live.close()
 
     @property
     def stopped_memory(self) -> Memory:
