@@ -103,6 +103,7 @@ def test_reports_records_and_scripts_are_read_without_a_stop(each_linux: Guest) 
             gdb(f"set optprobe live {way}")
             for name, command in commands.items():
                 counts[name][way], said[name] = gdb.counted(command)
+        taken = gdb(f"python print(gdb.execute({commands['records']!r}, to_string=True).count('record'))")
         gdb("optprobe delete")
     print({name: {way: (one.stops, one.packets) for way, one in each.items()} for name, each in counts.items()})
     for name, each in counts.items():
@@ -118,6 +119,7 @@ def test_reports_records_and_scripts_are_read_without_a_stop(each_linux: Guest) 
     assert len(records) == last["records"] > 10 and not last["lost"]
     times = [record["time"] for record in records]
     assert times == sorted(times) and {record["number"] for record in records} == {2, 3}
+    assert int(taken.split()[-1]) > 2, "a caller in Python gets what is printed"
     assert said["script"].splitlines().count("cat 7") > 5
 
 
