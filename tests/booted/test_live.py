@@ -31,7 +31,11 @@ def kept(memory):
 def look(memory, runs):
     seen.append((runs, tuple(sampler.sample(memory).hits)))
     maps.append(kept(memory))
-    return len(seen) < 20
+    return len(seen) < 20 or not moves()
+def named():
+    return len({key.partition("[")[0] for key in maps[-1]})
+def moves():
+    return len({hits for _, hits in seen}) > 3 and maps[0] != maps[-1] and named() == MAPS
 def plain(views):
     return [(one.hits, one.objects, len(one.records), one.missed, one.dropped) for one in views]
 session.watch(look, live, 0.1, 60)
@@ -41,9 +45,9 @@ with machine.reading(live):
 print(json.dumps({
     "way": live.name,
     "rows": len(sampler.labels),
-    "maps": len({key.partition("[")[0] for key in maps[-1]}),
+    "maps": named(),
     "all run": all(runs for runs, _ in seen),
-    "moves": len({hits for _, hits in seen}) > 5 and maps[0] != maps[-1],
+    "moves": moves(),
     "back": sum(a > b for (_, x), (_, y) in zip(seen, seen[1:]) for a, b in zip(x, y)),
     "maps back": sum(x[key] > y.get(key, -1) for x, y in zip(maps, maps[1:]) for key in x),
     "totals": sampler.sample(live).hits == sampler.sample(machine).hits and kept(live) == kept(machine),
@@ -51,7 +55,10 @@ print(json.dumps({
 }))
 live.close()
 end"""
-"""What a view of all probes sees in 20 looks, and whether it is what the stopped guest has in the end."""
+"""What a view of all probes sees in 20 looks, and whether it is what the stopped guest has in the end.
+
+There are more looks where the host is so busy that the guest has hardly run.
+"""
 
 
 class Counted(Console):
@@ -131,7 +138,7 @@ def test_a_view_of_a_thousand_probes_and_twenty_maps(each_linux: Guest) -> None:
         gdb("optprobe add -glob s[a-h]*", 120)
         gdb(f"optprobe add vfs_read do {{ {counts} }}")
         gdb("optprobe add vfs_read do count by $comm, hist($arg3), record($arg3)")
-        gdb("python import json")
+        gdb(f"python import json; MAPS = {MAPS}")
         found = values("\n".join(gdb(line) for line in [VIEWED]))[-1]
         gdb("optprobe delete")
     assert found.pop("rows") >= 1_000 and re.match(r"/proc/\d+/mem", found.pop("way"))
