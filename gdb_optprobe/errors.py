@@ -39,5 +39,12 @@ class NotBooted(OptprobeError):
         super().__init__(message, hint)
 
 
+class NeedsStop(Exception):
+    """What is asked for needs the guest stopped, and it runs.
+
+    No OptprobeError: it is no answer, so nothing takes it for one. What was begun is done again at a stop.
+    """
+
+
 class Unreachable(OptprobeError):
     """The debugger cannot ask the guest anything now."""

@@ -12,11 +12,12 @@ import mmap
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest.machine import Memory, Vcpu
 
 from .guest import Guest, GuestError
 
@@ -65,6 +66,13 @@ class MemorySnapshot:
 
     def translates_pages(self) -> bool:
         return True
+
+    @property
+    def runs(self) -> bool:
+        return False
+
+    def reading(self, live: Memory) -> AbstractContextManager[None]:
+        raise _gone()
 
     def step_out(self, pc: str, ranges: Sequence[tuple[int, int]]) -> None:
         raise _gone()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property, partial
@@ -28,7 +29,7 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.patch import Patch
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux import physical_patch
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, Room
@@ -37,7 +38,7 @@ from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.live_memory import LiveMemory
-from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest.machine import Memory, Vcpu
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
 from gdb_optprobe.guest.text import Area, EnteredFunction, FtraceSite, Function, IdleSites, Jump, Mark, Whole
@@ -159,14 +160,31 @@ class FakeMachine:
         self._uc: Any = None
         self._most = 1
         self._held: tuple[int, ...] = ()
+        self._live: Memory | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._live is not None
+
+    @contextmanager
+    def reading(self, live: Memory) -> Iterator[None]:
+        self._live = live
+        try:
+            yield
+        finally:
+            self._live = None
 
     def read(self, address: int, size: int) -> bytes:
+        if self._live is not None:
+            return self._live.read(address, size)
         at = address - START
         if at < 0 or at + size > SIZE:
             raise Unreadable(address, size)
         return bytes(self.memory[at : at + size])
 
     def write(self, address: int, data: bytes) -> None:
+        if self.runs:
+            raise NeedsStop("memory of a guest that runs is not written")
         self.read(address, len(data))
         self.writes.append((address, bytes(data)))
         self.memory[address - START : address - START + len(data)] = data

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import gdb
 
+from gdb_optprobe.commands.at_once import can_print_at_once
 from gdb_optprobe.commands.options import Run, Selection
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.commands.render_json import Json
@@ -90,7 +93,8 @@ class Session(Protocol):
         timeout: float | None,
         guest: str,
         every: float | None,
-        then: Callable[[], float | None],
+        then: Callable[[bool], float | None],
+        live: LiveMemory | None,
     ) -> str: ...
 
     def follower(
@@ -100,6 +104,10 @@ class Session(Protocol):
     def sampler(self, pattern: str) -> Sampler: ...
 
     def live_memory(self) -> tuple[LiveMemory | None, str]: ...
+
+    def checked(
+        self, live: LiveMemory | None, warn: Callable[[str], object]
+    ) -> AbstractContextManager[None]: ...
 
     @property
     def stopped_memory(self) -> Memory: ...
@@ -139,6 +147,7 @@ class Subcommand(gdb.Command, Generic[_Args]):
 
     def __init__(self) -> None:
         super().__init__(f"optprobe {self.word}", gdb.COMMAND_BREAKPOINTS)
+        self._called_from_python = False
 
     def parse(self, text: str) -> _Args:
         raise NotImplementedError
@@ -160,13 +169,28 @@ class Subcommand(gdb.Command, Generic[_Args]):
 
     def invoke(self, argument: str, from_tty: bool) -> None:
         self.dont_repeat()
+        # gdb.execute may return what is printed to its caller.
+        self._called_from_python = sys._getframe().f_back is not None
         with held():
             guarded(lambda: self._invoke(argument))
 
     def _invoke(self, argument: str) -> None:
         args = self.parse(legible(argument))
         with beside(json=args.json):
-            self.run(args, Json(gdb.write) if args.json else Text(gdb.write, colour(), _width()))
+            self.run(args, self.output(args))
+
+    def output(self, args: _Args, write: Callable[[str], object] = gdb.write) -> Output:
+        """Return what prints the results. write: gets the text."""
+        return Json(write) if args.json else Text(write, colour(), _width())
+
+    @property
+    def prints_at_once(self) -> bool:
+        """Return whether text may come while the guest runs."""
+        return can_print_at_once(self._called_from_python)
+
+    def live_memory(self, session: Session) -> LiveMemory | None:
+        """Return what reads the guest while it runs; None where only stops can, or nothing may be printed meanwhile."""
+        return session.live_memory()[0] if self.prints_at_once else None
 
     def complete(self, text: str, word: str | None) -> int | Sequence[str]:
         try:

@@ -43,13 +43,14 @@ class RecipeCommand(Subcommand[RecipeArguments]):
         for warning in found.script.warnings:
             warn(warning)
         result = shown(self.word, args, int(gdb.parameter("width") or 0))
-        with written(args.output) as write:
+        with written(args.output, self.prints_at_once) as write:
             found.run(
                 lambda names: RecipeOutput(names, result),
                 write,
                 warn,
                 lambda running: running.run(args.seconds, args.guest),
                 quiet=True,
+                live=lambda: self.live_memory(session),
             )
             write(result.ended())
         session.gathered = result.gathered()

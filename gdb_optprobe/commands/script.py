@@ -13,6 +13,7 @@ from gdb_optprobe.commands.script_running import compiled, warn, written
 from gdb_optprobe.debugger import attach
 from gdb_optprobe.debugger.parameters import current_settings
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script import dump, tree
@@ -83,8 +84,13 @@ class ScriptCommand(Subcommand[ScriptArguments]):
         def start(running: ScriptRun) -> int:
             return running.attach_only() if args.dry else running.run(args.seconds, args.guest, args.keep)
 
-        with written(args.output) as write:
-            status = found.run(JsonOutput if args.json else TextOutput, write, told, start, args.quiet)
+        at_once = self.prints_at_once
+
+        def live() -> LiveMemory | None:
+            return session.live_memory()[0] if at_once or args.output else None
+
+        with written(args.output, at_once) as write:
+            status = found.run(JsonOutput if args.json else TextOutput, write, told, start, args.quiet, live)
         if status and current_settings().exit_on_error:
             end_gdb(status)
 

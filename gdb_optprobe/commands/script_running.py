@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import gdb
 
+from gdb_optprobe.commands.at_once import printed_at_once
 from gdb_optprobe.commands.base import stream
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.guest_text import one_line
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.script.compile import Script, compile_script
@@ -41,8 +43,12 @@ class CompiledScript:
         warn: Callable[[str], object],
         start: Callable[[ScriptRun], int],
         quiet: bool,
+        live: Callable[[], LiveMemory | None],
     ) -> int:
-        """Run it as `start` does, and return the status. output_of: makes what prints. Raises OptprobeError."""
+        """Run it as `start` does, and return the status. output_of: makes what prints. live: see ScriptRun.
+
+        Raises OptprobeError.
+        """
         names = GuestNames(self.kernel, self.now, lambda: running.maps)
         with gdb.with_parameter("pagination", False):
             running = ScriptRun(
@@ -54,6 +60,7 @@ class CompiledScript:
                 warn,
                 self.kernel.now,
                 quiet=quiet,
+                live=live,
             )
             return start(running)
 
@@ -76,10 +83,13 @@ def compiled(
 
 
 @contextmanager
-def written(name: str) -> Iterator[Callable[[str], object]]:
-    """Yield what takes the text that a script prints. name: of a file; "" for GDB's output. Raises OptprobeError."""
+def written(name: str, at_once: bool) -> Iterator[Callable[[str], object]]:
+    """Yield what takes the text that a script prints. name: of a file; "" for this process's output, past GDB if it is
+    to come `at_once`. Raises OptprobeError.
+    """
     if not name:
-        yield stream
+        with printed_at_once() if at_once else nullcontext(stream) as write:
+            yield write
         return
     try:
         # A line is there when it is printed, for a reader that follows the file.

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 import gdb
 
 from gdb_optprobe.commands import top_view
+from gdb_optprobe.commands.at_once import printed_at_once
 from gdb_optprobe.commands.base import Subcommand, stream
 from gdb_optprobe.commands.options import TOP_OPTIONS, Watch, parse_top
 from gdb_optprobe.commands.output import Output
@@ -21,7 +21,6 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.probes.sampler import Sampler
 
-STANDARD_OUTPUT = 1
 GONE = "its memory can no longer be read"
 
 
@@ -59,15 +58,10 @@ class TopCommand(Subcommand[Watch]):
         live, why = (None, "by a machine interface") if machine_interface() else session.live_memory()
         ways = f"at short stops ({why or GONE})", f"by {live.name}" if live is not None else ""
         watch = _Watch(sampler, Top(sampler.labels, sampler.numbers), args.every, ways)
-        watch.begin(session.stopped_memory)
-        try:
+        with session.checked(live, warn):
+            watch.begin(session.stopped_memory)
             with gdb.with_parameter("pagination", False), _shown(watch, live is not None):
                 said = session.watch(watch.look, live, args.every, args.seconds, watch.keys)
-            if live is not None and session.is_same_guest() and (why := live.difference(session.stopped_memory)):
-                warn(f"what was shown may not be what this guest's memory held: {why}")
-        finally:
-            if live is not None:
-                live.close()
         if session.is_same_guest():
             watch.end(session.stopped_memory)
             out.lines(top_view.block(watch.top, 0, "in all "))
@@ -176,16 +170,10 @@ def _lines(watch: _Watch, runs: bool) -> Iterator[None]:
         watch.show = lambda: _print(watch.top)
         yield
         return
-    # While the guest runs, GDB keeps what is written to its own output for later.
-    gdb.flush(gdb.STDOUT)
-    output = os.dup(STANDARD_OUTPUT)
-    try:
-        with open(output, "w", encoding="utf-8", closefd=False) as file:
-            watch.show = lambda: print(*top_view.block(watch.top, 0), sep="\n", file=file, flush=True)
-            yield
-    finally:
-        os.close(output)
+    with printed_at_once() as write:
+        watch.show = lambda: _print(watch.top, write)
+        yield
 
 
-def _print(top: Top) -> None:
-    stream("".join(f"{line}\n" for line in top_view.block(top, 0)))
+def _print(top: Top, write: Callable[[str], object] = stream) -> None:
+    write("".join(f"{line}\n" for line in top_view.block(top, 0)))

@@ -440,7 +440,8 @@ def _find(
         recovered = discover(machine, arch, cache, progress, vain, objfiles.files())
     if recovered is None:
         return None
-    memory = KernelMemory(machine, machine, recovered.view.walk, MemoryDump(machine.read_physical))
+    dump = MemoryDump(machine.read_physical, machine.check_stopped)
+    memory = KernelMemory(machine, machine, recovered.view.walk, dump)
     unpatched = UnpatchedText(registry)
     layouts = partial(objfiles.layouts, recovered.build)
     linux = LinuxGuest.of(recovered, machine, memory, isa, arch, unpatched, progress, GdbSymbols(), layouts)

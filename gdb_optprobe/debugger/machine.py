@@ -27,7 +27,7 @@ import gdb
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.program_frames import StoppedPrograms
 from gdb_optprobe.debugger.running import run_for
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory, ReadsMany, Vcpu
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.abi import SystemRegisters
@@ -60,22 +60,44 @@ class GdbMachine:
         # Under page-table isolation a vCPU in user mode does not map the kernel.
         self._views = (self._read_chosen, self.read_selected)
         self.stopped_programs = StoppedPrograms()
+        self._live: Memory | None = None
+
+    # while the guest runs ----------------------------------------------------------------------------------------
+
+    @property
+    def runs(self) -> bool:
+        return self._live is not None
+
+    @contextmanager
+    def reading(self, live: Memory) -> Iterator[None]:
+        self._live = live
+        try:
+            yield
+        finally:
+            self._live = None
+
+    def check_stopped(self) -> None:
+        """Raise NeedsStop where the guest runs: a packet to its stub would stop it."""
+        if self.runs:
+            raise NeedsStop("the guest runs")
 
     # virtual memory ----------------------------------------------------------------------------------------------
 
     def read(self, address: int, size: int) -> bytes:
-        return self.memory.read(address, size)
+        return (self._live or self.memory).read(address, size)
 
     def read_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        if isinstance(self.memory, ReadsMany):
+        if not self.runs and isinstance(self.memory, ReadsMany):
             return self.memory.read_many(spans)
         return [self.read(start, end - start) for start, end in spans]
 
     def write(self, address: int, data: bytes) -> None:
+        self.check_stopped()
         self.memory.write(address, data)
 
     def read_selected(self, address: int, size: int) -> bytes:
         """Read as the selected vCPU does. Raises Unreadable."""
+        self.check_stopped()
         address = _wrapped(address, size)
         end = address + size
         # By pages: on an error GDB tries byte by byte to find the first that it cannot read.
@@ -90,6 +112,7 @@ class GdbMachine:
 
     def write_selected(self, address: int, data: bytes) -> None:
         """Write as the selected vCPU does. Raises Unreadable."""
+        self.check_stopped()
         self._guard.set_fallback()
         self._agree(address)
         self._write_in_packets(address, data)
@@ -108,6 +131,7 @@ class GdbMachine:
 
     def _read_chosen(self, address: int, size: int) -> bytes:
         """Read as the vCPU that GDB chooses, which is fastest. Raises Unreadable."""
+        self.check_stopped()
         address = _wrapped(address, size)
         try:
             return bytes(gdb.selected_inferior().read_memory(address, size))
@@ -116,6 +140,7 @@ class GdbMachine:
 
     def write_virtual(self, address: int, data: bytes) -> None:
         """Write as the selected vCPU does; a kernel address as a vCPU that maps it. Raises Unreadable."""
+        self.check_stopped()
         # This write may remove the detour in which the guardian would continue a vCPU.
         self._guard.set_fallback()
         if _is_kernel(address):
@@ -172,6 +197,7 @@ class GdbMachine:
     # packets -----------------------------------------------------------------------------------------------------
 
     def _packet(self, text: str) -> bytes:
+        self.check_stopped()
         if not self.connection.is_valid():  # QEMU has ended, and GDB has just noticed
             raise OptprobeError("the connection to the guest is closed", "connect again: target remote")
         answer = self.connection.send_packet(text)
@@ -199,6 +225,7 @@ class GdbMachine:
         return _vcpu(thread)
 
     def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
+        self.check_stopped()
         system = self._isa.system
         printed = [name for name in names if name in system.printed]
         with _selected(vcpu, self.stopped_programs):

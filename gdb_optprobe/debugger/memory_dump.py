@@ -20,13 +20,15 @@ _PAGE = 4096
 
 @dataclass
 class MemoryDump:
-    """read: physical memory by packets."""
+    """read: physical memory by packets. check_stopped: raises NeedsStop where the guest runs."""
 
     read: Callable[[int, int], bytes]
+    check_stopped: Callable[[], None]
     _works: bool | None = None
 
     def __call__(self, pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
         """Return what these pieces of physical memory, (address, size), hold; None where it cannot be had so."""
+        self.check_stopped()
         if self._works is False:
             return None
         found = _dumped(pieces)

@@ -21,6 +21,7 @@ class Ticker:
     def __init__(self, ticks: Ticks, ended: Callable[[], None]) -> None:
         self._ticks = ticks
         self._ended = ended
+        self._pause = ticks.every
         self._over = False
         self._lock = threading.Lock()
         self._idle = threading.Event()
@@ -46,7 +47,7 @@ class Ticker:
             if each is not None:
                 heard.register(each, select.POLLIN)
         while True:
-            heard.poll(1000 * self._ticks.every)
+            heard.poll(1000 * self._pause)
             with self._lock:
                 if self._over:
                     return
@@ -56,7 +57,10 @@ class Ticker:
 
     def _tick(self) -> None:
         try:
-            if not self._over and not self._ticks.act():
+            pause = None if self._over else self._ticks.act()
+            if pause is not None:
+                self._pause = pause
+            elif not self._over:
                 self._stop()
         except Exception as failure:
             # GDB would print it and continue. `run_for` raises it.

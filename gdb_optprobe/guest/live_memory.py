@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory
 
 PROOF = 64
@@ -69,14 +69,14 @@ class LiveMemory:
         self._starts = [one.address for one in self._extents]
 
     def read(self, address: int, size: int) -> bytes:
-        """Return what the guest has there now. Raises Unreadable."""
+        """Return what the guest has there now. Raises Unreadable; NeedsStop where it is in none of the extents."""
         found = bytearray()
         while len(found) < size:
             at = address + len(found)
             place = bisect_right(self._starts, at) - 1
             extent = self._extents[place] if place >= 0 else None
             if extent is None or at >= extent.end:
-                raise Unreadable(at, size - len(found))
+                raise NeedsStop(f"where {at:#x} is in QEMU's memory is not known")
             length = min(size - len(found), extent.end - at)
             try:
                 data = self._way.read(extent, at - extent.address, length)
@@ -88,8 +88,8 @@ class LiveMemory:
         return bytes(found)
 
     def write(self, address: int, data: bytes) -> None:
-        """Raise OptprobeError: memory of a guest that runs is never written."""
-        raise OptprobeError("memory of a guest that runs is not written")
+        """Raise NeedsStop: memory of a guest that runs is never written."""
+        raise NeedsStop("memory of a guest that runs is not written")
 
     def close(self) -> None:
         self._way.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -42,6 +43,13 @@ class PhysicalMemory(Protocol):
 class Machine(Memory, PhysicalMemory, Protocol):
     """A guest stopped under a debugger; every verb but `step_out` and `run_until` leaves it stopped and unmoved.
     """
+
+    @property
+    def runs(self) -> bool:
+        """Return whether the guest runs now, within a block of `reading`."""
+
+    def reading(self, live: Memory) -> AbstractContextManager[None]:
+        """Read by `live` within the block, while the guest runs. What asks for more of the guest raises NeedsStop."""
 
     def vcpus(self) -> Sequence[Vcpu]: ...
 

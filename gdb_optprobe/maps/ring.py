@@ -1,4 +1,4 @@
-"""A ring of records in guest memory, filled by hits without a lock, emptied while the guest is stopped.
+"""A ring of records in guest memory, filled by hits without a lock, read at any time, emptied at stops of the guest.
 
     ┌──────┬───────┬──────────┬─────────────────────────────┐
     │ next │ first │ record 0 │ record 1 │ … │ 2**bits - 1  │
@@ -13,6 +13,10 @@ of a kind that no hit writes was damaged: it is dropped.
 When the ring is emptied, numbers continue, so they give the order of records, and `first` moves to the first pending
 record, or to `next`: no other hit uses the place of a pending record. A hit that was stopped before it read `first` may
 have a number that was counted as dropped, so `first` never moves to before one of these.
+
+While the guest runs, `first` stays: until the next stop, a place is written by the hit that has its number, and by no
+other. So a record with its number in front is whole from then on. It counts where it had that when the ring was read a
+first time; its bytes are those of a second time. The others are pending.
 
 A ring that overwrites keeps the newest records. Each has one word more, its lock:
     │ number + 1 │ … │ word │ lock │
@@ -65,6 +69,7 @@ class RingContents:
     dropped: how many found no place, or were overwritten. fullness: numbers since `first` for each place; more than 1
     where some dropped. overwrites: whether what was dropped came before these records, not behind them.
     header, position: to empty the ring, write `header` to its start and continue from `position`.
+    latest: the time of the latest record that is finished.
     """
 
     records: tuple[Record, ...]
@@ -73,6 +78,7 @@ class RingContents:
     header: bytes
     position: RingPosition
     overwrites: bool = False
+    latest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +113,34 @@ class RingLayout:
     def initial(self) -> bytes:
         return self._header(0, 0) + bytes(self.places * self.record_size)
 
-    def decode(self, data: bytes, since: RingPosition = START) -> RingContents:
-        following, first = (int.from_bytes(data[at : at + 8], "little") for at in (NEXT, FIRST))
+    def decode(
+        self, data: bytes, since: RingPosition = START, before: bytes | None = None, until: int | None = None
+    ) -> RingContents:
+        """Return what the ring has since a position.
+
+        before: what it had a moment earlier, where the guest runs; of a ring that overwrites nothing is proven then.
+        until: records of a later time stay pending.
+        """
+        assert before is None or not self.overwrites
+        following, first = self._ends(data if before is None else before)
         if self.overwrites:
             return self._newest(data, following, first, since)
         limit = first + self.places
         # No number outside of [first, limit) has a place: there are as many as places, whatever the header says.
-        before = (number for number in since.pending if first <= number < limit)
-        numbers = (*before, *range(max(since.following, first), min(following, limit)))
-        found = {number: self._record(data, number) for number in numbers}
-        pending = tuple(number for number, record in found.items() if record is None)
-        records, damaged = self._known(record for record in found.values() if record is not None)
+        earlier = (number for number in since.pending if first <= number < limit)
+        numbers = (*earlier, *range(max(since.following, first), min(following, limit)))
+        found = {number: self._finished(data, number, before) for number in numbers}
+        finished = [record for record in found.values() if record is not None]
+        ready = [record for record in finished if until is None or record.time <= until]
+        pending = tuple(sorted(found.keys() - {record.number for record in ready}))
+        records, damaged = self._known(ready)
         return RingContents(
             records=records,
             dropped=max(0, following - max(limit, since.following)) + damaged,
             fullness=(following - first) / self.places,
             header=self._header(following, first if pending and following > limit else min((*pending, following))),
             position=RingPosition(following, pending),
+            latest=max((record.time for record in finished), default=0),
         )
 
     def _newest(self, data: bytes, following: int, first: int, since: RingPosition) -> RingContents:
@@ -157,14 +174,24 @@ class RingLayout:
 
     def has_more(self, header: bytes, since: RingPosition) -> bool:
         """Return whether there are, or may be, records since a position. header: the ring's first HEADER bytes."""
-        return bool(since.pending) or int.from_bytes(header[NEXT : NEXT + 8], "little") != since.following
+        return bool(since.pending) or self._ends(header)[0] != since.following
+
+    def is_empty(self, header: bytes) -> bool:
+        """Return whether all of its places are free, in a ring that does not overwrite."""
+        following, first = self._ends(header)
+        return following == first
+
+    @staticmethod
+    def _ends(header: bytes) -> tuple[int, int]:
+        """Return the next number, and the first."""
+        return int.from_bytes(header[NEXT : NEXT + 8], "little"), int.from_bytes(header[FIRST : FIRST + 8], "little")
 
     def lost(self, header: bytes, since: RingPosition) -> int:
         """Return how many records found no place, or were overwritten, by the ring's first HEADER bytes alone.
 
         Records that were damaged, or that are locked now, are not among them.
         """
-        following, first = (int.from_bytes(header[at : at + 8], "little") for at in (NEXT, FIRST))
+        following, first = self._ends(header)
         if self.overwrites:
             return max(0, following - since.following - self.places)
         return max(0, following - max(first + self.places, since.following))
@@ -188,6 +215,13 @@ class RingLayout:
                 record = self._record_of(data, number)
                 return record if record is not None and self._known([record])[0] else None
         return None
+
+    def _finished(self, data: bytes, number: int, before: bytes | None) -> Record | None:
+        """Return the record of a number; None where it was not finished in `before`, or in `data`."""
+        at = HEADER + number % self.places * self.record_size
+        if before is not None and int.from_bytes(before[at : at + 8], "little") != number + 1:
+            return None
+        return self._record(data, number)
 
     def _record(self, data: bytes, number: int) -> Record | None:
         at = HEADER + number % self.places * self.record_size

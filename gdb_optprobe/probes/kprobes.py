@@ -308,7 +308,7 @@ class Kprobes:
             return site_views.absent_site_view(probe, self.target)
         site = self.registry.site_of(probe)
         view = site_views.site_view(probe, site, self.target, self.optimizer.active_calls)
-        return replace(view, missed=self.optimizer.tracepoints.missed(probe.address))
+        return replace(view, missed=view.missed + self.optimizer.tracepoints.missed(probe.address))
 
     def site_code(self, probe: Probe) -> SiteCode:
         """Return what `show` lists of it. Raises OptprobeError where its text is not there."""

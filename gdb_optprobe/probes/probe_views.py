@@ -64,8 +64,8 @@ def calls_view(counts: CallCounts, active: int, callers: Iterable[Caller]) -> Ca
 class SiteView:
     """What a row shows of the place that a probe is on, as each kind of place gives it; see ProbeView.
 
-    tags: besides the state. calls: of a return probe. missed: events that had no room. frames: of the stacks that hits
-    there kept.
+    tags: besides the state. calls: of a return probe, where all is known of them. missed: events, or calls, that had no
+    room. active: calls that have not returned. frames: of the stacks that hits there kept.
     """
 
     address: int
@@ -80,6 +80,7 @@ class SiteView:
     stops: int = 0
     calls: CallsView | None = None
     missed: int = 0
+    active: int = 0
     frames: Frames = lambda registers, stack: ()
 
 
@@ -135,7 +136,7 @@ def probe_view(
         entry=save.entry_clause(probe.spec),
         hits=found.hits,
         missed=site.calls.missed if site.calls is not None else site.missed,
-        active=site.calls.active if site.calls is not None else 0,
+        active=site.calls.active if site.calls is not None else site.active,
         dropped=found.dropped,
         faults=found.faults,
         stops=site.stops,

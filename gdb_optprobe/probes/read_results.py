@@ -1,16 +1,18 @@
-"""Read what hits have left, in guest memory and in ours, and clear it."""
+"""Read what hits have left, in guest memory and in ours, and clear it.
+
+While the guest runs (Machine.runs), all that has more than one word is read twice: maps/ says what counts then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.guest.guest import Guest
-from gdb_optprobe.maps.ring import HEADER, RingContents
 from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.new_records import check_readable
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.results import Results, rows_of
+from gdb_optprobe.probes.results import Results
 from gdb_optprobe.probes.shared_maps import SharedMaps
 
 # Counters nearer to each other than this are read in one piece: a packet costs as much as some hundred bytes.
@@ -25,41 +27,31 @@ def read_results(probes: Sequence[Probe], guest: Guest, whole: bool = False) -> 
         for probe in probes
         if probe.counter is not None
     )
+    runs = guest.machine.runs
+    if whole and runs:
+        for probe in probes:
+            check_readable(probe.handler.ring)
+    before = _contents(slots, guest) if whole and runs else {}
+    memory = _contents(slots, guest)
+    found = {}
+    maps = {id(one): one.read(guest.machine, runs) for one in _shared_maps(probes)} if whole else {}
+    for probe in probes:
+        found[probe.number] = probe.seen
+        if probe.counter is not None:
+            shared, at = maps.get(id(probe.handler.shared)), probe.counter.address
+            theirs = Results.decode(probe.handler, memory[at], probe.since, shared, before.get(at))
+            found[probe.number] = probe.seen.merged(probe.handler, theirs)
+    return found
+
+
+def _contents(slots: Sequence[Slot], guest: Guest) -> dict[int, bytes]:
+    """Return what these hold by their addresses, read in few packets. slots: ascending."""
     memory: dict[int, bytes] = {}
     for run in _adjacent(slots):
         start = run[0].address
         data = guest.machine.read(start, run[-1].end - start)
         memory |= {slot.address: data[slot.address - start : slot.end - start] for slot in run}
-    found = {}
-    maps = {id(one): one.read(guest.machine) for one in _shared_maps(probes)} if whole else {}
-    for probe in probes:
-        found[probe.number] = probe.seen
-        if probe.counter is not None:
-            shared = maps.get(id(probe.handler.shared))
-            theirs = Results.decode(probe.handler, memory[probe.counter.address], probe.since, shared)
-            found[probe.number] = probe.seen.merged(probe.handler, theirs)
-    return found
-
-
-def read_new_records(probes: Sequence[Probe], guest: Guest) -> Iterator[tuple[Probe, Results, RingContents | None]]:
-    """Yield each probe that has records with these alone, and the ring they are in, if there is one."""
-    for probe in probes:
-        found, contents, ring = probe.seen, None, probe.handler.ring
-        if ring is not None and probe.counter is not None:
-            at = probe.counter.address + probe.handler.ring_offset
-            if ring.has_more(guest.machine.read(at, HEADER), probe.since):
-                contents = ring.decode(guest.machine.read(at, ring.size), probe.since)
-                found = replace(found, records=found.records + rows_of(contents), dropped=contents.dropped)
-        if contents is not None or found.records:
-            yield probe, found, contents
-
-
-def empty_ring(probe: Probe, contents: RingContents | None, guest: Guest) -> None:
-    """Take away the records that were read, of hits that we saw too. How many were dropped is kept."""
-    if contents is not None and probe.counter is not None:
-        guest.machine.write(probe.counter.address + probe.handler.ring_offset, contents.header)
-        probe.since = contents.position
-    probe.forget_records(contents.dropped if contents is not None else 0)
+    return memory
 
 
 def clear_results(

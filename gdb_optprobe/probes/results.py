@@ -76,7 +76,8 @@ class Results:
     ) -> Results:
         """Decode guest memory: all of it, all but the ring, or the head alone. since: which records were cleared.
 
-        shared: what the maps hold that the probe shares with others. before: see HashMapLayout.decode.
+        shared: what the maps hold that the probe shares with others. before: the same a moment earlier, where the guest
+        runs: see HashMapLayout.decode and RingLayout.decode.
         """
         head = aggregate.decode(data[: handler.head_size])
         if len(data) <= handler.head_size and shared is None:
@@ -95,7 +96,7 @@ class Results:
                 found = replace(found, lost=found.lost if handler.counts_lost else shared.lost or found.lost)
         if handler.ring is None or len(data) <= at:
             return found
-        ring = handler.ring.decode(data[at:], since)
+        ring = handler.ring.decode(data[at:], since, before[at:] if before is not None else None)
         return replace(found, records=rows_of(ring), dropped=ring.dropped)
 
     def after_hit(self, handler: Handler, outcome: Outcome, vcpu: int) -> Results:

@@ -57,9 +57,16 @@ class Times:
     def initial(self) -> bytes:
         return bytes(self.count * WORD) + self.layout.initial()
 
-    def decode(self, data: bytes) -> tuple[Sequence[int], Mapping[int, tuple[int, ...]], int]:
-        """Return the sums, the histograms' words by number, and how many times found no room in the table."""
-        sums, found = aggregate.decode(data[: self.count * WORD]), self.layout.decode(data[self.count * WORD :])
+    def decode(
+        self, data: bytes, before: bytes | None = None
+    ) -> tuple[Sequence[int], Mapping[int, tuple[int, ...]], int]:
+        """Return the sums, the histograms' words by number, and how many times found no room in the table.
+
+        before: see HashMapLayout.decode.
+        """
+        behind = self.count * WORD
+        earlier = before[behind:] if before is not None else None
+        sums, found = aggregate.decode(data[:behind]), self.layout.decode(data[behind:], earlier)
         return sums, {int.from_bytes(key, "little"): words for key, words in found.by_key.items()}, found.overflow
 
 

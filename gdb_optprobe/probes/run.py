@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.live_memory import LiveMemory
-from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.probes import deleted_views
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.quiescence_wait import describe_busy_slots, describe_waits
@@ -22,6 +22,46 @@ SLICE = 0.1
 LONGEST_SLICE = 1.0
 """Seconds between two looks at what a run waits for: at first, and at most."""
 STILL_RUNS = "the command still runs in the guest; another waits until it ends"
+
+
+@dataclass
+class _Looks:
+    """What is done again and again while the guest runs, or at stops: see Runs.run."""
+
+    machine: Machine
+    every: float
+    then: Callable[[bool], float | None]
+    live: LiveMemory | None
+
+    def __post_init__(self) -> None:
+        self._due = time.monotonic() + self.every
+
+    @property
+    def left(self) -> float:
+        """Return the seconds until it is done next."""
+        return self._due - time.monotonic()
+
+    def look(self, runs: bool) -> float:
+        """Do it. Return the seconds until the next time."""
+        pause = self.then(runs) or self.every
+        self._due = time.monotonic() + pause
+        return pause
+
+    def ticks(self) -> Ticks | None:
+        """Return how it is done while the guest runs; None where only stops can."""
+        return Ticks(max(self.left, 0), self._tick) if self.live is not None else None
+
+    def _tick(self) -> float | None:
+        assert self.live is not None
+        try:
+            with self.machine.reading(self.live):
+                return self.look(runs=True)
+        except NeedsStop:
+            pass
+        except Unreadable:
+            self.live = None
+        self._due = time.monotonic()
+        return None
 
 
 @dataclass(frozen=True)
@@ -45,11 +85,14 @@ class Runs:
         timeout: float | None = None,
         guest: str = "",
         every: float | None = None,
-        then: Callable[[], float | None] = bool,
+        then: Callable[[bool], float | None] = bool,
+        live: LiveMemory | None = None,
     ) -> str:
         """Let the guest run. Return why it stopped, how long it ran, and the hits.
 
-        then: what is done after `every` seconds, at a stop. It returns when it is done again; None: as long after.
+        then: what is done after `every` seconds. It gets whether the guest runs then, and returns after how many
+        seconds it is done again; None: as before. live: reads the memory meanwhile. Without it, and where `then`
+        raises NeedsStop, it is done at a stop.
         guest: a command in the guest; the run ends with it.
         Raises OptprobeError when `timeout` seconds pass first.
         """
@@ -57,7 +100,8 @@ class Runs:
             self.hits(until_hits[0])  # there must be one of this number
         command = self.target.debugger.begin(guest) if guest else None
         try:
-            said = self._run(seconds, until_hits, timeout, command, every, then)
+            looks = _Looks(self.target.guest.machine, every, then, live) if every is not None else None
+            said = self._run(seconds, until_hits, timeout, command, looks)
             still_runs = command is not None and not command.outcome() and self.is_same_guest()
             return f"{said}\n{STILL_RUNS}" if still_runs else said
         finally:
@@ -70,30 +114,30 @@ class Runs:
         until_hits: tuple[int, int] | None,
         timeout: float | None,
         command: Command | None,
-        every: float | None,
-        then: Callable[[], float | None],
+        looks: _Looks | None,
     ) -> str:
         before, counted, start = self._hits_by_number(), 0, time.monotonic()
         bound = min((limit for limit in (seconds, timeout) if limit is not None), default=None)
-        pause, due = SLICE, every
+        pause = SLICE
         while True:
             elapsed = time.monotonic() - start
             if until_hits is not None and (hits := self.hits(until_hits[0])) >= until_hits[1]:
                 return f"probe {until_hits[0]} has {hits} hits\n{self._ran(elapsed, before, counted)}"
             if command is not None and (outcome := command.outcome()):
                 return f"{outcome}\n{self._ran(elapsed, before, counted)}"
-            if every is not None and due is not None and elapsed >= due:
+            if looks is not None and looks.left <= 0:
                 counted += self._hits_since(before)
-                pause_until_next = then() or every
+                looks.look(runs=False)
                 before = self._hits_by_number()
                 elapsed = time.monotonic() - start
-                due = elapsed + pause_until_next
             left = None if bound is None else bound - elapsed
             if left is not None and left <= 0:
                 break
-            limits = (left, pause if until_hits is not None else None, due - elapsed if due is not None else None)
+            ticks = looks.ticks() if looks is not None else None
+            due = looks.left if looks is not None and ticks is None else None
+            limits = (left, pause if until_hits is not None else None, due)
             longest = min((limit for limit in limits if limit is not None), default=None)
-            reason = self.target.debugger.run(longest, command)
+            reason = self.target.debugger.run(longest, command, ticks)
             if reason is not None:
                 return f"{reason}\n{self._ran(time.monotonic() - start, before, counted)}"
             pause = min(pause * 2, LONGEST_SLICE)
@@ -114,6 +158,10 @@ class Runs:
         look: gets the memory, and whether the guest runs; it returns whether the run continues. live: reads the
         memory while the guest runs; without it the guest is stopped for each look. keys: see Ticks.
         """
+
+        def act(memory: Memory) -> float | None:
+            return every if look(memory, True) else None
+
         before, start = self._hits_by_number(), time.monotonic()
         reason: str | None = None
         while reason is None:
@@ -122,9 +170,9 @@ class Runs:
                 break
             if live is not None:
                 try:
-                    reason = self.target.debugger.run(left, ticks=Ticks(every, partial(look, live, True), keys))
+                    reason = self.target.debugger.run(left, ticks=Ticks(every, partial(act, live), keys))
                     break
-                except Unreadable:
+                except (NeedsStop, Unreadable):
                     live = None
                     continue
             reason = self.target.debugger.run(every if left is None else min(every, left))

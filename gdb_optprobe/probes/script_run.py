@@ -1,21 +1,24 @@
 """Run a script in a guest: attach its probes, carry out what they ask while the guest runs, end it.
 
-    BEGIN ─► probes installed ─► guest runs ⇄ short stops: records, intervals ─► probes removed ─► END ─► maps
+    BEGIN ─► probes installed ─► guest runs ⇄ records; short stops: intervals ─► probes removed ─► END ─► maps
       └───────────────────────── the host runs BEGIN, END and intervals ─────────────────────────┘
 Maps are in this process before the probes are installed and after they are removed, else in guest memory.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.guest.guest import WalkedCode
+from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.handlers.interpreter import Hit, MapContents, run
 from gdb_optprobe.handlers.ir import Emit, Program
 from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.script import requests
 from gdb_optprobe.handlers.script.compile import Attached, Script
 from gdb_optprobe.handlers.script.output import Output
 from gdb_optprobe.handlers.script.place import wrong
@@ -23,21 +26,28 @@ from gdb_optprobe.handlers.script.runtime import Host, Runtime, contents_of
 from gdb_optprobe.handlers.stack_walk import CODE, FRAMES, WANTED
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.probes.event_probes import kind_of
-from gdb_optprobe.probes.follower import FIRST, SHORTEST, next_pause
+from gdb_optprobe.probes.follower import LONGEST, SHORTEST, Pause
+from gdb_optprobe.probes.new_records import RecordReader
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.read_results import empty_ring, read_new_records
+from gdb_optprobe.probes.results import Row
 from gdb_optprobe.probes.script_kernel import PROBED, RETURNS
 from gdb_optprobe.probes.script_programs import PROGRAMS
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.session_maps import Contents
 from gdb_optprobe.probes.spec import Kind, Spec
-from gdb_optprobe.probes.target import Command
+from gdb_optprobe.probes.target import Command, Ticks
 
 SECOND = 10**9
 _SHOWN = ("{ … }",)
 """The action that listings show of a script's probe."""
 _LEAST = 0.001
 """Seconds that the guest runs at least between two stops."""
+_NEED_NO_STOP = (requests.Printf, requests.PrintValue, requests.Join, requests.ShowTime, requests.Exit)
+"""What can be carried out while the guest runs, unless a name in it is asked of the guest."""
+
+
+def _no_live_memory() -> None:
+    """Return None: the guest is read at stops alone."""
 
 
 class ScriptMaps(Mapping[str, MapContents]):
@@ -87,6 +97,7 @@ class ScriptRun:
 
     now: the guest's time in nanoseconds since its start, at a stop. clock: of the host, in seconds.
     quiet: nothing is said of the probes that are attached.
+    live: returns, at a stop, what reads the guest's memory while it runs; None where only stops can.
     """
 
     session: Session
@@ -98,13 +109,17 @@ class ScriptRun:
     now: Callable[[], int | Missing]
     clock: Callable[[], float] = time.monotonic
     quiet: bool = False
+    live: Callable[[], LiveMemory | None] = _no_live_memory
     lost: int = 0
     _numbers: list[int] = field(default_factory=list)
-    _pause: float = FIRST
+    _pause: Pause = field(default_factory=Pause)
+    _live: LiveMemory | None = None
+    _stopped_at: float = -math.inf
     _left_out: int = 0
     _learned: dict[int, WalkedCode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._reader = RecordReader(self.session.target.guest.machine)
         self.maps = ScriptMaps(self.script, self.session)
         self.runtime = Runtime(self.script, self.output, self.host, self.maps)
 
@@ -157,8 +172,12 @@ class ScriptRun:
     def _run_guest(self, seconds: float | None, guest: str) -> None:
         command = self.session.target.debugger.begin(guest) if guest else None
         try:
-            self._let_run(seconds, command)
+            # What leads from modules' code to its callers is looked up at stops.
+            self._live = live = self.live() if self._numbers and CODE.name not in self.maps else None
+            with self.session.checked(live, self.warn):
+                self._let_run(seconds, command)
         finally:
+            self._live = None
             if command is not None:
                 command.close()
 
@@ -244,9 +263,12 @@ class ScriptRun:
             now = self.clock()
             if (end is not None and now >= end) or (command is not None and command.outcome()):
                 return
-            ends = [now + self._pause, *due, *([end] if end is not None else [])]
-            reason = self.session.target.debugger.run(max(min(ends) - now, _LEAST), command)
+            ticks = Ticks(self._pause.seconds, self._tick) if self._live is not None else None
+            ends = [*due, *([end] if end is not None else []), *([now + self._pause.seconds] if ticks is None else [])]
+            left = max(min(ends) - now, _LEAST) if ends else None
+            reason = self.session.target.debugger.run(left, command, ticks)
             self._drain()
+            self._stopped_at = self.clock()
             for number, probe in enumerate(intervals):
                 if not self.is_over and self.clock() >= due[number]:
                     self._on_host([probe])
@@ -254,6 +276,29 @@ class ScriptRun:
                     due[number] = max(due[number] + _period(probe), self.clock())
             if reason is not None:
                 return
+
+    def _tick(self) -> float | None:
+        """Carry out what the rings have while the guest runs. Return the seconds until the next time; None to stop it.
+        """
+        assert self._live is not None
+        try:
+            with self.session.target.guest.machine.reading(self._live):
+                self._drain()
+                self._check_maps_have_room()
+        except NeedsStop:
+            return None
+        except Unreadable:
+            self._live = None
+            return None
+        return None if self.is_over else self._pause.seconds
+
+    def _check_maps_have_room(self) -> None:
+        """Raise NeedsStop where keys without a value may have to go, unless they have been looked for just now."""
+        there = self.session.kprobes.maps.by_name()
+        if self.clock() - self._stopped_at >= LONGEST and any(
+            there[name].is_half_full for name in self.maps if name in there
+        ):
+            raise NeedsStop("a map is half full")
 
     def _on_host(self, probes: Sequence[Attached]) -> None:
         """Run programs here, at a stop."""
@@ -271,27 +316,39 @@ class ScriptRun:
             yield done.action.target.kind, done.data
 
     def _drain(self) -> None:
-        """Carry out what the rings have, in the order of time, and empty them."""
+        """Carry out what the rings have, in the order of time, and empty them, or while the guest runs read on.
+
+        Raises NeedsStop where the guest runs, and something of it needs a stop: nothing of it is done then.
+        """
         if not self._numbers:
             return
-        guest = self.session.target.guest
-        found = [*read_new_records(self.session.registry.probes(self._numbers), guest)]
-        rows = [row for _, results, _ in found for row in results.records]
-        for row in sorted(rows, key=lambda row: row.time or 0):
-            if not self.is_over:
-                self.write(self.runtime.take(row.kind, row.fields))
-        for probe, _, ring in found:
-            empty_ring(probe, ring, guest)
-        rings = [ring for _, _, ring in found if ring is not None]
-        lost = sum(ring.dropped for ring in rings)
-        if lost and not self.is_over:
-            self.lost += lost
-            self.write(self.output.lost(lost))
+        machine = self.session.target.guest.machine
+        found = self._reader.read(self.session.registry.probes(self._numbers))
+        texts = self._texts(sorted(found.rows, key=lambda row: row.time or 0))
+        for text in [*texts] if machine.runs else texts:
+            self.write(text)
+        found.take(machine)
+        drained = found.drained
+        if drained.lost and not self.is_over:
+            self.lost += drained.lost
+            self.write(self.output.lost(drained.lost))
+        self._pause.look(drained.fullness, machine.runs)
+        if machine.runs:
+            return
         self.session.reclaim_maps(self.maps)
-        learned = self._learn()
-        fullest = max((ring.fullness for ring in rings), default=0)
-        # What a hit wants next is one frame further up.
-        self._pause = SHORTEST if learned else next_pause(self._pause, fullest)
+        if self._learn():
+            self._pause.seconds = SHORTEST  # what a hit wants next is one frame further up
+
+    def _texts(self, rows: Sequence[Row]) -> Iterator[str]:
+        """Carry out records, and yield what each prints, until `exit`. Raises NeedsStop, see above."""
+        if self.session.target.guest.machine.runs:
+            for row in rows:
+                if not isinstance(self.script.requests[row.kind], _NEED_NO_STOP):
+                    raise NeedsStop("a record asks for maps, or files")
+        for row in rows:
+            if self.is_over:
+                return
+            yield self.runtime.take(row.kind, row.fields)
 
     def _learn(self) -> bool:
         """Tell hits what leads from modules' code that they came to, to its callers; forget it of modules that went.

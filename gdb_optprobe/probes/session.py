@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 
@@ -31,15 +31,16 @@ from gdb_optprobe.probes.block_planner import BlockPlanner
 from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.event_probes import handled, names_at, names_at_return
-from gdb_optprobe.probes.follower import Drained, Follower
+from gdb_optprobe.probes.follower import Follower
 from gdb_optprobe.probes.guest_traces import GuestTraces
 from gdb_optprobe.probes.kinds import Kinds
 from gdb_optprobe.probes.kprobes import Kprobes
 from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.module_tracker import ModuleTracker
+from gdb_optprobe.probes.new_records import Drained, RecordReader
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.read_results import clear_results, empty_ring, read_new_records, read_results
+from gdb_optprobe.probes.read_results import clear_results, read_results
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.run import Runs
 from gdb_optprobe.probes.sampler import Sampler
@@ -318,9 +319,10 @@ class Session:
         return rows(self._views.of_all(), deleted)
 
     def reports(self, numbers: Sequence[int] | None = None) -> Sequence[ProbeView]:
-        """Return the views with all results by key."""
-        self.check_alive()
-        self.reclaim_maps()
+        """Return the views with all results by key. While the guest runs, raises NeedsStop where that has to stop."""
+        if not self.target.guest.machine.runs:
+            self.check_alive()
+            self.reclaim_maps()
         if numbers is not None:
             return self._views.of_numbers(numbers, whole=True)
         return rows(self._views.of_all(whole=True))
@@ -362,7 +364,23 @@ class Session:
 
         Raises OptprobeError where the setting asks for a way that does not work.
         """
+        self.target.guest.clock()  # asked for at a stop, it is known while the guest runs
         return self.target.debugger.live_memory(self.data_spans)
+
+    @contextmanager
+    def checked(self, live: LiveMemory | None, warn: Callable[[str], object]) -> Iterator[None]:
+        """Read by `live` within the block, and close it. The guest is stopped at the end: warn where it holds something
+        else than what `live` reads.
+        """
+        if live is None:
+            yield
+            return
+        try:
+            yield
+            if self.is_same_guest() and (why := live.difference(self.stopped_memory)):
+                warn(f"what was shown may not be what this guest's memory held: {why}")
+        finally:
+            live.close()
 
     @property
     def stopped_memory(self) -> Memory:
@@ -568,6 +586,8 @@ class Session:
     ) -> Follower:
         """Return what takes the records of these probes out of the guest. show: gets those that are new, each time.
 
+        While the guest runs, it raises NeedsStop where that has to stop; nothing was shown then.
+
         Raises OptprobeError where none of the probes keeps any.
         """
         some = self.registry.probes(numbers) if numbers is not None else self.registry.single_probes()
@@ -575,27 +595,24 @@ class Session:
         if not any(probe.handler.ring for probe in some):
             raise OptprobeError("no probe keeps records", "optprobe add LOCATION do record(EXPR), or print, or stack")
 
+        reader = RecordReader(self.target.guest.machine)
+
         def drain() -> Drained:
-            self.check_alive()
-            guest, scripts = self.target.guest, self.optimizer.scripts
+            guest, scripts, machine = self.target.guest, self.optimizer.scripts, self.target.guest.machine
+            if not machine.runs:
+                self.check_alive()
             probes = [each for each in self.registry.single_probes() if numbers is None or each.number in chosen]
-            found = [*read_new_records(probes, guest)]
-            show(
-                [
-                    probe_views.probe_view(probe, self.kinds.of(probe.spec).site_view(probe), results, guest, scripts)
-                    for probe, results, _ in found
-                ]
-            )
+            found = reader.read(probes)
+            shown = []
+            for one in found.of_probes:
+                site = self.kinds.of(one.probe.spec).site_view(one.probe)
+                shown.append(probe_views.probe_view(one.probe, site, one.results, guest, scripts))
+            show(shown)
             # They are shown before they are gone: an error in between loses none.
-            for probe, _, ring in found:
-                empty_ring(probe, ring, guest)
-            self.optimizer.write_records(probe for probe, _, ring in found if ring is not None)
-            rings = [ring for _, _, ring in found if ring is not None]
-            return Drained(
-                records=sum(len(results.records) for _, results, _ in found),
-                lost=sum(ring.dropped for ring in rings),
-                fullness=max((ring.fullness for ring in rings), default=0),
-            )
+            found.take(machine)
+            if not machine.runs:
+                self.optimizer.write_records(one.probe for one in found.of_probes if one.ring is not None)
+            return found.drained
 
         return Follower(drain)
 

@@ -60,7 +60,7 @@ class SessionViews:
         guest = self.target.guest
         blocks = list(blocks)
         shared = {id(one): one for block in blocks if whole and (one := block.handler.shared) is not None}
-        maps = {identity: one.read(guest.machine) for identity, one in shared.items()}
+        maps = {identity: one.read(guest.machine, guest.machine.runs) for identity, one in shared.items()}
         for block in blocks:
             symbols = block.symbols or guest.symbols(block.sites)
             block.symbols = symbols

@@ -190,8 +190,9 @@ class SharedReturns:
     def times(self, block: ReturnBlock) -> tuple[Sequence[int], Mapping[int, tuple[int, ...]], int]:
         """Read what was gathered of times: see Times.decode."""
         assert block.times is not None
-        memory = block.times.memory
-        return block.times.decode(self.target.guest.machine.read(memory.address, memory.size))
+        memory, machine = block.times.memory, self.target.guest.machine
+        before = machine.read(memory.address, memory.size) if machine.runs else None
+        return block.times.decode(machine.read(memory.address, memory.size), before)
 
     def with_times(self, block: CountBlock, part: CountsView, start: int) -> Iterator[ProbeView | CountsView]:
         """Yield the rows of a part of a block, from index `start` on: those of functions that have returned by

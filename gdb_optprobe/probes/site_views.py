@@ -49,7 +49,9 @@ def site_view(probe: Probe, site: Site, target: Target, out: Callable[[Site], Se
     state = _state(probe, site)
     is_optimized = state == "armed" and tier is Tier.OPTIMIZED
     change = site.patch
-    callers = [one.caller for one in out(site)] if probe.is_return else ()  # what never returns is dropped now
+    # While the guest runs, neither the calls' threads nor the sum of all calls are known.
+    is_known = probe.is_return and not target.guest.machine.runs
+    callers = [one.caller for one in out(site)] if is_known else ()  # what never returns is dropped now
     calls = read_calls(site, probe, target.guest)
     return SiteView(
         address=probe.address,
@@ -63,7 +65,9 @@ def site_view(probe: Probe, site: Site, target: Target, out: Callable[[Site], Se
         patched_bytes=change.new if change is not None else b"",
         detour=_detour_view(probe, site, target.guest),
         stops=site.stops,
-        calls=calls_view(calls, len(calls.active), callers) if calls is not None else None,
+        calls=calls_view(calls, len(calls.active), callers) if calls is not None and is_known else None,
+        missed=calls.missed if calls is not None else 0,
+        active=len(calls.active) if calls is not None else 0,
         frames=partial(_frames, probe.address, target),
     )
 

@@ -34,13 +34,14 @@ class Command(Protocol):
 
 @dataclass(frozen=True)
 class Ticks:
-    """What is done while the guest runs. every: seconds between two times. act: returns whether the run continues.
+    """What is done while the guest runs. every: seconds until the first time.
 
+    act: returns the seconds until the next time; None where the run is to end.
     keys: a file descriptor; once it has something to read, it is done at once. None for none.
     """
 
     every: float
-    act: Callable[[], bool]
+    act: Callable[[], float | None]
     keys: int | None = None
 
 

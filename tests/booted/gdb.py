@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from qemu.channel import Command
 from qemu.debugger import PATIENTLY, gdb_program
@@ -209,7 +209,7 @@ class Console(Gdb):
         """An expression's value, as an unsigned number."""
         return int(self(f"output/u (unsigned long)({expression})"))
 
-    def __enter__(self) -> Console:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

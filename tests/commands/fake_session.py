@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial, reduce
@@ -11,7 +12,8 @@ from typing import Any
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.maps.aggregate import Count, Greatest, Powers, Sum, update
-from gdb_optprobe.probes.follower import Drained, Follower
+from gdb_optprobe.probes.follower import Follower
+from gdb_optprobe.probes.new_records import Drained
 from gdb_optprobe.probes.sampler import Sample, Shown
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.views import (
@@ -296,10 +298,11 @@ class FakeSession:
         timeout: float | None = None,
         guest: str = "",
         every: float | None = None,
-        then: Callable[[], float | None] = bool,
+        then: Callable[[bool], float | None] = bool,
+        live: LiveMemory | None = None,
     ) -> str:
         if every is not None:
-            assert then() is None or every
+            assert then(False) is None or every
         return f"fake: run {seconds} {until_hits} {timeout}{f' {guest}' if guest else ''}"
 
     def follower(
@@ -318,6 +321,10 @@ class FakeSession:
 
     def live_memory(self) -> tuple[LiveMemory | None, str]:
         return None, "there is no guest"
+
+    def checked(self, live: LiveMemory | None, warn: Callable[[str], object]) -> AbstractContextManager[None]:
+        assert live is None
+        return nullcontext()
 
     @property
     def stopped_memory(self) -> Any:

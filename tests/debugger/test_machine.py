@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -178,3 +178,32 @@ def test_a_connection_that_has_closed_is_named(gdb: Gdb, machine: Any) -> None:
     gdb.connection.is_valid = lambda: False
     with pytest.raises(OptprobeError, match="the connection to the guest is closed"):
         machine.leave_physical_mode()
+
+
+def test_while_the_guest_runs_nothing_is_asked_of_the_stub(gdb: Gdb, machine: Any, module: Any) -> None:
+    """Data are read by what does not stop the guest; all else raises what no reader takes for an answer."""
+
+    class Live:
+        def read(self, address: int, size: int) -> bytes:
+            return bytes([address & 0xFF]) * size
+
+        def write(self, address: int, data: bytes) -> None:
+            raise AssertionError("it is not asked")
+
+    packets = len(gdb.stub.packets)
+    asked = (
+        lambda: machine.write(TEXT, b"1"),
+        lambda: machine.read_selected(TEXT, 1),
+        lambda: machine.read_virtual(TEXT, 1),
+        lambda: machine.write_virtual(TEXT, b"1"),
+        lambda: machine.read_physical(0, 1),
+        lambda: machine.registers(vcpu(0), ["rip"]),
+    )
+    with machine.reading(Live()):
+        assert machine.runs and machine.read(TEXT + 7, 3) == bytes([7] * 3)
+        assert machine.read_many([(TEXT + 1, TEXT + 2)]) == [b"\1"]
+        for ask in asked:
+            with pytest.raises(NeedsStop):
+                ask()
+    assert len(gdb.stub.packets) == packets and not machine.runs
+    assert machine.read(TEXT, 2) == b"\x90\x90"

@@ -46,11 +46,11 @@ def ticker(loop: Loop, ticks: Ticks) -> tuple[Any, list[str]]:
 def test_a_tick_is_posted_when_the_last_has_run(loop: Loop) -> None:
     ran: list[int] = []
 
-    def act() -> bool:
+    def act() -> float:
         ran.append(loop.posted.qsize())
-        return True
+        return 0.001
 
-    found, ended = ticker(loop, Ticks(0.001, act))
+    found, ended = ticker(loop, Ticks(0.002, act))
     for _ in range(5):
         loop.one()
     found.end()
@@ -64,9 +64,9 @@ def test_a_key_makes_a_tick_come_at_once(loop: Loop) -> None:
     reads, writes = os.pipe()
     typed: list[bytes] = []
 
-    def act() -> bool:
+    def act() -> float:
         typed.append(os.read(reads, 1))
-        return True
+        return NEVER
 
     found, _ = ticker(loop, Ticks(NEVER, act, reads))
     os.write(writes, b"h")
@@ -79,10 +79,9 @@ def test_a_key_makes_a_tick_come_at_once(loop: Loop) -> None:
 
 @pytest.mark.parametrize("fails", [False, True], ids=["no more", "an error"])
 def test_a_tick_can_end_the_run(loop: Loop, fails: bool) -> None:
-    def act() -> bool:
+    def act() -> None:
         if fails:
             raise ValueError("no")
-        return False
 
     found, ended = ticker(loop, Ticks(0.001, act))
     loop.one()
@@ -92,7 +91,7 @@ def test_a_tick_can_end_the_run(loop: Loop, fails: bool) -> None:
 
 def test_the_end_does_not_wait_for_a_tick_that_never_runs(loop: Loop) -> None:
     before = os.listdir("/proc/self/fd")
-    found, _ = ticker(loop, Ticks(0.001, lambda: True))
+    found, _ = ticker(loop, Ticks(0.001, lambda: 0.001))
     loop.posted.get(timeout=PATIENCE)
     found.end()
     assert os.listdir("/proc/self/fd") == before

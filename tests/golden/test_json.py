@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.maps.aggregate import Aggregate, Average, Count, Greatest, Least, Linear, Powers, Sum
-from gdb_optprobe.probes.follower import Drained, Follower
+from gdb_optprobe.probes.follower import Follower
+from gdb_optprobe.probes.new_records import Drained
 from gdb_optprobe.probes.views import (
     ActiveCallView,
     Address,

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.live_memory import MOST_EXTENTS, Candidate, Extent, LiveMemory, Way, chosen, extents
 
 DATA, CODE = 0xFFFF_FFFF_7FE0_0000, 0xFFFF_FFFF_8100_0000
@@ -139,7 +139,7 @@ def test_what_lies_in_pieces_is_read_as_one() -> None:
     live = LiveMemory("blocks", Blocks(Stub()), found)
     assert live.read(DATA + 0x3F0, 0x500) == bytes((DATA + at) * 7 & 0xFF for at in range(0x3F0, 0x8F0))
     for at, size in ((DATA - 1, 2), (DATA + 0xBFF, 2), (DATA + 0xC00, 1)):
-        with pytest.raises(Unreadable):
+        with pytest.raises(NeedsStop):
             live.read(at, size)
 
 
@@ -151,5 +151,5 @@ def test_memory_in_too_many_pieces_is_not_asked_for_without_end() -> None:
 
 def test_nothing_is_written() -> None:
     live = LiveMemory("right", Reading(Stub()), BOTH())
-    with pytest.raises(OptprobeError, match="not written"):
+    with pytest.raises(NeedsStop, match="not written"):
         live.write(DATA, b"1")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gdb_optprobe.maps.ring import HEADER, KIND, START, VOID, RingLayout, RingPosition
+from gdb_optprobe.maps.ring import HEADER, KIND, START, VOID, RingContents, RingLayout, RingPosition
 
 LAYOUT = RingLayout(1, 2)
 NEWEST = RingLayout(1, 2, overwrites=True)
@@ -300,3 +300,44 @@ def test_a_record_that_is_overwritten_while_it_is_read_does_not_count(read: int,
     found = NEWEST.newest(Racing(guest, {BEHIND_HEADER + read - 1: write}))
     assert found is None or found.time == 1000 + found.number, "no mixture of two"
     assert found is None or found.number < NEWEST.places
+
+
+def numbers(found: RingContents) -> list[int]:
+    return [record.number for record in found.records]
+
+
+def test_while_the_guest_runs_a_record_counts_that_was_finished_a_moment_before() -> None:
+    guest = Guest()
+    guest.hits(1)
+    late = guest.begin()
+    before = bytes(guest.data)
+    guest.finish(late)
+    guest.hits(1)
+    found = LAYOUT.decode(bytes(guest.data), before=before)
+    assert (numbers(found), found.position) == ([0], RingPosition(2, (late,))), "the last had no number then"
+    assert numbers(LAYOUT.decode(bytes(guest.data), found.position, bytes(guest.data))) == [late, 2]
+
+
+def test_what_was_read_while_the_guest_ran_is_taken_away_at_a_stop() -> None:
+    guest = Guest()
+    guest.hits(3)
+    seen = LAYOUT.decode(bytes(guest.data), before=bytes(guest.data))
+    assert numbers(seen) == [0, 1, 2] and seen.fullness == 0.75
+    assert not LAYOUT.has_more(guest.data[:HEADER], seen.position) and not LAYOUT.is_empty(guest.data[:HEADER])
+    guest.hits(3)  # there is room for one
+    again = LAYOUT.decode(bytes(guest.data), seen.position, bytes(guest.data))
+    assert (numbers(again), again.dropped) == ([3], 2)
+    stopped = LAYOUT.decode(bytes(guest.data), again.position)
+    assert (numbers(stopped), stopped.dropped) == ([], 0)
+    guest.data[:HEADER] = stopped.header
+    assert LAYOUT.is_empty(guest.data[:HEADER])
+    guest.hits(4)
+    assert numbers(LAYOUT.decode(bytes(guest.data), stopped.position)) == [6, 7, 8, 9]
+
+
+def test_records_of_a_later_time_stay_pending() -> None:
+    guest = Guest()
+    guest.hits(3)
+    found = LAYOUT.decode(bytes(guest.data), before=bytes(guest.data), until=1001)
+    assert (numbers(found), found.position.pending, found.latest) == ([0, 1], (2,), 1002)
+    assert numbers(LAYOUT.decode(bytes(guest.data), found.position)) == [2]

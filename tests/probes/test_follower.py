@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, Drained, Follower
+from gdb_optprobe.probes.follower import FIRST, LONGEST, SHORTEST, Follower, Pause
+from gdb_optprobe.probes.new_records import Drained
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,17 @@ def test_what_was_taken_is_counted() -> None:
     follower = Follower(lambda: Drained(1, 2, 0.5))
     follower(), follower()
     assert (follower.records, follower.lost) == (2, 4)
+
+
+def test_while_the_guest_runs_the_ring_fills_up_and_looks_come_when_it_is_half_full() -> None:
+    """At the same rate each time: 5 % in FIRST seconds."""
+    pause, fullness = Pause(), 0.0
+    pauses = []
+    for _ in range(12):
+        fullness += 0.05 * pause.seconds / FIRST
+        pause.look(fullness, runs=True)
+        pauses.append(pause.seconds)
+    assert pauses[:8] == [FIRST] * 8, "never longer"
+    assert max(abs(one - FIRST) for one in pauses[:8]) < 1e-9 and pauses[-1] < FIRST / 2
+    pause.look(0.5)
+    assert pause.seconds > pauses[-1], "it is empty now"

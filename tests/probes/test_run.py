@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -13,11 +13,12 @@ from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.ir import Constant
+from gdb_optprobe.probes.follower import Follower
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command, Ticks
-from tests.fake_guest import MEETING, PLAIN, THREADS, TRACED, FakeDebugger, Registers, program
+from tests.fake_guest import MEETING, PLAIN, START, THREADS, TRACED, FakeDebugger, Registers, program
 
 LONG = 1000.0
 ROUNDS = 5
@@ -50,7 +51,7 @@ class Debugger(FakeDebugger):
     def begin(self, command: str) -> Command:
         return self.command
 
-    def run(self, seconds: float | None, until: Command | None = None) -> str | None:  # type: ignore[override]
+    def run(self, seconds: float | None, until: Command | None = None, ticks: Ticks | None = None) -> str | None:  # type: ignore[override]
         for number in range(THREADS):
             self.guest.run_to(number, MEETING)
         return self.stop
@@ -102,7 +103,8 @@ def test_something_is_done_again_and_again() -> None:
     session = probed(None, PLAIN, TRACED)
     seen = []
 
-    def then() -> None:
+    def then(runs: bool) -> None:
+        assert not runs
         seen.append(session.hits(1))
         session.clear([1])
 
@@ -111,11 +113,11 @@ def test_something_is_done_again_and_again() -> None:
     assert said.endswith(f": {2 * ROUNDS * THREADS} hits of 2 probes"), "what was cleared counts too"
 
 
-def recording(ring_records: int = 512) -> Session:
+def recording(ring_records: int = 512, debugger: type[Debugger] = Debugger) -> Session:
     """Two probes that record, and one that does not."""
     guest = program()
     guest.names = NamesAt(Registers(guest.isa), cpu=Constant(0))
-    session = Session(replace(guest.target, debugger=Debugger(guest)), lambda: Settings(ring_records=ring_records))
+    session = Session(replace(guest.target, debugger=debugger(guest)), lambda: Settings(ring_records=ring_records))
     session.add(*(Spec(f"*{address:#x}", actions=("record($rdi)",)) for address in (PLAIN, TRACED)))
     session.add(Spec(f"*{PLAIN:#x}"))
     return session
@@ -124,7 +126,7 @@ def recording(ring_records: int = 512) -> Session:
 def test_records_are_taken_out_as_they_come() -> None:
     session, shown = recording(), list[list[int]]()
     follower = session.follower(None, lambda views: shown.append([len(view.records) for view in views]))
-    session.run(None, (1, ROUNDS * THREADS), every=1e-9, then=lambda: min(follower(), 1e-9))
+    session.run(None, (1, ROUNDS * THREADS), every=1e-9, then=lambda runs: min(follower(runs), 1e-9))
     follower()
     assert shown == [[], *[[THREADS, THREADS]] * ROUNDS]
     assert (follower.records, follower.lost) == (2 * ROUNDS * THREADS, 0)
@@ -206,7 +208,7 @@ class Ticking(Debugger):
         continues = True
         while continues:
             super().run(seconds)
-            continues = ticks is not None and ticks.act()
+            continues = ticks is not None and ticks.act() is not None
         return None
 
 
@@ -236,3 +238,94 @@ def test_the_time_of_a_watch_is_up() -> None:
 def test_what_stops_a_watch_is_said() -> None:
     session = probed("stopped at breakpoint 3", PLAIN)
     assert session.watch(lambda memory, runs: True, None, 1.0).startswith("stopped at breakpoint 3\nran for ")
+
+
+@dataclass(frozen=True)
+class Rounds(Debugger):
+    """The guest runs for ROUNDS rounds, with a tick after each. stops: how often it was stopped, without the last."""
+
+    rounds: list[int] = field(default_factory=lambda: [*range(ROUNDS)])
+    stops: list[int] = field(default_factory=list)
+
+    def run(  # type: ignore[override]
+        self, seconds: float | None, until: Command | None = None, ticks: Ticks | None = None
+    ) -> str | None:
+        while self.rounds:
+            super().run(seconds)
+            self.rounds.pop()
+            if ticks is None or ticks.act() is None:
+                self.stops.append(len(self.rounds))
+                return None
+        return "the end"
+
+
+class Live:
+    """What reads the guest's memory while it runs, between two ticks; fails: it does so no longer."""
+
+    def __init__(self, session: Session, fails: bool = False) -> None:
+        self.machine, self.fails = cast("Any", session.target.guest.machine), fails
+
+    def read(self, address: int, size: int) -> bytes:
+        assert self.machine.runs, "only while it runs"
+        if self.fails:
+            raise Unreadable(address, size)
+        return bytes(self.machine.memory[address - START :][:size])
+
+
+def followed(ring_records: int, numbers: Sequence[int], fails: bool = False) -> tuple[Session, list[int], Follower]:
+    """Follow records while the guest runs. Return the session, where it stopped, and what took the records."""
+    session = recording(ring_records, Rounds)
+    follower = session.follower(numbers, bool)
+    live = cast("LiveMemory", Live(session, fails))
+    assert session.run(every=LONG, then=follower, live=live).startswith("the end")
+    follower()
+    debugger = session.target.debugger
+    assert isinstance(debugger, Rounds)
+    return session, debugger.stops, follower
+
+
+def test_records_are_read_while_the_guest_runs_without_a_stop() -> None:
+    session, stops, follower = followed(512, [1, 2])
+    assert stops == [] and (follower.records, follower.lost) == (2 * ROUNDS * THREADS, 0)
+    assert [(view.hits, view.records) for view in session.reports([1, 2])] == [(ROUNDS * THREADS, ())] * 2
+
+
+def test_a_ring_is_emptied_at_a_stop_once_it_is_half_full() -> None:
+    _, stops, follower = followed(8, [1])
+    assert THREADS == 2 and stops == [3, 1], "4 records after two rounds, and after two more"
+    assert (follower.records, follower.lost) == (ROUNDS * THREADS, 0)
+
+
+def test_where_memory_can_no_longer_be_read_each_look_is_a_stop() -> None:
+    _, stops, follower = followed(512, [1], fails=True)
+    assert len(stops) == ROUNDS and follower.records == ROUNDS * THREADS
+
+
+def test_reports_are_made_while_the_guest_runs_and_never_go_back() -> None:
+    session = recording(512, Rounds)
+    session.add(Spec(f"*{PLAIN:#x}", actions=("count by $rsp", "hist($rcx)")))
+    seen = list[list[int]]()
+
+    def report(runs: bool) -> None:
+        assert runs and session.target.guest.machine.runs
+        views = session.reports()
+        seen.append([view.hits for view in views])
+        assert {len(view.records) for view in views[:2]} == {view.hits for view in views[:2]}
+        assert sum(row.words[0] for row in views[3].objects[1].rows) == views[3].hits
+
+    session.run(every=LONG, then=report, live=cast("LiveMemory", Live(session)))
+    debugger = session.target.debugger
+    assert isinstance(debugger, Rounds) and debugger.stops == []
+    assert seen == [[THREADS * one] * 4 for one in range(1, ROUNDS + 1)]
+    assert seen[-1] == [view.hits for view in session.reports()], "the same at a stop"
+
+
+def test_what_needs_a_stop_gets_one() -> None:
+    session, asked = recording(512, Rounds), list[bool]()
+
+    def then(runs: bool) -> None:
+        asked.append(runs)
+        session.clear(None)
+
+    session.run(every=LONG, then=then, live=cast("LiveMemory", Live(session)))
+    assert asked == [True, False] * ROUNDS, "it is done again where it could not be done"

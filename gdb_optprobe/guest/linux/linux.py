@@ -237,7 +237,8 @@ class LinuxGuest(Guest):
         return control_groups.path(self.kernel, number)
 
     def clock(self) -> LogClock | None:
-        if self._clock[0] != self._moment:
+        # While the guest runs, its clock is the one of the last stop at which it was asked for.
+        if self._clock[0] != self._moment and not (self.machine.runs and self._clock[1] is not None):
             self._clock = self._moment, log_clock(self.kernel, self.arch.clock, self.arch.log_clock)
         return self._clock[1]
 

@@ -22,9 +22,9 @@ from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Pointer
-from gdb_optprobe.maps.ring import HEADER, START, Record, RingLayout, RingPosition
+from gdb_optprobe.maps.ring import START, Record, RingLayout, RingPosition
 from gdb_optprobe.probes.count_block import CountBlock
-from gdb_optprobe.probes.follower import FIRST, next_pause
+from gdb_optprobe.probes.follower import Pause
 from gdb_optprobe.probes.graph import gate, records
 from gdb_optprobe.probes.graph.callees import COLD, ENTRY
 from gdb_optprobe.probes.graph.functions import MOST_ARGUMENTS, Functions, Request, Traced
@@ -32,6 +32,7 @@ from gdb_optprobe.probes.graph.gate import Gate
 from gdb_optprobe.probes.graph.records import Led
 from gdb_optprobe.probes.graph.trees import Ending, Tree, Trees
 from gdb_optprobe.probes.leftovers import clear_leftovers
+from gdb_optprobe.probes.new_records import read_ring
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.shared_records import SharedRecords
 from gdb_optprobe.probes.spec import Spec
@@ -74,7 +75,7 @@ class GraphRun:
     _numbers: list[int] = field(default_factory=list)
     _position: RingPosition = START
     _waiting: list[Record] = field(default_factory=list)
-    _pause: float = FIRST
+    _pause: Pause = field(default_factory=Pause)
     _new: list[Traced] = field(default_factory=list)
     _blocks: list[CountBlock] = field(default_factory=list)
     _watched: list[int] = field(default_factory=list)
@@ -391,7 +392,7 @@ class GraphRun:
             if (end is not None and now >= end) or (command is not None and command.outcome()):
                 return None
             left = math.inf if end is None else max(end - now, _LEAST)
-            pause = left if self.request.newest else min(max(self._pause, _LEAST), left)
+            pause = left if self.request.newest else min(max(self._pause.seconds, _LEAST), left)
             reason = self.session.target.debugger.run(pause if pause < math.inf else None, command)
             if self.request.newest:
                 if reason is not None:
@@ -407,14 +408,13 @@ class GraphRun:
         """Yield the trees that have ended since the last stop, and empty the ring."""
         assert self._shared is not None
         machine, layout, at = self.session.target.guest.machine, self._shared.layout, self._shared.address
-        header = machine.read(at, HEADER)
-        if not layout.has_more(header, self._position):
-            self._pause = next_pause(self._pause, 0)
+        found = read_ring(layout, at, self._position, machine)
+        if found is None:
+            self._pause.look(0)
             return
-        found = layout.decode(machine.read(at, layout.size), self._position)
         machine.write(at, found.header)
         self._position = found.position
-        self._pause = next_pause(self._pause, found.fullness)
+        self._pause.look(found.fullness)
         self._waiting = sorted((*self._waiting, *found.records), key=lambda record: record.number)
         # A record that the stop has interrupted comes next time: those behind it wait, as their order matters.
         first = min(found.position.pending, default=1 << 64) if not found.dropped else 1 << 64

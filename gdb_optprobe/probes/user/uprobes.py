@@ -647,9 +647,14 @@ class Uprobes:
         """Return what a row shows of the place that `probe` is on."""
         site = self.registry.uprobe_site_of(probe)
         function = self.rethooks.functions.get((site.program.inode, probe.address)) if probe.is_return else None
-        calls = self.calls(function) if function is not None else None
+        runs = self.target.guest.machine.runs
+        calls = self.calls(function) if function is not None and not runs else None
         stops = self.stops.counts[probe.number]
-        return uprobe_views.site_view(probe, site, function, calls, stops, self.target.guest)
+        view = uprobe_views.site_view(probe, site, function, calls, stops, self.target.guest)
+        if function is None or not runs:
+            return view
+        counts = self.rethooks.read_counts(function)
+        return replace(view, missed=counts.missed, active=counts.active)
 
     def calls(self, function: UserRethook) -> CallsView:
         """Return the calls of a function with uretprobes."""
