@@ -16,7 +16,7 @@ A program is emitted more than once: first to find out which registers it uses, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -348,12 +348,26 @@ class Emitter(Protocol):
         """Yield the offset in the code of each label that was bound, in order."""
 
 
-@contextmanager
-def noted(emit: Emitter, text: str) -> Iterator[None]:
+class _Noted:
+    """Code with a note: no generator, as for Scratch."""
+
+    __slots__ = ("_emit", "_text")
+
+    def __init__(self, emit: Emitter, text: str) -> None:
+        self._emit = emit
+        self._text = text
+
+    def __enter__(self) -> None:
+        self._emit.bind(Note(self._text))
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._emit.bind(Note(None))
+
+
+def noted(emit: Emitter, text: str) -> AbstractContextManager[None]:
     """Note what the code that is emitted within the block is for."""
-    emit.bind(Note(text))
-    yield
-    emit.bind(Note(None))
+    return _Noted(emit, text)
 
 
 def noted_code(emit: Emitter) -> NotedCode:

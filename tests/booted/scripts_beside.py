@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from gdb_optprobe.errors import OptprobeError
 from qemu.guest import Guest
 from tests.handlers.script.random_scripts import Dialect, Statement, made, written
-from tests.handlers.script.running import ran
+from tests.handlers.script.running import compiled, ran
 
 SUITE, KERNEL = "trixie", "6.1 cloud"
 INPUTS = 8
@@ -30,7 +30,8 @@ EDGES = (0, 1, 2, 3, 7, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFF_FFFF, 0x8000_00
 FILE = "/tmp/random.bt"
 PIECE = 3000
 """Characters of a command that the guest's shell takes."""
-TIMEOUT = 300.0
+TIMEOUT = 1200.0
+"""It is 6 s where nothing else runs."""
 _MARK = "#"
 _PLACE = re.compile(rf"{re.escape(FILE)}:(\d+)(?:-\d+)?:.*ERROR: (.*)")
 
@@ -55,6 +56,11 @@ class Result:
     refused: dict[int, str] = field(default_factory=dict)
     unloaded: dict[int, str] = field(default_factory=dict)
     ours: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> int:
+        """How many were not compared."""
+        return len(self.refused) + len(self.unloaded) + len(self.ours)
 
     def add(self, other: Result) -> None:
         self.same += other.same
@@ -118,15 +124,20 @@ def put(guest: Guest, text: str) -> None:
 def compared(guest: Guest, seeds: Sequence[int]) -> Result:
     """Run scripts there and here."""
     some = {seed: statements(seed) for seed in seeds}
-    result = Result()
-    for seed, each in tuple(some.items()):
-        try:
-            ran(script({seed: each}, seeds[0]))
-        except OptprobeError as error:
-            result.ours[seed] = error.message.partition("\n")[0]
-            del some[seed]
-    result.add(_compared(guest, some, seeds[0]))
+    result = Result(ours=_refused(some, seeds[0]))
+    result.add(_compared(guest, {seed: each for seed, each in some.items() if seed not in result.ours}, seeds[0]))
     return result
+
+
+def _refused(some: Mapping[int, Sequence[Statement]], first: int) -> dict[int, str]:
+    """Return which scripts we refuse, and why. They are tried one by one only where all together are refused."""
+    try:
+        compiled(script(some, first))
+    except OptprobeError as error:
+        if len(some) == 1:
+            return dict.fromkeys(some, error.message.partition("\n")[0])
+        return {seed: why for seed, one in some.items() for why in _refused({seed: one}, first).values()}
+    return {}
 
 
 def _compared(guest: Guest, some: dict[int, tuple[Statement, ...]], first: int) -> Result:

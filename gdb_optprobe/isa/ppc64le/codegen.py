@@ -9,7 +9,7 @@ Only branches out of the program depend on its address. No instruction is newer 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from gdb_optprobe.isa.base import Dead
@@ -137,13 +137,11 @@ class PowerEmitter(ValueEmitter):
         self._items.append(LabelBranch(label))
 
     def branch(self, test: Comparison, left: str | MemoryValue, right: str | int, signed: bool, label: Label) -> None:
-        with self._loaded(left) as word:
-            self._compare(word, right, signed)
+        self._compare(self._loaded(left), right, signed)
         self._jump(test, label)
 
     def branch_bits(self, left: str | MemoryValue, mask: int, any_set: bool, label: Label) -> None:
-        with self._loaded(left) as word:
-            self._test(word, mask)
+        self._test(self._loaded(left), mask)
         self._jump(Comparison.NE if any_set else Comparison.EQ, label)
 
     def restore_and_jump(self, names: Sequence[str], address: int) -> None:
@@ -248,9 +246,13 @@ class PowerEmitter(ValueEmitter):
                 return replace(memory, base=_TOC, offset=offset)
         return memory
 
-    @contextmanager
-    def _reached(self, memory: Address, by_words: bool, via: str | None = None) -> Iterator[tuple[str, int]]:
-        """Yield an address as base and displacement. by_words: a multiple of 4. via: a register that may change."""
+    def _reached(
+        self, memory: Address, by_words: bool, via: str | None = None
+    ) -> AbstractContextManager[tuple[str, int]]:
+        """Have an address as base and displacement for a block.
+
+        by_words: a multiple of 4. via: a register that may change.
+        """
         memory = self._named(memory)
         offset = as_number(memory.offset)
         low = as_number(offset, 16)
@@ -258,8 +260,11 @@ class PowerEmitter(ValueEmitter):
         if by_words and low & 3:
             low, high = 0, offset
         if not (high or memory.index or memory.per_cpu):
-            yield memory.base or NONE, low
-            return
+            return nullcontext((memory.base or NONE, low))
+        return self._summed(memory, high, low, via)
+
+    @contextmanager
+    def _summed(self, memory: Address, high: int, low: int, via: str | None) -> Iterator[tuple[str, int]]:
         with self._working(via or SCRATCH, SCRATCH) as far:
             self._sum(far, memory, high)
             yield far, low
@@ -318,13 +323,11 @@ class PowerEmitter(ValueEmitter):
         self._code(rotate("rldicr", self._scratch(), index, 3, 60))
         return SCRATCH
 
-    @contextmanager
-    def _loaded(self, word: str | MemoryValue) -> Iterator[str]:
+    def _loaded(self, word: str | MemoryValue) -> str:
         if isinstance(word, str):
-            yield word
-            return
+            return word
         self.load(self._scratch(), word)
-        yield SCRATCH
+        return SCRATCH
 
     @contextmanager
     def _expected(self, word: str | int) -> Iterator[str | int]:

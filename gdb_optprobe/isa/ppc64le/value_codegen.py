@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 from gdb_optprobe.isa.codegen import Arithmetic, Comparison, EntryState, Label, RegisterPool
 from gdb_optprobe.isa.ppc64le import encodings
@@ -97,14 +96,12 @@ class ValueEmitter:
         elif op in (Arithmetic.DIV, Arithmetic.MOD):
             self._divide(op, to, left, right, signed)
         elif not isinstance(right, int) or not self._operated(op, to, left, right, bits):
-            with self._in_register(right) as other:
-                self._operate(op, to, left, other)
+            self._operate(op, to, left, self._in_register(right))
         if op not in (*_BITWISE, Arithmetic.DIV, Arithmetic.MOD, Arithmetic.SHR):
             self._canonical(to, bits, signed)
 
     def multiply_high(self, to: str, left: str, right: str | int) -> None:
-        with self._in_register(right) as other:
-            self._code(plain("mulhdu", to, left, other))
+        self._code(plain("mulhdu", to, left, self._in_register(right)))
 
     def compare(self, test: Comparison, to: str, left: str, right: str | int, signed: bool) -> None:
         if test is Comparison.EQ and right == 0:  # 64 zeros lead, or fewer
@@ -251,15 +248,15 @@ class ValueEmitter:
 
     def _divide(self, op: Arithmetic, to: str, left: str, right: str | int, signed: bool) -> None:
         name = "divd" if signed else "divdu"
-        with self._in_register(right) as divisor:
-            if op is Arithmetic.DIV:
-                self._code(plain(name, to, left, divisor))
-            elif divisor != SCRATCH:
-                self._uses(SCRATCH)
-                self._remainder(name, to, left, divisor, SCRATCH)
-            else:
-                with self._working(to, left) as work:
-                    self._remainder(name, to, left, divisor, work)
+        divisor = self._in_register(right)
+        if op is Arithmetic.DIV:
+            self._code(plain(name, to, left, divisor))
+        elif divisor != SCRATCH:
+            self._uses(SCRATCH)
+            self._remainder(name, to, left, divisor, SCRATCH)
+        else:
+            with self._working(to, left) as work:
+                self._remainder(name, to, left, divisor, work)
 
     def _remainder(self, name: str, to: str, left: str, divisor: str, work: str) -> None:
         self._code(plain(name, work, left, divisor), plain("mulld", work, work, divisor), plain("subf", to, work, left))
@@ -276,8 +273,8 @@ class ValueEmitter:
                 self.constant(other, right)
                 self._compare(left, other, signed)
         else:
-            with self._in_register(right) as other:
-                self._code(encodings.compare("cmpd" if signed else "cmpld", self._field, left, other))
+            other = self._in_register(right)
+            self._code(encodings.compare("cmpd" if signed else "cmpld", self._field, left, other))
 
     def _test(self, word: str, mask: int) -> None:
         """Set EQ in the field if no bit of mask is set, else clear it."""
@@ -299,17 +296,12 @@ class ValueEmitter:
         if not records:
             self._code(encodings.compare("cmpdi", self._field, SCRATCH, 0))
 
-    @contextmanager
-    def _in_register(self, word: str | int) -> Iterator[str]:
+    def _in_register(self, word: str | int) -> str:
         if isinstance(word, int):
             self.constant(SCRATCH, word)
-        yield SCRATCH if isinstance(word, int) else word
+            return SCRATCH
+        return word
 
-    @contextmanager
-    def _working(self, to: str, busy: str | None) -> Iterator[str]:
-        """Yield a register to compute the value of `to` in, which is not `busy`."""
-        if to != busy:
-            yield to
-            return
-        with self.pool.scratch() as register:
-            yield register
+    def _working(self, to: str, busy: str | None) -> AbstractContextManager[str]:
+        """Have a register to compute the value of `to` in for a block, which is not `busy`."""
+        return nullcontext(to) if to != busy else self.pool.scratch()

@@ -12,7 +12,7 @@ In `used` of a pool, "eflags" means the flags that `inc` changes, "carry" is CF,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from gdb_optprobe.isa.base import Dead
@@ -493,16 +493,18 @@ class X86Emitter:
             with self._in_register(mask) as other:
                 self._alter(b"\x85", other, operand)
 
-    @contextmanager
-    def _reached(self, memory: Address, via: str = "") -> Iterator[Address]:
-        """Yield the same address with an offset of 32 bits, from 0, a register or the instruction.
+    def _reached(self, memory: Address, via: str = "") -> AbstractContextManager[Address]:
+        """Have the same address with an offset of 32 bits, from 0, a register or the instruction, for a block.
 
         via: a register that may change, where there is one.
         """
+        if fits(signed_number(memory.offset)) or is_relative(memory):
+            return nullcontext(memory)
+        return self._reached_from_register(memory, via)
+
+    @contextmanager
+    def _reached_from_register(self, memory: Address, via: str) -> Iterator[Address]:
         offset = signed_number(memory.offset)
-        if fits(offset) or is_relative(memory):
-            yield memory
-            return
         if fits(offset - LOWEST) and not memory.per_cpu and (memory.base is not None or memory.index is not None):
             with nullcontext(via) if via else self.pool.scratch() as near:
                 self._move(b"\x8d", near, replace(memory, offset=LOWEST))
@@ -513,23 +515,18 @@ class X86Emitter:
                 self._operate(Arithmetic.ADD, far, memory.base, 8)
             yield Address(far, 0, memory.index, memory.per_cpu)
 
+    def _in_register(self, word: str | int) -> AbstractContextManager[str]:
+        return nullcontext(word) if isinstance(word, str) else self._constant(word)
+
     @contextmanager
-    def _in_register(self, word: str | int) -> Iterator[str]:
-        if isinstance(word, str):
-            yield word
-            return
+    def _constant(self, word: int) -> Iterator[str]:
         with self.pool.scratch() as register:
             self.constant(register, word)
             yield register
 
-    @contextmanager
-    def _working(self, to: str, busy: str) -> Iterator[str]:
-        """Yield a register to compute the value of `to` in, which is not `busy`."""
-        if to != busy:
-            yield to
-            return
-        with self.pool.scratch() as register:
-            yield register
+    def _working(self, to: str, busy: str) -> AbstractContextManager[str]:
+        """Have a register to compute the value of `to` in for a block, which is not `busy`."""
+        return nullcontext(to) if to != busy else self.pool.scratch()
 
     @contextmanager
     def _fixed(self, to: Collection[str], *names: str) -> Iterator[Mapping[str, str]]:

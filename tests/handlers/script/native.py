@@ -183,8 +183,7 @@ class Machine:
         """Run the code once. Yield what is not kept."""
         place, uc = self.place, self._uc
         numbers = place.side.numbers
-        for name, value in registers.items():
-            uc.reg_write(numbers[name], value)
+        uc.reg_write_batch([(numbers[name], value) for name, value in registers.items()])
         try:
             uc.emu_start(place.code, place.code + size, count=MOST)
         except unicorn.UcError as error:
@@ -193,18 +192,18 @@ class Machine:
         if uc.reg_read(place.side.pc) != place.code + size:
             yield f"it ended at {uc.reg_read(place.side.pc):#x}"
         lost = place.side.lost(dead)
-        for name, value in registers.items():
-            now = uc.reg_read(numbers[name])
+        left = uc.reg_read_batch([numbers[name] for name in registers])
+        for (name, value), now in zip(registers.items(), left, strict=True):
             if (now ^ value) & ~lost.get(name, 0):
                 yield f"{name}: {now:#x} for {value:#x}"
         for at, before in place.before.items():
             if at & -PAGE == place.code & -PAGE or at <= place.faults < at + len(before):
                 continue
-            left = bytearray(uc.mem_read(self._frames[at], len(before)))
+            now = uc.mem_read(self._frames[at], len(before))
             if place.frame.start in range(at, at + len(before)):
                 own = slice(place.frame.start - at, place.frame.stop - at)
-                left[own] = before[own]
-            if left != before:
+                now[own] = before[own]
+            if now != before:
                 yield f"memory at {at:#x} changed"
                 uc.mem_write(self._frames[at], before)
 

@@ -90,8 +90,11 @@ def test_random_scripts_leave_what_the_interpreter_says() -> None:
         found += wrong
         refused += without
         busy += seconds
+        for each in wrong:
+            print(each, flush=True)
         if number % 20 == 19:
-            print(f"{TOGETHER * (number + 1)} scripts, {len(found)} wrong", flush=True)
+            done = TOGETHER * (number + 1)
+            print(f"{done} scripts from seed {FIRST} on, {refused} refused, {len(found)} wrong", flush=True)
     rates = f"{COUNT / (time.monotonic() - began):.0f} a second, {COUNT / busy:.0f} a second of a CPU"
     print(f"{COUNT} scripts, {refused} refused, {rates}")
     assert not found, f"{len(found)} scripts; the shortest:\n{min(found, key=len)}"
