@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gdb_optprobe import __version__
 from gdb_optprobe.commands.aggregates import bucket_range, duration, short
@@ -28,7 +29,7 @@ from gdb_optprobe.probes.views import GuestView, ProbeView, SessionMapView
 
 LONGEST = 200
 """Characters of a cell."""
-ROWS, KEYS, HISTOGRAMS, RECORDS, PROBES_DRAWN = 25, 12, 20, 40, 12
+ROWS, KEYS, MAPS, HISTOGRAMS, RECORDS, PROBES_DRAWN = 25, 12, 20, 20, 40, 12
 HEATED, COLUMNS, INTERVALS = 3, 40, 10
 FRAMES, RUNS, CPUS, PLACES = 240, 120, 8, 4
 """How much of each there is at most, where the page is not too large."""
@@ -131,6 +132,8 @@ def _costs(found: Found, limit: _Limit) -> list[Part]:
     notes = ["Counted when the probe was made."]
     if len(groups) > len(shown):
         notes.append("Linux's own events: measured on a stock kernel by optprobe's bench, not in this guest.")
+    if any(one.detour is not None and one.detour.own != one.detour.added for one in shown):
+        notes.append("Site: with all probes at the same address.")
     if any(one.tier in STOPS for one in shown):
         notes.append("A hit that stops the guest takes milliseconds: it is off the scale.")
     title = "Instructions of the guest that a hit adds, on a logarithmic scale"
@@ -162,17 +165,22 @@ def _values(found: Found, limit: _Limit) -> Iterator[Part]:
         rows = [(_cell(_place(one)), _cell(one.action or one.name), _spelled(one)) for one in single[: limit(ROWS)]]
         columns = (Column("Where"), Column("What"), Column("Value", True))
         yield Table("Values", columns, rows, _more(len(single) - len(rows), "value"))
-    for group in groups:
-        keyed = sorted((one for one in group if one.key), key=_weight, reverse=True)
-        if keyed:
-            yield _map(keyed, limit)
-    for one in found.maps:
+    keyed = [sorted((one for one in group if one.key), key=_weight, reverse=True) for group in groups]
+    maps = [*map(partial(_map, limit), filter(None, keyed)), *_printed(found.maps)]
+    yield from maps[: limit(MAPS)]
+    yield from _others(len(maps) - limit(MAPS), "map")
+
+
+def _printed(maps: Sequence[SessionMapView]) -> Iterator[Table]:
+    """Yield maps whose values are no numbers."""
+    for one in maps:
         if not one.rows and one.text:
-            lines = one.text.split("\n")
-            yield Table(_cell(one.name or "A map"), (Column("As printed"),), [(_cell(line),) for line in lines[:KEYS]])
+            lines = [(_cell(line),) for line in one.text.split("\n")]
+            more = _more(len(lines) - KEYS, "line")
+            yield Table(_cell(one.name or "A map"), (Column("As printed"),), lines[:KEYS], more)
 
 
-def _map(keyed: Sequence[Measure], limit: _Limit) -> Table:
+def _map(limit: _Limit, keyed: Sequence[Measure]) -> Table:
     """Return the keys of one map, those with the greatest values first."""
     first = keyed[0]
     shown = keyed[: limit(KEYS)]
@@ -186,7 +194,7 @@ def _map(keyed: Sequence[Measure], limit: _Limit) -> Table:
     return Table(_cell(title), columns, rows, _more(len(keyed) - len(shown), "key"))
 
 
-def _histograms(found: Found, limit: _Limit) -> Iterator[Table]:
+def _histograms(found: Found, limit: _Limit) -> Iterator[Part]:
     """Yield a table of each, those of the most values first."""
     shown = [one for group in _grouped(found.recording, (Distribution,)) for one in group]
     shown.sort(key=_weight, reverse=True)
@@ -203,14 +211,15 @@ def _histograms(found: Found, limit: _Limit) -> Iterator[Table]:
             key = "".join(f" [{', '.join(str(value) for _, value in one.key)}]" if one.key else "")
             columns = (Column("From, to below", True), Column("How many", True), _SHARE)
             yield Table(_cell(f"{_place(one)}: {one.action}{key}".removeprefix(": ")), columns, rows)
+    yield from _others(len(shown) - limit(HISTOGRAMS), "histogram")
 
 
 def _grouped(found: Recording, kinds: tuple[type, ...]) -> list[list[Measure]]:
-    """Return what actions gathered, by action; what every probe counts is in other tables."""
-    groups: dict[tuple[object, str, str], list[Measure]] = {}
+    """Return what actions gathered, by action and kind of key; what every probe counts is in other tables."""
+    groups: dict[tuple[object, ...], list[Measure]] = {}
     for one in found.measures:
         if one.action and isinstance(one.value, kinds) and not one.name.startswith("lost"):
-            groups.setdefault((one.source, one.action, one.name), []).append(one)
+            groups.setdefault((one.source, one.action, one.name, *(name for name, _ in one.key)), []).append(one)
     return [*groups.values()]
 
 
@@ -263,8 +272,7 @@ def _calls(found: Found, limit: _Limit) -> Iterator[Part]:
     by_place = Counter(call.source.place for call in calls)
     for place, _ in by_place.most_common(HEATED):
         yield _heat(place, [call for call in calls if call.source.place == place], found.times, limit)
-    if len(by_place) > HEATED:
-        yield Paragraph(f"{_more(len(by_place) - HEATED, 'function')} without a picture of its calls over time.")
+    yield from _others(len(by_place) - HEATED, "function", "without a picture of their calls over time")
 
 
 def _functions(calls: Sequence[Call], stacks: Sequence[Stack], limit: _Limit) -> Table:
@@ -391,9 +399,8 @@ def _by_cpu(found: Found, limit: _Limit) -> Iterator[Part]:
     most = max(limit(RUNS * 4) // max(sum(len(group.lanes) for group in groups), 1), 20)
     drawing = timeline(title, said, groups, (first, last), _ticks(found.times), note, most)
     yield Figure(drawing, f"{title}, from {_since_boot(first)} since boot", beside=table)
-    for left_out, what in ((len(spans) - CPUS, "CPU"), (len(total) - PLACES, "place")):
-        if left_out > 0:
-            yield Paragraph(f"{_more(left_out, what)} without lanes; the table has all.")
+    yield from _others(len(spans) - CPUS, "CPU", "without lanes")
+    yield from _others(len(total) - PLACES, "place", "without lanes")
 
 
 def _records(found: Found, limit: _Limit) -> Iterator[Part]:
@@ -482,6 +489,12 @@ def _refused(found: Found, limit: _Limit) -> Iterator[Part]:
             Column("No.", True), Column("What"), Column("Tier"), Column("Code"), Column("Why"), Column("Next step")
         )  # fmt: skip
         yield Table("Probes without a better tier", columns, rows, _more(len(refused) - len(rows), "probe"))
+
+
+def _others(count: int, noun: str, what: str = "") -> Iterator[Paragraph]:
+    """Yield what is left out of a section, if anything is."""
+    if count > 0:
+        yield Paragraph(f"{_more(count, noun)} {what}".strip())
 
 
 def _cell(content: Value) -> str:

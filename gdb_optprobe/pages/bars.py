@@ -18,7 +18,7 @@ PLOT = 0.55
 """The part of the width that the scale takes; figures have the rest."""
 LEAST = 0.004
 LABEL, ROW, BAR, GAP, FOOT = 17, 18, 14, 8, 20
-_LONGEST_LABEL = 54
+_LONGEST_LABEL = 120
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ are pixels: text keeps its size whether the page has 400 pixels or 1,800.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -18,7 +18,7 @@ from gdb_optprobe.guest_text import one_line
 NAMESPACE = "http://www.w3.org/2000/svg"
 LONGEST = 80
 """Characters of a name that a drawing shows."""
-_HEAD, _MARGIN = 34, 16
+_HEAD, _NOTE, _MARGIN = 40, 16, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +73,19 @@ class Drawing:
         size = {"width": "100%", "height": self.height}
         return element("svg", {**self._root, **size}, *self._named, *self.content).text
 
-    def file(self, width: int, heading: str, foot: str, style: str) -> str:
-        """Return a file of its own, on a card. heading, foot: lines above and below."""
-        height = self.height + 2 * _HEAD
-        inner = {"x": _MARGIN, "y": _HEAD + 6, "width": width - 2 * _MARGIN, "height": self.height}
+    def file(self, width: int, style: str, notes: Sequence[str]) -> str:
+        """Return a file of its own, on a card, with its title above and notes below."""
+        foot = _HEAD + self.height + _MARGIN
+        height = foot + _NOTE * len(notes) + _MARGIN // 2
+        inner = {"x": _MARGIN, "y": _HEAD, "width": width - 2 * _MARGIN, "height": self.height}
         size = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
         card = {"class": "card", "x": 0.5, "y": 0.5, "width": width - 1, "height": height - 1, "rx": 6}
         content = (
             element("style", {}, Markup(style)),
             element("rect", card),
-            text(heading, str(_MARGIN), 25, "head"),
+            text(self.title, str(_MARGIN), 25, "head"),
             element("svg", inner, *self.content),
-            text(foot, str(_MARGIN), height - 12, "note"),
+            *(text(note, str(_MARGIN), foot + _NOTE * line, "note") for line, note in enumerate(notes)),
         )
         return f"{element('svg', {**self._root, **size}, *self._named, *content).text}\n"
 
