@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.pages.svg import Drawing, Markup, cut, element, percent, text
 
-PLOT = 0.55
+PLOT = 0.58
 """The part of the width that the scale takes; figures have the rest."""
 LEAST = 0.004
 LABEL, ROW, BAR, GAP, FOOT = 17, 18, 14, 8, 20
