@@ -22,7 +22,7 @@ from gdb_optprobe.maps.aggregate import Bucket
 from gdb_optprobe.pages.bars import Bar, Group, logarithmic
 from gdb_optprobe.pages.flame import by_function, flame, frames, tree
 from gdb_optprobe.pages.heat_map import heat_map, legend
-from gdb_optprobe.pages.page import Cell, Column, Figure, Page, Paragraph, Part, Section, Table
+from gdb_optprobe.pages.page import LINE, NUMBER, Cell, Column, Figure, Page, Paragraph, Part, Section, Table
 from gdb_optprobe.pages.svg import cut, share_bar
 from gdb_optprobe.pages.timeline import Lane, Lanes, Run, timeline
 from gdb_optprobe.probes.views import GuestView, ProbeView, SessionMapView
@@ -112,10 +112,12 @@ def _probes(found: Found, limit: _Limit) -> Table:
     """Return the top table."""
     most = max((one.hits for one in found.probes), default=0) or 1
     rows = [
-        (one.number, _cell(asked(one)), one.hits, share_bar(one.hits / most), cost_of_hit(one))
+        (one.number, one.hits, share_bar(one.hits / most), _cell(asked(one)), cost_of_hit(one))
         for one in found.probes[: limit(ROWS)]
     ]
-    columns = (Column("No.", True), Column("What"), Column("Hits", True), _SHARE, Column("Cost of a hit"))
+    columns = (
+        Column("No.", NUMBER), Column("Hits", NUMBER), _SHARE, Column("What"), Column("Cost of a hit", LINE)
+    )  # fmt: skip
     return Table("The most hits first", columns, rows, _more(len(found.probes) - len(rows), "probe"))
 
 
@@ -163,7 +165,7 @@ def _values(found: Found, limit: _Limit) -> Iterator[Part]:
     single = [one for group in groups for one in group if not one.key]
     if single:
         rows = [(_cell(_place(one)), _cell(one.action or one.name), _spelled(one)) for one in single[: limit(ROWS)]]
-        columns = (Column("Where"), Column("What"), Column("Value", True))
+        columns = (Column("Where"), Column("What"), Column("Value", NUMBER))
         yield Table("Values", columns, rows, _more(len(single) - len(rows), "value"))
     keyed = [sorted((one for one in group if one.key), key=_weight, reverse=True) for group in groups]
     maps = [*map(partial(_map, limit), filter(None, keyed)), *_printed(found.maps)]
@@ -189,7 +191,7 @@ def _map(limit: _Limit, keyed: Sequence[Measure]) -> Table:
     rows: list[Sequence[Cell]] = [
         (*(_cell(value) for _, value in one.key), _spelled(one), share_bar(_weight(one) / most)) for one in shown
     ]
-    columns = (*(Column(name) for name in names), Column("Value", True), _SHARE)
+    columns = (*(Column(name) for name in names), Column("Value", NUMBER), _SHARE)
     title = f"{_place(first)}: {first.action}" if first.source is not None else first.action
     return Table(_cell(title), columns, rows, _more(len(keyed) - len(shown), "key"))
 
@@ -209,7 +211,7 @@ def _histograms(found: Found, limit: _Limit) -> Iterator[Part]:
                 for label, each in zip(_labels(buckets, one.unit), buckets, strict=True)
             ]
             key = "".join(f" [{', '.join(str(value) for _, value in one.key)}]" if one.key else "")
-            columns = (Column("From, to below", True), Column("How many", True), _SHARE)
+            columns = (Column("From, to below", NUMBER), Column("How many", NUMBER), _SHARE)
             yield Table(_cell(f"{_place(one)}: {one.action}{key}".removeprefix(": ")), columns, rows)
     yield from _others(len(shown) - limit(HISTOGRAMS), "histogram")
 
@@ -291,9 +293,9 @@ def _functions(calls: Sequence[Call], stacks: Sequence[Stack], limit: _Limit) ->
         rows.append((*first, duration(whole), *map(duration, _spread(times))))
     columns = (
         Column("Function"),
-        *(Column(title, True) for title in ("Calls", "Own time")),
+        *(Column(title, NUMBER) for title in ("Calls", "Own time")),
         _SHARE,
-        *(Column(title, True) for title in ("All time", "Median", "99 %", "Longest")),
+        *(Column(title, NUMBER) for title in ("All time", "Median", "99 %", "Longest")),
     )
     title = "Functions, by their own time: without that of the probed calls in them"
     return Table(title, columns, rows, _more(len(order) - len(rows), "function"))
@@ -330,7 +332,7 @@ def _by_interval(calls: Sequence[Call], times: tuple[int, int]) -> Table:
         for part, lasted in sorted(parts.items())
     ]
     columns = ("From", "Calls", "Median", "99 %", "Longest")
-    return Table("Tenths of the time", [Column(title, True) for title in columns], rows)
+    return Table("Tenths of the time", [Column(title, NUMBER) for title in columns], rows)
 
 
 def _stacks(found: Found, limit: _Limit) -> Iterator[Part]:
@@ -351,7 +353,7 @@ def _flame(title: str, stacks: Sequence[Stack], spell: Callable[[int], str], lim
         for name, own, value in functions[: limit(ROWS)]
     ]
     columns = (
-        Column("Function"), Column("Own", True), Column("Share", True), _SHARE, Column("With what it calls", True)
+        Column("Function"), Column("Own", NUMBER), Column("Share", NUMBER), _SHARE, Column("With what it calls", NUMBER)
     )  # fmt: skip
     name, own, _ = functions[0]
     said = f"Callers are above what they call; the width is the share. Most, {spell(own)}, is in {cut(name)}."
@@ -392,7 +394,7 @@ def _by_cpu(found: Found, limit: _Limit) -> Iterator[Part]:
         for cpu, each in sorted(spans.items())
         for place, of in sorted(each.items(), key=lambda one: -len(one[1]))
     ]
-    columns = (Column("CPU", True), Column("Where"), Column("Records", True), Column("Time of calls", True))
+    columns = (Column("CPU", NUMBER), Column("Where"), Column("Records", NUMBER), Column("Time of calls", NUMBER))
     title = "When and on which CPU: calls and events"
     table = Table(title, columns, rows[: limit(ROWS)], _more(len(rows) - limit(ROWS), "row"))
     said = f"{counted(len(spans), 'CPU')}, from {_since_boot(first)} to {_since_boot(last)} since boot."
@@ -412,7 +414,7 @@ def _records(found: Found, limit: _Limit) -> Iterator[Part]:
             ("" if one.time is None else _since_boot(one.time), one.cpu, _cell(one.source.place), _cell(_text(one)))
             for one in shown
         ]
-        columns = (Column("Since boot", True), Column("CPU", True), Column("Where"), Column("Record"))
+        columns = (Column("Since boot", NUMBER), Column("CPU", NUMBER), Column("Where"), Column("Record"))
         yield Table("The last records", columns, rows, _more(len(events) - len(shown), "earlier record"))
 
 
@@ -456,7 +458,7 @@ def _lost(found: Found, limit: _Limit) -> Iterator[Part]:
     told = ((_of_loss(one), _cell(f"{_LOSSES[one.name]} {one.action}"), _weight(one)) for one in lost)
     rows = list(dict.fromkeys(told))
     if rows:
-        columns = (Column("Where"), Column("What"), Column("How many", True))
+        columns = (Column("Where"), Column("What"), Column("How many", NUMBER))
         yield Table("What is not on this page", columns, rows[: limit(ROWS)], _more(len(rows) - limit(ROWS), "row"))
     else:
         yield Paragraph("Nothing: no hit, record or value was lost, and no memory could not be read.")
@@ -486,7 +488,7 @@ def _refused(found: Found, limit: _Limit) -> Iterator[Part]:
             if one.reason is not None
         ]
         columns = (
-            Column("No.", True), Column("What"), Column("Tier"), Column("Code"), Column("Why"), Column("Next step")
+            Column("No.", NUMBER), Column("What"), Column("Tier"), Column("Code"), Column("Why"), Column("Next step")
         )  # fmt: skip
         yield Table("Probes without a better tier", columns, rows, _more(len(refused) - len(rows), "probe"))
 

@@ -25,6 +25,7 @@ _SMALLEST = 1 / 32
 _FOLDER = Path(__file__).parent
 
 Cell = str | int | Markup
+NUMBER, LINE = "number", "line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,10 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """is_number: aligned right."""
+    """kind: NUMBER, aligned right; LINE, which is never broken; or ""."""
 
     title: str
-    is_number: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gdb_optprobe.pages.page import Column, Figure, Page, Paragraph, Section, Table, encode
+from gdb_optprobe.pages.page import NUMBER, Column, Figure, Page, Paragraph, Section, Table, encode
 
 from .chart import ESTIMATED, drawing
 from .estimate import Cost
@@ -15,7 +15,7 @@ __all__ = ["page"]
 
 def page(costs: Sequence[Cost], unit: Cost, arch: str, notes: Sequence[str], verdict: Sequence[str]) -> bytes:
     """Return the page. unit: as `table` has it. notes, verdict: what a bench prints below its table."""
-    columns = [Column(title, bool(title)) for title in COLUMNS]
+    columns = [Column(title, NUMBER if title else "") for title in COLUMNS]
     whole = Table("Each figure is that of one hit, above a run without a probe", columns, cells(costs, unit))
     beside = Figure(drawing(costs, arch), "µs of the host, logarithmic")
     sections = (

@@ -10,7 +10,7 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.pages.bars import Bar, Group, logarithmic
-from gdb_optprobe.pages.page import LARGEST, Column, Figure, Page, Paragraph, Section, Table, encode, fitting
+from gdb_optprobe.pages.page import LARGEST, NUMBER, Column, Figure, Page, Paragraph, Section, Table, encode, fitting
 from gdb_optprobe.pages.svg import Markup, element, share_bar
 from tests.pages.reading import drawings, is_on_its_own, read
 
@@ -20,7 +20,7 @@ HOSTILE = "</script></style></title></svg><img src=x onerror=alert(1)>'\"&amp;{{
 def made(text: str) -> Page:
     """A page with the same text at every place that takes one."""
     drawing = logarithmic(text, text, [Group(text, [Bar("ours", 3.0, text)])])
-    table = Table(text, [Column(text), Column(text, True), Column("")], [(text, 1234567, share_bar(0.5))], text)
+    table = Table(text, [Column(text), Column(text, NUMBER), Column("")], [(text, 1234567, share_bar(0.5))], text)
     parts = [Paragraph(text), table, Figure(drawing, text, [("h0", text)], table)]
     return Page(text, [(text, text)], [Section(text, parts), Section("Other", [Paragraph("last")])])
 
