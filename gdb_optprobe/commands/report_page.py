@@ -461,7 +461,7 @@ def _lost(found: Found, limit: _Limit) -> Iterator[Part]:
         columns = (Column("Where"), Column("What"), Column("How many", NUMBER))
         yield Table("What is not on this page", columns, rows[: limit(ROWS)], _more(len(rows) - limit(ROWS), "row"))
     else:
-        yield Paragraph("Nothing: no hit, record or value was lost, and no memory could not be read.")
+        yield Paragraph("Nothing: every hit, record and value found room, and all memory that was asked for could be read.")
 
 
 def _of_loss(one: Measure) -> str:

@@ -85,7 +85,7 @@ def test_what_linux_s_events_take_is_what_the_figures_say() -> None:
 
 
 def test_what_was_lost_is_there_and_so_is_that_nothing_was() -> None:
-    assert "Nothing: no hit, record or value was lost" in shown(WHOLE)[1]
+    assert "Nothing: every hit, record and value found room" in shown(WHOLE)[1]
     lost = (
         Measure(READ, "dropped", Number(36)),
         Measure(READ, "lost", Number(5), "count by $pid"),
