@@ -174,7 +174,7 @@ def _values(found: Found, limit: _Limit) -> Iterator[Part]:
 
 
 def _printed(maps: Sequence[SessionMapView]) -> Iterator[Table]:
-    """Yield maps whose values are no numbers."""
+    """Yield maps without numbers, as they are printed."""
     for one in maps:
         if not one.rows and one.text:
             lines = [(_cell(line),) for line in one.text.split("\n")]

@@ -44,7 +44,7 @@ class Frame:
 
 
 def tree(stacks: Sequence[Stack]) -> Node:
-    """Return the root, whose value is that of all stacks. Deeper frames than DEEPEST are left out."""
+    """Return the root, which has the value of all stacks. Deeper frames than DEEPEST are left out."""
     root = Node("all")
     for stack in (one for one in stacks if one.count > 0):
         node = root

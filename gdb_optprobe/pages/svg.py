@@ -61,7 +61,7 @@ def share_bar(share: float) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """title: its name. description: for readers who do not see it. height: in pixels. kind: its class."""
+    """title: its name. description: read out in its place. height: in pixels. kind: its class."""
 
     title: str
     description: str
