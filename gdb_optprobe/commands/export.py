@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from gdb_optprobe import host_files
-from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
+from gdb_optprobe.commands.base import Subcommand, file_words, probe_words, resolve
 from gdb_optprobe.commands.options import Export, parse_export
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.errors import OptprobeError
@@ -54,14 +52,7 @@ class ExportCommand(Subcommand[Export]):
         if not probes and not maps:
             raise OptprobeError("there are no probes to export", "optprobe add LOCATION")
         contents, (held, *rest) = encoded(args.format, recording(probes, maps))
-        try:
-            path = host_files.expanded(Path(args.path))
-            if isinstance(contents, bytes):
-                host_files.replace(path, contents)
-            else:
-                host_files.new_folder(path, contents)
-        except OSError as error:
-            raise OptprobeError(f"'{args.path}' cannot be written: {error.strerror}") from None
+        host_files.write_typed(args.path, contents)
         out.lines([f"Wrote {held} to '{args.path}'.", *rest])
 
     def candidates(self, text: str) -> Sequence[str]:
@@ -69,13 +60,4 @@ class ExportCommand(Subcommand[Export]):
         if len(words) == 1:
             return [*FORMATS]
         # GDB's own completer takes all of `text` for the file's name.
-        return _files(words[1]) if len(words) == 2 else probe_words()
-
-
-def _files(typed: str) -> Sequence[str]:
-    folder = os.path.dirname(typed)
-    try:
-        with os.scandir(folder or ".") as found:
-            return sorted(os.path.join(folder, each.name) + "/" * each.is_dir() for each in found)
-    except OSError:
-        return ()
+        return file_words(words[1]) if len(words) == 2 else probe_words()

@@ -3,10 +3,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 from gdb_optprobe import host_files
-from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
+from gdb_optprobe.commands.base import Subcommand, file_words, probe_words, resolve
 from gdb_optprobe.commands.options import REPORT_OPTIONS, SORT_FIELDS, Selection, parse_selection
 from gdb_optprobe.commands.output import Output, probes_with_records
 from gdb_optprobe.commands.render_text import counted
@@ -91,7 +90,9 @@ class ReportCommand(Subcommand[Selection]):
                 out.lines([f"cleared {counted(others, 'probe')} that -top left out, too"])
 
     def candidates(self, text: str) -> Sequence[str]:
-        *_, before, _ = ["", *text.split(" ")]
+        *_, before, typed = ["", *text.split(" ")]
+        if before == "-html":
+            return file_words(typed)
         if before == "-sort":
             return SORT_FIELDS
         return () if before == "-top" else [*probe_words(), *REPORT_OPTIONS]
@@ -102,10 +103,7 @@ def _written(found: Found, path: str) -> str:
     if not found.probes and not found.never and not found.maps:
         raise OptprobeError("there are no probes for a page", "optprobe add LOCATION")
     data = fitting(partial(page, found))
-    try:
-        host_files.replace(host_files.expanded(Path(path)), data)
-    except OSError as error:
-        raise OptprobeError(f"'{path}' cannot be written: {error.strerror}") from None
+    host_files.write_typed(path, data)
     return f"Wrote a page of {found.summary} to '{path}', {len(data) // 1000} kB."
 
 

@@ -62,7 +62,10 @@ class Found:
         found = self.recording
         all_probes = len(self.probes) + sum(self.never.values())
         stacks = sum(one.count for one in found.stacks)
-        counts = ((all_probes, "probe"), (len(found.calls), "call"), (len(found.events), "event"), (stacks, "stack"))
+        counts = (
+            (all_probes, "probe"), (len(found.calls), "call"), (len(found.events), "event"), (stacks, "stack"),
+            (len(self.maps), "map"),
+        )  # fmt: skip
         *most, last = (f"{count:,} {noun}{'s'[: count != 1]}" for count, noun in counts if count)
         return f"{', '.join(most)} and {last}" if most else last
 
@@ -78,7 +81,7 @@ def page(found: Found, share: float = 1.0) -> Page:
     """Return the page. share: of the most that each section may have."""
     limit = _Limit(share)
     sections = (
-        Section("Probes", [_probes(found, limit), *_never(found)]),
+        Section("Probes", [*_probes(found, limit)]),
         Section("Cost of a hit", _costs(found, limit)),
         Section("Counts and values", [*_values(found, limit)]),
         Section("Histograms", [*_histograms(found, limit)]),
@@ -108,8 +111,8 @@ class _Limit:
 # probes and costs -----------------------------------------------------------------------------------------------------
 
 
-def _probes(found: Found, limit: _Limit) -> Table:
-    """Return the top table."""
+def _probes(found: Found, limit: _Limit) -> Iterator[Part]:
+    """Yield the top table, and what is not in it."""
     most = max((one.hits for one in found.probes), default=0) or 1
     rows = [
         (one.number, one.hits, share_bar(one.hits / most), _cell(asked(one)), cost_of_hit(one))
@@ -118,10 +121,8 @@ def _probes(found: Found, limit: _Limit) -> Table:
     columns = (
         Column("No.", NUMBER), Column("Hits", NUMBER), _SHARE, Column("What"), Column("Cost of a hit", LINE)
     )  # fmt: skip
-    return Table("The most hits first", columns, rows, _more(len(found.probes) - len(rows), "probe"))
-
-
-def _never(found: Found) -> Iterator[Part]:
+    if rows:
+        yield Table("The most hits first", columns, rows, _more(len(found.probes) - len(rows), "probe"))
     for location, number in found.never.items():
         yield Paragraph(f"{number:,} of {location} were never hit.")
 
@@ -353,7 +354,7 @@ def _flame(title: str, stacks: Sequence[Stack], spell: Callable[[int], str], lim
         for name, own, value in functions[: limit(ROWS)]
     ]
     columns = (
-        Column("Function"), Column("Own", NUMBER), Column("Share", NUMBER), _SHARE, Column("With what it calls", NUMBER)
+        Column("Name"), Column("Own", NUMBER), Column("Share", NUMBER), _SHARE, Column("With what it calls", NUMBER)
     )  # fmt: skip
     name, own, _ = functions[0]
     said = f"Callers are above what they call; the width is the share. Most, {spell(own)}, is in {cut(name)}."
@@ -461,7 +462,7 @@ def _lost(found: Found, limit: _Limit) -> Iterator[Part]:
         columns = (Column("Where"), Column("What"), Column("How many", NUMBER))
         yield Table("What is not on this page", columns, rows[: limit(ROWS)], _more(len(rows) - limit(ROWS), "row"))
     else:
-        yield Paragraph("Nothing: every hit, record and value found room, and all memory that was asked for could be read.")
+        yield Paragraph("Nothing: every hit, record and value found room, and all memory could be read.")
 
 
 def _of_loss(one: Measure) -> str:

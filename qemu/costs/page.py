@@ -16,7 +16,7 @@ __all__ = ["page"]
 def page(costs: Sequence[Cost], unit: Cost, arch: str, notes: Sequence[str], verdict: Sequence[str]) -> bytes:
     """Return the page. unit: as `table` has it. notes, verdict: what a bench prints below its table."""
     columns = [Column(title, NUMBER if title else "") for title in COLUMNS]
-    whole = Table("Each figure is that of one hit, above a run without a probe", columns, cells(costs, unit))
+    whole = Table("A hit of each", columns, cells(costs, unit))
     beside = Figure(drawing(costs, arch), "µs of the host, logarithmic")
     sections = (
         Section("Beside GDB and Linux", [beside, Paragraph(ESTIMATED)]),

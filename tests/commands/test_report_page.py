@@ -105,6 +105,14 @@ def test_without_records_there_are_no_pictures_of_them() -> None:
     assert classes(data) == {"chart bars", "share"} and "78 probes" in text
 
 
+def test_maps_without_probes_are_a_page() -> None:
+    printed = SessionMapView("@x[dd]: (1, 2)\n@x[cat]: (3, 4)", "", "@x")
+    data = encode(page(Found((), {}, Recording(), (printed,), GuestView(), "")))
+    assert sections(data) == ["Counts and values", "Lost"]
+    text = read(data).text
+    assert "@x[dd]: (1, 2)\n@x[cat]: (3, 4)" in text and "\n1 map\n" in text
+
+
 def test_hostile_names_are_text_everywhere() -> None:
     names = [probe(number, symbol=name, location=name, condition=name) for number, name in enumerate(NASTY, 1)]
     data, text = shown(hostile(), *names)
