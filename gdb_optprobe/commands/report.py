@@ -70,7 +70,7 @@ class ReportCommand(Subcommand[Selection]):
         probes = chosen(found, args)
         if args.html:
             maps = session.maps(numbers) if session else ()
-            out.lines([_written(Found.of(probes, maps, at_a_glance(), _now()), args.html)])
+            out.lines([_written(Found.of(probes, maps, at_a_glance(), _now(), args.sort), args.html)])
         elif args.timeline:
             out.timeline(probes)
         elif args.folded:

@@ -39,7 +39,7 @@ _SHARE = Column("")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is to show. written: when, in words."""
+    """What there is to show. written: when, in words. order: the field of a report by which the probes are sorted."""
 
     probes: Sequence[ProbeView]
     never: Mapping[str, int]
@@ -47,14 +47,21 @@ class Found:
     maps: Sequence[SessionMapView]
     guest: GuestView
     written: str
+    order: str = "hits"
 
     @classmethod
     def of(
-        cls, probes: Sequence[ProbeView], maps: Sequence[SessionMapView], guest: GuestView, written: str
+        cls,
+        probes: Sequence[ProbeView],
+        maps: Sequence[SessionMapView],
+        guest: GuestView,
+        written: str,
+        order: str = "",
     ) -> Found:
+        """order: the field by which `probes` are sorted already; "" for none."""
         shown, never = hit_ones(probes)
-        by_hits = sorted(shown, key=lambda probe: -probe.hits)
-        return cls(by_hits, never, recording(probes, maps), maps, guest, written)
+        ordered = shown if order else sorted(shown, key=lambda probe: -probe.hits)
+        return cls(ordered, never, recording(probes, maps), maps, guest, written, order or "hits")
 
     @property
     def summary(self) -> str:
@@ -122,7 +129,7 @@ def _probes(found: Found, limit: _Limit) -> Iterator[Part]:
         Column("No.", NUMBER), Column("Hits", NUMBER), _SHARE, Column("What"), Column("Cost of a hit", LINE)
     )  # fmt: skip
     if rows:
-        yield Table("The most hits first", columns, rows, _more(len(found.probes) - len(rows), "probe"))
+        yield Table(f"By {found.order}", columns, rows, _more(len(found.probes) - len(rows), "probe"))
     for location, number in found.never.items():
         yield Paragraph(f"{number:,} of {location} were never hit.")
 
@@ -211,7 +218,7 @@ def _histograms(found: Found, limit: _Limit) -> Iterator[Part]:
                 (label, each.count, share_bar(each.count / most))
                 for label, each in zip(_labels(buckets, one.unit), buckets, strict=True)
             ]
-            key = "".join(f" [{', '.join(str(value) for _, value in one.key)}]" if one.key else "")
+            key = f" [{', '.join(str(value) for _, value in one.key)}]" if one.key else ""
             columns = (Column("From, to below", NUMBER), Column("How many", NUMBER), _SHARE)
             yield Table(_cell(f"{_place(one)}: {one.action}{key}".removeprefix(": ")), columns, rows)
     yield from _others(len(shown) - limit(HISTOGRAMS), "histogram")
@@ -240,8 +247,8 @@ def _weight(one: Measure) -> int:
     match one.value:
         case Number(value):
             return value
-        case Mean(count, total):
-            return total // count if count else 0
+        case Mean():
+            return _mean(one.value)
         case Distribution(buckets):
             return sum(each.count for each in buckets)
 
@@ -250,11 +257,17 @@ def _spelled(one: Measure) -> str:
     match one.value:
         case Number(value):
             return duration(value) if one.unit and value >= 0 else f"{value:,}"
-        case Mean(count, total):
-            mean = total // count if count else 0
+        case Mean(count):
+            mean = _mean(one.value)
             return f"{duration(mean) if one.unit and mean >= 0 else f'{mean:,}'} of {count:,}"
         case Distribution():
             return ""
+
+
+def _mean(found: Mean) -> int:
+    """Return the mean, rounded towards zero as C divides."""
+    whole = abs(found.sum) // found.count if found.count else 0
+    return whole if found.sum >= 0 else -whole
 
 
 def _place(one: Measure) -> str:
@@ -358,7 +371,7 @@ def _flame(title: str, stacks: Sequence[Stack], spell: Callable[[int], str], lim
     )  # fmt: skip
     name, own, _ = functions[0]
     said = f"Callers are above what they call; the width is the share. Most, {spell(own)}, is in {cut(name)}."
-    more = f" ({_more(left_out, 'narrow box', 'narrow boxes')})" if left_out else ""
+    more = f" ({_more(left_out, 'box', 'boxes')}, narrow or deep)" if left_out else ""
     table = Table(title, columns, rows, _more(len(functions) - len(rows), "function"))
     yield Figure(flame(title, said, shown, spell), f"{title}{more}", beside=table)
 

@@ -44,12 +44,12 @@ class Frame:
 
 
 def tree(stacks: Sequence[Stack]) -> Node:
-    """Return the root, which has the value of all stacks. Deeper frames than DEEPEST are left out."""
+    """Return the root, which has the value of all stacks."""
     root = Node("all")
     for stack in (one for one in stacks if one.count > 0):
         node = root
         node.value += stack.count
-        for name in stack.frames[:DEEPEST]:
+        for name in stack.frames:
             node = node.children.setdefault(name, Node(name))
             node.value += stack.count
         node.own += stack.count
@@ -57,9 +57,9 @@ def tree(stacks: Sequence[Stack]) -> Node:
 
 
 def frames(root: Node, most: int) -> tuple[Sequence[Frame], int]:
-    """Return the widest boxes, at most so many, and how many are left out."""
+    """Return the widest boxes, at most so many and so deep, and how many are left out."""
     found = sorted(_frames(root, root.value or 1, 0, 0.0), key=lambda one: (-one.value, one.depth, one.left))
-    shown = [one for one in found[:most] if one.width >= _NARROWEST]
+    shown = [one for one in found[:most] if one.width >= _NARROWEST and one.depth <= DEEPEST]
     return sorted(shown, key=lambda one: (one.depth, one.left)), len(found) - len(shown)
 
 
@@ -98,6 +98,8 @@ def _box(one: Frame, spell: Callable[[int], str]) -> Markup:
     name = cut(one.name)
     said = element("title", {}, f"{name}: {spell(one.value)}, {100 * one.width:.1f} %")
     tint = "k" if not one.depth else f"k{crc32(one.name.encode()) % TINTS}"
-    place = {"x": percent(one.left), "y": ROW * one.depth, "width": percent(one.width), "height": ROW}
+    # A box that is zoomed is magnified, and so is what its place is rounded by.
+    left, width = percent(one.left, 4), percent(one.width, 4)
+    place = {"x": left, "y": ROW * one.depth, "width": width, "height": ROW}
     rect = element("rect", {"class": tint, "width": "100%", "height": "100%"})
     return element("svg", place, said, rect, text(name, "4", 13))

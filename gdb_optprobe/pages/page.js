@@ -10,7 +10,7 @@ for (const graph of document.querySelectorAll("svg.flame")) {
     name: box.querySelector("title").textContent,
   }));
   if (!frames.length) continue;
-  const slack = 0.02;  // percent: positions are rounded
+  const slack = 0.0005;  // percent: positions are rounded
   const holds = (one, other) => one.left <= other.left + slack && one.left + one.width >= other.left + other.width - slack;
   const bar = document.createElement("div");
   const reset = document.createElement("button");

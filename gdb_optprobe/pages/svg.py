@@ -45,8 +45,8 @@ def text(content: str, x: str, y: float, kind: str = "", dx: int = 0) -> Markup:
     return element("text", attributes, content)
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.2f}".rstrip("0").rstrip(".") + "%"
+def percent(share: float, digits: int = 2) -> str:
+    return f"{100 * share:.{digits}f}".rstrip("0").rstrip(".") + "%"
 
 
 def cut(name: str, most: int = LONGEST) -> str:

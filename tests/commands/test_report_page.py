@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from gdb_optprobe.commands.options import REPORT_OPTIONS, parse_selection
 from gdb_optprobe.commands.report_page import RECORDS, ROWS, Found, page
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.exports.recording import Call, Event, Measure, Number, Recording, Source, Stack, Thread
+from gdb_optprobe.exports.recording import Call, Event, Mean, Measure, Number, Recording, Source, Stack, Thread
 from gdb_optprobe.guest.linux.arch.registry import ARCHES
-from gdb_optprobe.pages.page import LARGEST, encode, fitting
+from gdb_optprobe.pages.page import LARGEST, Table, encode, fitting
 from gdb_optprobe.probes.views import GuestView, SessionMapView
 from tests.commands.fake_session import boosted, probe
 from tests.commands.in_gdb import ROOT, shared_gdb
@@ -105,6 +105,19 @@ def test_without_records_there_are_no_pictures_of_them() -> None:
     assert classes(data) == {"chart bars", "share"} and "78 probes" in text
 
 
+def test_probes_are_in_the_order_that_was_asked_for() -> None:
+    probes = [probe(1, hits=5), probe(2, hits=7), probe(3, hits=6)]
+    for order, caption, numbers in (("", "By hits", [2, 3, 1]), ("number", "By number", [1, 2, 3])):
+        (table,) = page(Found.of(probes, (), GuestView(), "", order)).sections[0].parts
+        assert isinstance(table, Table)
+        assert (table.caption, [row[0] for row in table.rows]) == (caption, numbers)
+
+
+def test_a_mean_is_rounded_as_a_report_rounds_it() -> None:
+    _, text = shown(Recording(measures=(Measure(READ, "avg", Mean(2, -7), "avg($retval)"),)))
+    assert "avg($retval)\n-3 of 2\n" in text
+
+
 def test_maps_without_probes_are_a_page() -> None:
     printed = SessionMapView("@x[dd]: (1, 2)\n@x[cat]: (3, 4)", "", "@x")
     data = encode(page(Found((), {}, Recording(), (printed,), GuestView(), "")))
@@ -160,7 +173,7 @@ def test_a_large_report_is_a_page_that_is_no_larger_than_others() -> None:
     size, unbounded = len(data), len(encode(page(whole)))
     assert LARGEST / 4 < size <= LARGEST and unbounded < 4 * LARGEST
     text = read(data).text
-    for what in ("probes", "narrow boxes", "maps", "histograms", "functions", "CPUs", "places"):
+    for what in ("probes", "boxes", "maps", "histograms", "functions", "CPUs", "places"):
         assert re.search(rf"\band \d+ {what} more", text), what
     assert drawings(data)
 

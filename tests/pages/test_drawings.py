@@ -98,8 +98,10 @@ def test_a_function_that_calls_itself_is_counted_once() -> None:
 
 
 def test_stacks_of_any_depth_are_drawn() -> None:
-    shown, _ = frames(tree([Stack(("f",) * 5000, 1)]), 10_000)
-    assert len(shown) == DEEPEST + 1
+    deep = tree([Stack((*("f",) * 5000, "g"), 1)])
+    shown, left_out = frames(deep, 10_000)
+    assert (len(shown), left_out) == (DEEPEST + 1, 5001 - DEEPEST)
+    assert by_function(deep)[0] == ("g", 1, 1), "what is too deep for the picture is in the table"
 
 
 # timelines
