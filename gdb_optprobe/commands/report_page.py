@@ -518,4 +518,4 @@ def _cell(content: Value) -> str:
 
 
 def _more(count: int, noun: str, nouns: str = "") -> str:
-    return f"and {counted(count, noun, nouns)} more" if count > 0 else ""
+    return f"and {count:,} {noun if count == 1 else nouns or noun + 's'} more" if count > 0 else ""
