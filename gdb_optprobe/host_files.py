@@ -4,6 +4,7 @@
     folder         made for this user alone; one that another user owns or may write to is refused
     replace        a new file replaces the old one as a whole; no other user may read it; no link is followed
     new_folder     a folder of new files, all or none; one that is there already is refused
+    write_typed    one of both, by a name that the user has typed
     read_regular   read a file by a name that another user may have chosen: no device, no pipe, limited in size
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from gdb_optprobe.errors import OptprobeError
 
-__all__ = ["expanded", "folder", "new_folder", "read_regular", "refusal", "replace", "until_exit"]
+__all__ = ["expanded", "folder", "new_folder", "read_regular", "refusal", "replace", "until_exit", "write_typed"]
 
 ROOT = 0
 OTHER = "name a folder of your own"
@@ -118,6 +119,18 @@ def new_folder(path: Path, files: Mapping[str, bytes]) -> None:
     except BaseException:
         shutil.rmtree(aside)
         raise
+
+
+def write_typed(typed: str, contents: bytes | Mapping[str, bytes]) -> None:
+    """Write a file, or a folder of files by their names. Raises OptprobeError."""
+    try:
+        path = expanded(Path(typed))
+        if isinstance(contents, bytes):
+            replace(path, contents)
+        else:
+            new_folder(path, contents)
+    except OSError as error:
+        raise OptprobeError(f"'{typed}' cannot be written: {error.strerror}") from None
 
 
 def until_exit(data: bytes, suffix: str) -> Path:

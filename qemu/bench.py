@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,7 @@ from .channel import ChannelError
 from .costs.chart import chart
 from .costs.estimate import Cost, cost
 from .costs.measure import Reading
+from .costs.page import page
 from .costs.table import as_json, table
 from .debian import FetchError
 from .debugger import Debugger, DebuggerError
@@ -48,10 +50,12 @@ def main() -> int:
     arguments = top.parse_args()
     if arguments.time_difference and arguments.arch != "ppc64le":
         top.error("the timebase is one of --arch ppc64le")
-    if arguments.chart and (arguments.time_difference or arguments.programs or arguments.scale or arguments.top):
-        top.error("--chart is of the table that none of --programs, --scale, --time-difference and --top prints")
-    if arguments.chart and not arguments.chart.parent.is_dir():
-        top.error(f"--chart: no folder {arguments.chart.parent}; make it first")
+    others = (arguments.time_difference, arguments.programs, arguments.scale, arguments.bpftrace, arguments.top)
+    for option, file in (("--chart", arguments.chart), ("--html", arguments.html)):
+        if file and any(others):
+            top.error(f"{option} is of the table that none of --programs, --scale and the like prints")
+        if file and not file.parent.is_dir():
+            top.error(f"{option}: no folder {file.parent}; make it first")
     ending_on_signals()
     try:
         if arguments.bpftrace:
@@ -69,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--quick", action="store_true", help="fewer hits: less exact, a third of the time")
     top.add_argument("--json", action="store_true", help="JSON lines")
     top.add_argument("--chart", metavar="FILE", type=Path, help="also write the table as a picture, SVG")
+    top.add_argument("--html", metavar="FILE", type=Path, help="also write the table as a page for a browser")
     top.add_argument("--arch", default="x86_64", choices=tuple(BENCH_TARGETS), help="architecture (default: x86_64)")
     top.add_argument(
         "--time-difference",
@@ -200,10 +205,18 @@ def costs(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> li
     rows = table_of.all()
     if arguments.chart:
         arguments.chart.write_text(chart(rows, arguments.arch))
+    notes = NOTES.format(append=arguments.append, read=table_of.read * 1e6)
+    targets = verdict(target, rows, table_of.read)
+    if arguments.html:
+        arguments.html.write_bytes(page(rows, table_of.optimized, arguments.arch, _paragraphs(notes), targets))
     if arguments.json:
         return [json.dumps(line) for line in as_json(rows, table_of.optimized)]
-    notes = NOTES.format(append=arguments.append, read=table_of.read * 1e6)
-    return [*table(rows, table_of.optimized), "", notes, "", *verdict(target, rows, table_of.read)]
+    return [*table(rows, table_of.optimized), "", notes, "", *targets]
+
+
+def _paragraphs(notes: str) -> list[str]:
+    """Return the notes of a table, those of a column as "stops: of the whole guest"."""
+    return [" ".join(re.sub(r"  +", ": ", note, count=1).split()) for note in re.split(r"\n {2}(?=\S)", notes)]
 
 
 def verdict(target: BenchTarget, costs: list[Cost], read: float) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("capstone", "keystone", "pygments")
+PACKAGES = ("capstone", "jinja2", "keystone", "markupsafe", "pygments")
 
 
 def tracked(*below: str) -> set[str]:

@@ -22,6 +22,7 @@ HEIGHT = {
     "debugger": 5,
     "recovery": 4,
     "exports": 4,
+    "pages": 4,
     "probes": 3,
     "detours": 2,
     "handlers": 1,
@@ -222,6 +223,7 @@ DECODES = {
     "gdb_optprobe/debugger/machine.py": "hex digits of QEMU's stub, which become bytes",
     "gdb_optprobe/debugger/parameters.py": "GDB's own command line",
     "gdb_optprobe/recovery/guardian.py": "packets of QEMU's stub; it prints nothing",
+    "gdb_optprobe/pages/page.py": "a hash, in base64",
     "gdb_optprobe/guest/cache.py": "a file on the host, of names that were printable when they were written",
 }
 LOADS = {

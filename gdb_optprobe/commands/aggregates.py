@@ -56,13 +56,14 @@ def histogram(kind: Powers | Linear, words: Sequence[int], unit: str) -> list[st
         return ["    nothing yet"]
     most = max(one.count for one in found)
     exact = isinstance(kind, Linear)
-    spell = _short if not unit else (lambda edge: f"{edge}{unit}") if exact else duration
-    shown = [(_range(one, spell), one.count) for one in found[filled[0] : filled[-1] + 1]]
+    spell = short if not unit else (lambda edge: f"{edge}{unit}") if exact else duration
+    shown = [(bucket_range(one, spell), one.count) for one in found[filled[0] : filled[-1] + 1]]
     width = max(len(label) for label, _ in shown)
     return [f"    {label:<{width}} {count:>10} |{'@' * (BAR * count // most):<{BAR}}|" for label, count in shown]
 
 
-def _range(bucket: Bucket, spell: Callable[[int], str]) -> str:
+def bucket_range(bucket: Bucket, spell: Callable[[int], str]) -> str:
+    """Return [4K, 8K), or [1] of one value."""
     low = "(..." if bucket.low is None else f"[{spell(bucket.low)}"
     if bucket.low is not None and bucket.high == bucket.low + 1:
         return f"{low}]"
@@ -76,7 +77,7 @@ def duration(nanoseconds: int) -> str:
     return f"{found:.3g}{_TIMES[power]}" if found < 999.5 else f"{found:.0f}{_TIMES[power]}"
 
 
-def _short(value: int) -> str:
+def short(value: int) -> str:
     """Return 4K for 4096, where that is exact."""
     unit = 0
     while value and not value % 1024 and unit < len(_UNITS):

@@ -296,6 +296,16 @@ def probe_words() -> list[str]:
     return [str(view.number) for view in views] + sorted({view.name for view in views if view.name})
 
 
+def file_words(typed: str) -> Sequence[str]:
+    """Return the files that a path may lead to, whatever else is typed: GDB's own completer takes the whole line."""
+    folder = os.path.dirname(typed)
+    try:
+        with os.scandir(folder or ".") as found:
+            return sorted(os.path.join(folder, each.name) + "/" * each.is_dir() for each in found)
+    except OSError:
+        return ()
+
+
 def symbol_words(prefix: str) -> Sequence[str]:
     session = attach.session_or_none()
     return session.matches(prefix) if session and prefix else ()

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from gdb_optprobe import host_files
-from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
+from gdb_optprobe.commands.base import Subcommand, file_words, probe_words, resolve
 from gdb_optprobe.commands.options import EXPORT_OPTIONS, Export, parse_export
 from gdb_optprobe.commands.output import Output
 from gdb_optprobe.errors import OptprobeError
@@ -58,14 +56,7 @@ class ExportCommand(Subcommand[Export]):
     def run(self, args: Export, out: Output) -> None:
         found, of, notes = self._recording(args)
         contents, (held, *rest) = encoded(args.format, found)
-        try:
-            path = host_files.expanded(Path(args.path))
-            if isinstance(contents, bytes):
-                host_files.replace(path, contents)
-            else:
-                host_files.new_folder(path, contents)
-        except OSError as error:
-            raise OptprobeError(f"'{args.path}' cannot be written: {error.strerror}") from None
+        host_files.write_typed(args.path, contents)
         out.lines([f"Wrote {held}{of} to '{args.path}'.", *rest, *notes])
 
     def _recording(self, args: Export) -> tuple[Recording, str, Sequence[str]]:
@@ -86,13 +77,4 @@ class ExportCommand(Subcommand[Export]):
         if len(words) == 1:
             return [*FORMATS]
         # GDB's own completer takes all of `text` for the file's name.
-        return _files(words[1]) if len(words) == 2 else [*probe_words(), *EXPORT_OPTIONS]
-
-
-def _files(typed: str) -> Sequence[str]:
-    folder = os.path.dirname(typed)
-    try:
-        with os.scandir(folder or ".") as found:
-            return sorted(os.path.join(folder, each.name) + "/" * each.is_dir() for each in found)
-    except OSError:
-        return ()
+        return file_words(words[1]) if len(words) == 2 else [*probe_words(), *EXPORT_OPTIONS]

@@ -1,9 +1,10 @@
 """The file that GDB sources: it makes the command `optprobe` known. In a checkout scripts/optprobe.py runs it.
 
 GDB's Python is another than pip's, so it finds only the packages of NAMES here: these are pure Python and ctypes, and
-run with every version. Others beside them may hold extension modules of pip's Python.
+run with every version; markupsafe has an extension module too, and does without. Others beside them may hold extension
+modules of pip's Python.
 
-    checkout/.packages    capstone, keystone, pygments, by scripts/setup
+    checkout/.packages    capstone, jinja2, keystone, markupsafe, pygments, by scripts/setup
     checkout              gdb_optprobe
     site-packages         all of them, by pip
 """
@@ -17,7 +18,7 @@ import gdb
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (str(ROOT / ".packages"), str(ROOT))
-NAMES = ("capstone", "gdb_optprobe", "keystone", "pygments")
+NAMES = ("capstone", "gdb_optprobe", "jinja2", "keystone", "markupsafe", "pygments")
 
 
 class OptprobePackages:
@@ -68,7 +69,7 @@ def check_loaded() -> None:
 def advice() -> str:
     if (ROOT / "scripts" / "setup").exists():
         return f"run {ROOT}/scripts/setup"
-    return f"pip install --target {ROOT} 'capstone>=5,<6' 'keystone-engine>=0.9.2' pygments"
+    return f"pip install --target {ROOT} 'capstone>=5,<6' 'jinja2>=3.1,<4' 'keystone-engine>=0.9.2' pygments"
 
 
 def source() -> None:

@@ -21,6 +21,7 @@ REPORT_OPTIONS: Mapping[str, str] = {
     "-all": "",
     "-timeline": "",
     "-folded": "",
+    "-html": "FILE",
 }
 SORT_FIELDS = ("hits", "missed", "dropped", "faults", "stops", "time", "number", "symbol")
 RUN_OPTIONS: Mapping[str, str] = {
@@ -78,6 +79,7 @@ class Selection:
     sort, top: of a report, the field of its order ("" for numbers) and how many probes it has at most.
     whole:     a report has each probe of a glob that was never hit.
     timeline, folded: a report has nothing but records, or stacks.
+    html: the file of a page; "" for a report that is printed.
     """
 
     wanted: tuple[int | str, ...] = ()
@@ -88,6 +90,7 @@ class Selection:
     whole: bool = False
     timeline: bool = False
     folded: bool = False
+    html: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,13 @@ def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
         for other in ("-json", "-timeline"):
             if other in options:
                 raise fault(f"{other} and -folded exclude each other", options[other].where, "report -json has stacks")
+    html = options.get("-html")
+    if html is not None:
+        if not html.value:
+            raise fault("-html needs the name of a file", html.argument)
+        for other in ("-json", "-timeline", "-folded"):
+            if other in options:
+                raise fault(f"{other} and -html exclude each other", options[other].where, "a page has all of it")
     return Selection(
         tuple(wanted),
         json="-json" in options,
@@ -228,6 +238,7 @@ def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
         whole="-all" in options,
         timeline="-timeline" in options,
         folded="-folded" in options,
+        html=html.value if html else "",
     )
 
 

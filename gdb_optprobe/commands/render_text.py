@@ -153,7 +153,7 @@ class Text:
             self.lines(["No probes."])
             return
         missed = _missed_together(probes)
-        probes, never = (probes, {}) if whole else _hit_ones(probes)
+        probes, never = (probes, {}) if whole else hit_ones(probes)
         columns: Sequence[str] = ("Num", "Hits", "Missed", "Dropped", "Faults", "Stops", "Cost of a hit", "Where")
         cells = [_report_row(probe) for probe in probes]
         right = columns[:6]
@@ -165,7 +165,7 @@ class Text:
         self._sentences(missed)
         for probe in probes:
             if probe.objects or probe.records or probe.calls is not None:
-                self.lines(["", f"Probe {probe.number}, {_asked(probe)}", *_gathered(probe)])
+                self.lines(["", f"Probe {probe.number}, {asked(probe)}", *_gathered(probe)])
         self._sentences(_lost_in_globs(probes))
 
     def maps(self, maps: Sequence[SessionMapView]) -> None:
@@ -346,10 +346,11 @@ def _row(probe: ProbeView) -> tuple[str, ...]:
 
 def _what(probe: ProbeView) -> str:
     tags = [f"[{tag}]" for tag in probe.tags if tag != "OPTIMIZED" or probe.tier != BEST]
-    return " ".join([_asked(probe), *tags])
+    return " ".join([asked(probe), *tags])
 
 
-def _asked(probe: ProbeView) -> str:
+def asked(probe: ProbeView) -> str:
+    """Return where a probe is, and what it was asked to do."""
     parts = [probe.symbol or probe.location]
     if event_name.parse(probe.location) is not None:
         parts.append(f"({probe.location})" if parts != [probe.location] else "")
@@ -401,15 +402,18 @@ def _lost_in_globs(probes: Iterable[ProbeView]) -> list[str]:
 def _report_row(probe: ProbeView) -> tuple[str, ...]:
     missed = "?" if probe.missed is None else probe.missed
     counts = (probe.hits, missed, probe.dropped, probe.faults, probe.stops)
-    cost = STOPS.get(probe.tier)
-    if cost:
-        cost = f"{'two stops' if cost == 'twice' else 'a stop'} ({probe.tier})"
-    elif probe.detour:
-        cost = _instructions_briefly(probe) + _and_a_trap(probe)
-    return str(probe.number), *(str(count) for count in counts), cost or "", _asked(probe)
+    return str(probe.number), *(str(count) for count in counts), cost_of_hit(probe), asked(probe)
 
 
-def _hit_ones(probes: Sequence[ProbeView]) -> tuple[list[ProbeView], Mapping[str, int]]:
+def cost_of_hit(probe: ProbeView) -> str:
+    """Return what a hit costs, for a column of a table; "" where that is not known."""
+    stops = STOPS.get(probe.tier)
+    if stops:
+        return f"{'two stops' if stops == 'twice' else 'a stop'} ({probe.tier})"
+    return _instructions_briefly(probe) + _and_a_trap(probe) if probe.detour else ""
+
+
+def hit_ones(probes: Sequence[ProbeView]) -> tuple[list[ProbeView], Mapping[str, int]]:
     """Return the probes without those of globs that have counted nothing, where there are several, and these by glob.
     """
     never: Counter[str] = Counter()
@@ -637,7 +641,7 @@ def _doctor(found: DoctorView, width: int) -> list[str]:
 
 def _versions_and_guest(found: DoctorView) -> str:
     qemu = f"QEMU {found.qemu}" if found.qemu else "a target without a QEMU version"
-    return f"{versions(found)}, {qemu}; {_guest(found.guest)}"
+    return f"{versions(found)}, {qemu}; {guest_line(found.guest)}"
 
 
 def versions(found: DoctorView) -> str:
@@ -645,7 +649,7 @@ def versions(found: DoctorView) -> str:
     return f"optprobe {found.version}, GDB {found.gdb} with Python {found.python}"
 
 
-def _guest(guest: GuestView) -> str:
+def guest_line(guest: GuestView) -> str:
     if not guest.architecture:
         return "no guest"
     vcpus = "" if guest.vcpus is None else f", {guest.vcpus} vCPU{'s'[: guest.vcpus != 1]}"

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
 
-from gdb_optprobe.commands.base import Subcommand, probe_words, resolve
+from gdb_optprobe import host_files
+from gdb_optprobe.commands.base import Subcommand, file_words, probe_words, resolve
 from gdb_optprobe.commands.options import REPORT_OPTIONS, SORT_FIELDS, Selection, parse_selection
 from gdb_optprobe.commands.output import Output, probes_with_records
 from gdb_optprobe.commands.render_text import counted
 from gdb_optprobe.commands.report_order import chosen
+from gdb_optprobe.commands.report_page import Found, page
 from gdb_optprobe.debugger import attach
+from gdb_optprobe.debugger.doctor import at_a_glance
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.exports.folded import lines
 from gdb_optprobe.exports.from_views import stacks
+from gdb_optprobe.pages.page import fitting
 from gdb_optprobe.probes.views import ProbeView
 
 
@@ -18,6 +25,7 @@ class ReportCommand(Subcommand[Selection]):
 
     optprobe report [N...] [-clear] [-json] [-sort FIELD] [-top N] [-all]
     optprobe report [N...] -timeline | -folded [-clear]
+    optprobe report [N...] -html FILE [-sort FIELD] [-top N] [-clear]
 
     Maps of scripts and of blocks in braces follow the probes, as bpftrace prints them.
     A trace that the guest has printed (of an oops, a warning, a panic) up to a probed
@@ -37,12 +45,17 @@ class ReportCommand(Subcommand[Selection]):
     -timeline prints the records of all probes in the order of time.
     -folded prints the stacks that the action stack kept, for flame graphs:
     functions from the outermost to the probed one, and how often.
+    -html writes a page for a browser, which needs nothing else: costs beside
+    Linux's own, histograms, calls over time, flame graphs, what was on which
+    CPU, what was lost. What a record becomes: help optprobe export. FILE is
+    replaced; a new one is for you alone to read.
 
     Examples:
       optprobe report
       optprobe report 1 2 -clear
       optprobe report -top 10
       optprobe report -timeline
+      optprobe report -html reads.html
     """
 
     word = "report"
@@ -55,13 +68,16 @@ class ReportCommand(Subcommand[Selection]):
         numbers = resolve(session, args) if session else None
         found = session.reports(numbers) if session else ()
         probes = chosen(found, args)
-        if args.timeline:
+        if args.html:
+            maps = session.maps(numbers) if session else ()
+            out.lines([_written(Found.of(probes, maps, at_a_glance(), _now(), args.sort), args.html)])
+        elif args.timeline:
             out.timeline(probes)
         elif args.folded:
             out.lines(folded(probes) or ["No stacks."])
         else:
             out.report(probes, whole=args.whole or bool(args.wanted))
-        records_alone = args.timeline or args.folded
+        records_alone = args.timeline or args.folded or args.html
         if session and not records_alone:
             out.maps(session.maps(numbers))
         if session and numbers is None and not records_alone:
@@ -74,10 +90,25 @@ class ReportCommand(Subcommand[Selection]):
                 out.lines([f"cleared {counted(others, 'probe')} that -top left out, too"])
 
     def candidates(self, text: str) -> Sequence[str]:
-        *_, before, _ = ["", *text.split(" ")]
+        *_, before, typed = ["", *text.split(" ")]
+        if before == "-html":
+            return file_words(typed)
         if before == "-sort":
             return SORT_FIELDS
         return () if before == "-top" else [*probe_words(), *REPORT_OPTIONS]
+
+
+def _written(found: Found, path: str) -> str:
+    """Write the page, and return what was written."""
+    if not found.probes and not found.never and not found.maps:
+        raise OptprobeError("there are no probes for a page", "optprobe add LOCATION")
+    data = fitting(partial(page, found))
+    host_files.write_typed(path, data)
+    return f"Wrote a page of {found.summary} to '{path}', {len(data) // 1000} kB."
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def folded(probes: Sequence[ProbeView]) -> list[str]:

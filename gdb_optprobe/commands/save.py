@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import gdb
 
@@ -48,11 +47,7 @@ class SaveCommand(Subcommand[File]):
         if not saved.count and not saved.left_out:
             raise OptprobeError("there are no probes to save", "optprobe add LOCATION")
         lines = with_variables(saved.lines, convenience)
-        try:
-            path = host_files.expanded(Path(args.path))
-            host_files.replace(path, "".join(f"{one_line(line)}\n" for line in lines).encode())
-        except OSError as error:
-            raise OptprobeError(f"'{args.path}' cannot be written: {error.strerror}") from None
+        host_files.write_typed(args.path, "".join(f"{one_line(line)}\n" for line in lines).encode())
         out.lines([f"Saved {saved.count} {'probe' if saved.count == 1 else 'probes'} to '{args.path}'."])
         if saved.left_out:
             numbers = ", ".join(map(str, saved.left_out))

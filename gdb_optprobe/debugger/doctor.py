@@ -52,8 +52,15 @@ def examine() -> DoctorView:
         facilities.asked("qemu", Refusal.QEMU_UNFIT, lambda: _qemu(qemu)),
         facilities.asked("live", Refusal.QEMU_UNFIT, lambda: _live(attachment)),
     )
-    at_a_glance = _guest(attachment)
-    return DoctorView(__version__, gdb.VERSION, platform.python_version(), qemu, at_a_glance, (*guest, *others))
+    return DoctorView(__version__, gdb.VERSION, platform.python_version(), qemu, _guest(attachment), (*guest, *others))
+
+
+def at_a_glance() -> GuestView:
+    """Return what is known of the guest, and nothing of one that cannot be attached to."""
+    try:
+        return _guest(attachments.seen())
+    except OptprobeError:
+        return GuestView()
 
 
 def _guest(attachment: Attachment | None) -> GuestView:
@@ -65,7 +72,9 @@ def _guest(attachment: Attachment | None) -> GuestView:
     if not vcpus:
         return GuestView()
     linux = attachment.linux if attachment is not None else None
-    return GuestView(architecture, vcpus, _banner(linux) if linux is not None else "")
+    if linux is None:
+        return GuestView(architecture, vcpus)
+    return GuestView(architecture, vcpus, _banner(linux), linux.arch.event_costs)
 
 
 def _banner(linux: LinuxGuest) -> str:

@@ -6,7 +6,7 @@ The fields are the contract's JSON keys, in its order; addresses are integers he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 from gdb_optprobe.maps.aggregate import Aggregate
@@ -521,11 +521,15 @@ class FacilityView:
 
 @dataclass(frozen=True, slots=True)
 class GuestView:
-    """The guest at a glance; None and "" for what is not known. banner: what the kernel calls itself."""
+    """The guest at a glance; None and "" for what is not known. banner: what the kernel calls itself.
+
+    event_costs: what a hit of Linux's own events takes there, see LinuxArch.
+    """
 
     architecture: str = ""
     vcpus: int | None = None
     banner: str = ""
+    event_costs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

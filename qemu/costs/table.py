@@ -13,8 +13,12 @@ _LINE = re.compile(r"(\S.*?)  +(-|[-\d,.]+) +([\d,.]+) +([-\d,.]+) +(~?)([-\d,.]
 
 def table(costs: Sequence[Cost], unit: Cost) -> list[str]:
     """Return a line for each cost, with a hit's cost in each column; `ratio`: its host time to that of `unit`."""
-    rows = [COLUMNS, *(_row(cost, unit) for cost in costs)]
-    return aligned(rows)
+    return aligned([COLUMNS, *cells(costs, unit)])
+
+
+def cells(costs: Sequence[Cost], unit: Cost) -> list[Sequence[str]]:
+    """Return the same as cells, without the titles."""
+    return [_row(cost, unit) for cost in costs]
 
 
 def read(lines: Iterable[str]) -> list[Cost]:

@@ -110,6 +110,9 @@ class Reader:
             return printed.removeprefix(typed).lstrip("\n")
         if typed.startswith("add-symbol-file "):
             return gdb(typed.replace(" ", f" {self._folder}/")).replace(f"{self._folder}/", "")
+        if typed.startswith("optprobe report -html "):
+            *words, file = typed.split()
+            return gdb(" ".join([*words, f"{self._folder}/{file}"])).replace(f"{self._folder}/", "")
         if typed.startswith("optprobe export "):
             words = typed.split(" ")
             return gdb(" ".join([*words[:3], f"{self._folder}/{words[3]}", *words[4:]])).replace(f"{self._folder}/", "")

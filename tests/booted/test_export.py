@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from qemu.guest import Guest
 from tests.booted.batch import Workload, batch
 from tests.booted.conftest import FULL
 from tests.exports.viewers import viewer
+from tests.pages.reading import drawings, is_on_its_own, read
 
 READS = 20
 FILES = {
@@ -40,6 +42,7 @@ def test_viewers_have_each_call_each_stack_and_each_count(each_linux: Guest, tmp
             f"optprobe add vfs_read do {{ {BLOCK} }}",
             Workload(f"dd if=/dev/zero of=/dev/null bs=91 count={READS} 2>/dev/null"),
             *(f"optprobe export {word} {tmp_path}/{name}" for word, name in FILES.items()),
+            f"optprobe report -html {tmp_path}/report.html",
         ],
     )
     assert finished.status == 0, finished.output
@@ -82,6 +85,15 @@ def test_viewers_have_each_call_each_stack_and_each_count(each_linux: Guest, tmp
     assert [row["type"] for row in rows].count("call") == 3 * READS
     times = [int(row["time_ns"]) + int(row["duration_ns"] or 0) for row in rows if row["time_ns"]]
     assert len(times) == 5 * READS and times == sorted(times)
+
+    page = (tmp_path / "report.html").read_bytes()
+    kinds = Counter(one.get("class") for one in drawings(page))
+    assert (kinds["chart flame"], kinds["chart heat"], kinds["chart time"], kinds["chart bars"]) == (2, 2, 1, 1)
+    text = read(page).text
+    assert is_on_its_own(page) and 20_000 < len(page) < 200_000
+    counts = f"{3 * READS} calls, {2 * READS} events and {READS} stacks"
+    assert counts in text and "Linux version" in text and "Linux's own kprobe event" in text
+    assert re.search(rf"vfs_read\S*: count by \$comm\n\$comm\nValue\ndd\n{READS}$", text, re.MULTILINE)
 
 
 def _is_in(one: dict[str, float], other: dict[str, float]) -> bool:

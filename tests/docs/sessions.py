@@ -33,7 +33,7 @@ GUIDES = tuple(
     f"docs/guide/{name}.md"
     for name in (
         *("session", "conditions", "returns", "tracepoints", "any-instruction", "modules", "programs"),
-        *("bpftrace-lessons", "export"),
+        *("bpftrace-lessons", "export", "page"),
     )
 )
 EXAMPLES = tuple(f"docs/examples/{name}.md" for name in ("virtme-ng", "cloud-image", "libvirt"))

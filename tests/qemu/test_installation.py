@@ -70,13 +70,15 @@ def test_gdb_has_the_commands_and_no_other_package_of_pips_python(environment: P
     (site(environment) / "of_another_python.py").touch()
     look = "python import sys, capstone, keystone, pygments; print(capstone.__file__, keystone.__file__)"
     seen = "python from importlib.util import find_spec; print('seen', find_spec('of_another_python'))"
-    commands = ("optprobe version", look, seen)
+    page = "python from gdb_optprobe.pages.page import Page, encode; print(encode(Page('a page', [], []))[:15])"
+    commands = ("optprobe version", look, seen, page)
     done = run(environment, "optprobe", "gdb", "-nx", "-batch", *(word for each in commands for word in ("-ex", each)))
     assert done.returncode == 0, done.stderr
-    version, files, nothing = done.stdout.splitlines()
+    version, files, nothing, begins = done.stdout.splitlines()
     assert version.startswith(f"optprobe {gdb_optprobe.__version__}, GDB ")
     assert files.startswith(f"{site(environment)}/capstone/") and f" {site(environment)}/keystone/" in files
     assert nothing == "seen None"
+    assert begins == "b'<!DOCTYPE html>'", "jinja2 is there, and the page's own files"
 
 
 def test_the_line_that_starts_gdb(environment: Path) -> None:

@@ -269,6 +269,8 @@ class LinuxArch(Finder, Protocol):
     """clock: variables that may say how fast it runs. loaded: from where to where modules can be.
 
     tracepoints: None where no function of the arena can be registered on one.
+    event_costs: what a hit of Linux's own kprobe and uprobe events takes, in instructions of the guest, by the kind of
+    the probe: docs/internals/figures.md, of a stock 6.1.
     first_reads: memory (start, size) that a kernel reads once it is in place, before it starts, and nothing reads
     before it.
     """
@@ -279,6 +281,7 @@ class LinuxArch(Finder, Protocol):
     loaded: tuple[int, int]
     syscalls: SyscallAbi
     tracepoints: TracepointArch | None
+    event_costs: Mapping[str, int]
 
     def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...
 

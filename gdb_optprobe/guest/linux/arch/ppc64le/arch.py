@@ -91,6 +91,9 @@ class BackChain:
         return (found.start, found.own) if found is not None else None
 
 
+EVENT_COSTS = {"kprobe": 1_125, "kretprobe": 1_696, "uprobe": 2_455, "uretprobe": 3_980}
+
+
 class _Linux:
     isa: Isa = PPC64LE
     # arch/powerpc/kernel/time.c
@@ -101,6 +104,7 @@ class _Linux:
     log_clock = staticmethod(sched_clock.log_clock)
     syscalls: SyscallAbi = SYSCALLS
     tracepoints: TracepointArch | None = None
+    event_costs: Mapping[str, int] = EVENT_COSTS
     loaded = VMALLOC
     # early_setup() patches the first instruction, at the start of the linear map (arch/powerpc/kernel/setup_64.c). What
     # copies the kernel there flushes each cache line by the line's last word (copy_and_flush in head_64.S).

@@ -74,6 +74,8 @@ PATCHES = {b"\xcc", b"\xe9"}
 NOPS = tuple(map(bytes.fromhex, ("0f1f", "660f1f", "6666")))
 """How a nop as long as a pad begins, which seals it."""
 
+EVENT_COSTS = {"kprobe": 751, "kretprobe": 1_050, "uprobe": 1_673, "uretprobe": 2_827}
+
 
 class _Linux:
     isa: Isa = X86_64
@@ -81,6 +83,7 @@ class _Linux:
     log_clock = staticmethod(sched_clock.log_clock)
     syscalls: SyscallAbi = SYSCALLS
     tracepoints: TracepointArch | None = TRACEPOINTS
+    event_costs: Mapping[str, int] = EVENT_COSTS
     loaded = MODULES
     # copy_bootdata() and get_bios_ebda() read low memory through the linear map, with page tables of 4 and 5 levels
     # (arch/x86/include/asm/page_64_types.h). The map is moved at random only later.
