@@ -81,6 +81,7 @@ class BlockPlanner:
             address
             for address in sorted(addresses)
             if not (occupied and _is_any(occupied, *(bounds(address) or (address, address + 1))))
+            and not self._may_go(address)
         ]
         self.entry_plans.of(alone, self.target.guest, limits, plan)
         found = {address for address in alone if self.entry_plans.stops(address)}
@@ -104,14 +105,17 @@ class BlockPlanner:
         return lambda address: self.optimizer.plan(address, [spec], neighbours, limits)
 
     def plans_of(self, spec: Spec, addresses: Collection[int]) -> list[Plan]:
-        """Return plans for those of `addresses` that have no tracer's site and nothing else in their functions."""
+        """Return plans for those of `addresses` that have no tracer's site and nothing else in their functions.
+
+        None of modules: each of these is put in by itself, and goes with its module.
+        """
         guest, occupied = self.target.guest, self._all_occupied()
 
         def is_alone(address: int) -> bool:
             start, end = guest.bounds(address) or (address, address + 1)
-            return not _is_any(occupied, start, end) and not any(
-                block.has_within(start, end) for block in self.registry.blocks
-            )
+            if _is_any(occupied, start, end) or self._may_go(address):
+                return False
+            return not any(block.has_within(start, end) for block in self.registry.blocks)
 
         alone = [address for address in sorted(addresses) if is_alone(address)]
         limits = self.optimizer.limits([spec])
@@ -180,6 +184,10 @@ class BlockPlanner:
         for block in self.registry.blocks:
             taken.update(block.sites[index] for index in block.members)
         return replace(sites, addresses=[start for start in starts if start not in taken]) if taken else sites
+
+    def _may_go(self, address: int) -> bool:
+        """Return whether the text there goes with its module: a block outlasts it, and so does a plan that is kept."""
+        return self.target.modules.identity(address) is not None
 
     def _all_occupied(self) -> Sequence[int]:
         """Return where the user's breakpoints are, and probes and patches that are in no block, ascending."""

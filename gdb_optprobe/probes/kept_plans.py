@@ -107,6 +107,8 @@ class KeptPlans:
         _, tier, back, sizes, patched, flags, registers, waits, near, base, refused = row
         if not 0 < len(sizes) <= MOST_DISPLACED or len(refused) > MOST_REFUSED or flags not in (0, 1):
             raise _Unfit
+        if not isinstance(registers, str):
+            raise _Unfit
         head = address - _natural(back)
         displaced = self._decoded(head, [_natural(size) for size in sizes])
         if address not in {insn.address for insn in displaced}:
@@ -169,7 +171,9 @@ class KeptPlans:
     def _known(self, value: object) -> object:
         if isinstance(value, list):
             (offset,) = value
-            return Spelled(self.text.spell, self.of.base + int(offset))
+            if type(offset) is not int:
+                raise _Unfit
+            return Spelled(self.text.spell, self.of.base + offset)
         if isinstance(value, str | int):
             return value
         raise _Unfit

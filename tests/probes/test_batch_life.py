@@ -16,7 +16,7 @@ from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
-from tests.fake_guest import CODE, DATA, FILL, THREADS, Body, FakeGuest
+from tests.fake_guest import CODE, DATA, FILL, THREADS, Body, FakeGuest, FakeModule
 from tests.probes.test_batch import AT, COUNT, GLOB, LOOP, entered_before, functions, run, text
 
 SEVERAL = code("48 ff c0  inc %rax\n48 ff c1  inc %rcx\n48 01 c8  add %rcx,%rax\nc3  ret")
@@ -231,6 +231,16 @@ def test_what_a_breakpoint_keeps_out_is_in_once_the_breakpoint_has_gone() -> Non
     session.delete()
     guest.breakpoints = frozenset([AT[0] + 3])
     assert left_out == {one.address for view in session.add(every) for one in view.left_out}
+
+
+def test_what_goes_with_a_module_is_in_no_block() -> None:
+    guest = untraced()
+    guest.module = FakeModule(guest.bodies[3], load=1)
+    session = guest.session()
+    blocks = session.batches.add(GLOB, AT)
+    assert sorted(site for block in blocks for site in block.sites) == [at for at in AT if at != AT[3]]
+    assert not session.block_planner.stopping(GLOB, [AT[3]])
+    assert not session.block_planner.entry_plans.has(AT[3]), "another load has another plan"
 
 
 class Kept:

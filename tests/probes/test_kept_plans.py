@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,6 +135,8 @@ def test_instructions_that_are_not_there_are_no_plan(shelf: Shelf) -> None:
         lambda data: data.replace(b",[]]", b',[["trapped","TOO_SHORT",[]]]]'),
         lambda data: data.replace(b",[]]", b',[["trapped","TOO_SHORT",{}]]]'),
         lambda data: data.replace(b",[]]", b",[],[]]"),
+        lambda data: data.replace(b",[]]", b',[["trapped","UNDECODABLE",{"address":[Infinity]}]]]'),
+        lambda data: re.sub(rb'"[a-z0-9 ]*",(?=[01],null)', b"7,", data),
     ],
 )
 def test_a_damaged_file_counts_as_missing_and_is_written_anew(shelf: Shelf, damage: object) -> None:
