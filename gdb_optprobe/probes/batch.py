@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
@@ -48,6 +49,16 @@ Change = tuple[tuple[int, int], bytes, bytes]
 """A place in the text, as (start, end), what it holds before and what it holds after."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What is put in of one spec: at tracer's `sites`, which have one plan, and by other `plans`."""
+
+    spec: Spec
+    handler: Handler
+    sites: IdleSites
+    plans: Sequence[Plan]
+
+
 @dataclass(frozen=True)
 class Batches:
     """What a session does to many probes at once."""
@@ -69,28 +80,53 @@ class Batches:
         may_lend: whether they are put in anew, with more memory, where data find no room.
         Raises OptprobeError, the guest as it was; where returns find no room, too: each by itself takes far more.
         """
-        if not (self.planner.may_be_together(spec, addresses) and self.routines.may_share(spec)):
-            return []
-        sites, others = self.planner.places(spec, addresses)
-        handler = self.routines.common_handler(spec, lambda: self._sample(spec, sites), len(addresses), may_lend)
-        if handler is None:
+        return self.add_all([(spec, addresses)], may_lend)
+
+    def add_all(self, parts: Iterable[tuple[Spec, Sequence[int]]], may_lend: bool = True) -> list[CountBlock]:
+        """Do so with several specs, each at addresses of its own, by one write of the text."""
+        # What one puts in is in the way of another one's plans: all are made before.
+        planned = [each for part in parts if (each := self._planned(*part, may_lend)) is not None]
+        if not planned:
             return []
         with held():
-            self._make_room(len(addresses))
-            blocks = [*self._allocate_traced(spec, handler, sites), *self._allocate_others(spec, handler, others)]
-            if not blocks:
-                return []
-            arena = self.optimizer.take_arena()
+            self._make_room(sum(len(each.sites) + len(each.plans) for each in planned))
+            blocks: list[CountBlock] = []
             try:
-                self._write(blocks, arena)
+                for block in chain.from_iterable(map(self._allocated, planned)):
+                    blocks.append(block)
+                if not blocks:
+                    return []
+                self._write(blocks, self.optimizer.take_arena())
             except BaseException:
-                self._forget(blocks, arena)
+                if blocks:
+                    self._forget(blocks, self.optimizer.take_arena())
                 raise
             for block in blocks:
                 self.registry.add_block(block)
             for address in self._stopped_at(blocks):
                 self.target.stops.take_back(address)
         return blocks
+
+    def _planned(self, spec: Spec, addresses: Sequence[int], may_lend: bool) -> _Planned | None:
+        """Return what blocks can have of `addresses`; None where it is nothing."""
+        if not (self.planner.may_be_together(spec, addresses) and self.routines.may_share(spec)):
+            return None
+        sites, plans = self.planner.places(spec, addresses)
+
+        def sample() -> Plan | None:
+            found = self._sample(spec, sites)
+            return found or next(iter(plans), None) if spec.is_recorded else found
+
+        handler = self.routines.common_handler(spec, sample, len(addresses), may_lend)
+        return _Planned(spec, handler, sites, plans) if handler is not None else None
+
+    def _allocated(self, planned: _Planned) -> Iterator[CountBlock]:
+        """Yield the blocks of one spec, with memory."""
+        before = 0
+        for block in self._allocate_traced(planned.spec, planned.handler, planned.sites):
+            before += len(block.sites)
+            yield block
+        yield from self._allocate_others(planned.spec, planned.handler, planned.plans, before)
 
     def _make_room(self, counts: int) -> None:
         """Free what no thread is inside, where there may be no room for so many counts."""
@@ -136,9 +172,11 @@ class Batches:
             originals = [sample.original] * len(addresses)
             yield from self._allocate(spec, handler, addresses, originals, size, [sample], is_uniform=True)
 
-    def _allocate_others(self, spec: Spec, handler: Handler, plans: Sequence[Plan]) -> Iterator[CountBlock]:
-        """Yield blocks of those of `plans` that no thread is in the way of."""
-        if len(plans) < LEAST:
+    def _allocate_others(
+        self, spec: Spec, handler: Handler, plans: Sequence[Plan], before: int = 0
+    ) -> Iterator[CountBlock]:
+        """Yield blocks of those of `plans` that no thread is in the way of. before: members of `spec` elsewhere."""
+        if len(plans) < least(spec):
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
         busy = self.planner.busy(plans)
@@ -151,7 +189,9 @@ class Batches:
                 shapes.setdefault(shape, []).append(plan)
         for shape, some in shapes.items():
             sites = array("Q", [plan.head for plan in some])
-            yield from self._allocate(spec, handler, sites, [plan.original for plan in some], shape.size, some)
+            originals = [plan.original for plan in some]
+            yield from self._allocate(spec, handler, sites, originals, shape.size, some, before=before)
+            before += len(sites)
 
     def _allocate(
         self,
@@ -162,8 +202,11 @@ class Batches:
         size: int,
         plans: Sequence[Plan],
         is_uniform: bool = False,
+        before: int = 0,
     ) -> Iterator[CountBlock]:
-        """Yield a block with memory; none where there is none, or its code cannot be laid out there."""
+        """Yield a block with memory; none where there is none, or its code cannot be laid out there. before: see
+        CountBlock.
+        """
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         step = arena.rounded(size)
         bounds = sites[0], sites[-1] + len(originals[-1])
@@ -185,6 +228,7 @@ class Batches:
             spec=spec,
             sizes=sizes_of(self.settings()),
             first=0,
+            before=before,
             plans=plans,
             installed_at=self.target.guest.moment(),
             handler=handler,

@@ -54,7 +54,7 @@ class BlockPlanner:
     def may_be_together(self, spec: Spec, addresses: Sequence[int]) -> bool:
         if spec.in_program or spec.has_python_handler:
             return False
-        if not (self.returns.can_share(spec) if spec.is_return else spec.is_typed):
+        if not (self.returns.can_share(spec) if spec.is_return else spec.is_typed or spec.is_recorded):
             return False
         return len(addresses) >= least(spec) and may_share_detour(self.optimizer.limits([spec]))
 

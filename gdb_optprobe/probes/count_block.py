@@ -34,6 +34,7 @@ class CountBlock(Block):
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
+    before: of probes whose program knows its index, how many of the same spec are in the blocks before this one.
     handler: of each member, but for its key in maps that it shares. routine: that their detours call; None where each
     counts by itself.
     laid_out: detours that were laid out, by site, by where they are and by what they count in or call.
@@ -47,6 +48,7 @@ class CountBlock(Block):
     installed_at: object = None
     enabled: bool = True
     symbols: Sequence[str] = ()
+    before: int = 0
     handler: Handler = field(default_factory=Handler)
     routine: Routine | None = None
     laid_out: LaidOut = field(default_factory=dict)
@@ -71,6 +73,8 @@ class CountBlock(Block):
         return index is not None and self.key(index) == key
 
     def handler_of(self, index: int) -> Handler:
+        if self.handler.records is not None:
+            return self.handler.at_index(self.before + index)
         return self.handler if self.handler.shared is None else self.handler.for_function(self.key(index))
 
     def plan(self, index: int) -> Plan:
@@ -84,6 +88,11 @@ class CountBlock(Block):
     @property
     def dead(self) -> Dead:
         """Return what is dead at every member, as far as that is known of all."""
+        if self.spec.is_recorded:  # no later GDB adopts it, so its plans are known
+            return Dead(
+                all(plan.dead.flags for plan in self.plans),
+                frozenset.intersection(*(plan.dead.registers for plan in self.plans)),
+            )
         return self.plans[0].dead if self.is_uniform else Dead()
 
     def detour(self, index: int) -> Detour:

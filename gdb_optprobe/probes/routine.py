@@ -96,6 +96,8 @@ def routine_code(handler: Handler, callers: Callers, counters: int, dead: Dead, 
         dead=dead,
         per_cpu=handler.per_cpu,
         table_bits=handler.table_bits,
+        ring=handler.ring_layout,
+        cpu=handler.cpu,
     )
     return lower_routine(handler.program, callers, around, isa.routines, isa)
 

@@ -14,6 +14,7 @@ from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.compile import compile_handler
 from gdb_optprobe.handlers.ctype import CType, Enum, Integer
 from gdb_optprobe.handlers.ir import Constant, Expr, Load, Op, Program, Register, may_fault, nodes
+from gdb_optprobe.handlers.lower_routine import INDEX
 from gdb_optprobe.handlers.lower_shared_returns import NUMBER as SHARED
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue, Scope
@@ -213,11 +214,16 @@ class Functions:
 
     def learner(self, address: int, number: int, pointer: Pointer, at: Gate, into: SharedRecords) -> Spec:
         """Return the probe on a call through a pointer, which has this number."""
-        return _spec(address, Kind.KPROBE, at.learning(number, pointer), into)
+        return _spec(address, Kind.KPROBE, at.learning(Constant(number), pointer), into)
+
+    def learners(self, first: int, pointer: Pointer, at: Gate, into: SharedRecords) -> Spec:
+        """Return one spec for the probes on calls through the same pointer, which have numbers from `first` on."""
+        number = fold.binary(Op.ADD, INDEX, fold.constant(first), 64, False)
+        return replace(_spec(0, Kind.KPROBE, at.learning(number, pointer), into), glob=True)
 
     def death(self, entry: int, at: Gate, into: SharedRecords) -> Spec:
         """Return the probe on where threads end, entered at `entry`."""
-        return _spec(entry, Kind.KPROBE, at.died(), into)
+        return replace(_spec(entry, Kind.KPROBE, at.died(), into), glob=True)
 
     def _described(self, function: Traced) -> Traced:
         """Return a function with what is recorded of it."""
