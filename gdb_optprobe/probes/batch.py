@@ -28,16 +28,19 @@ from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.text import IdleSites
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import LONGEST, OutOfReach, Unrelocatable
+from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import LEAST, BlockPlanner, least
 from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.collector import Trigger
-from gdb_optprobe.probes.count_block import CountBlock, call_code, calls_of
+from gdb_optprobe.probes.count_block import CountBlock, call_code
 from gdb_optprobe.probes.entry_plans import Shape
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.routine import calls_of
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.shared_returns import SharedReturns
 from gdb_optprobe.probes.spec import Spec
@@ -180,14 +183,15 @@ class Batches:
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
         busy = self.planner.busy(plans)
-        shapes: dict[Shape, list[Plan]] = {}
+        shapes: dict[tuple[Shape, RoutineCalls | None], list[Plan]] = {}
         lay_out, known = count_code if handler.is_plain else call_code, self.planner.entry_plans
-        if not handler.is_plain:
-            plans = [plan for plan in plans if calls_of(guest.isa).clobbers <= plan.dead.registers]
         for plan in plans:
+            calls = calls_of(guest.isa, plan.dead) if not handler.is_plain else None
+            if calls is not None and not _may_call(calls, plan, guest.isa, spec):
+                continue
             if plan.head not in busy and (shape := known.shape(plan, guest.isa, arena, lay_out)) is not None:
-                shapes.setdefault(shape, []).append(plan)
-        for shape, some in shapes.items():
+                shapes.setdefault((shape, calls), []).append(plan)
+        for (shape, _), some in shapes.items():
             sites = array("Q", [plan.head for plan in some])
             originals = [plan.original for plan in some]
             yield from self._allocate(spec, handler, sites, originals, shape.size, some, before=before)
@@ -435,6 +439,11 @@ class Batches:
                     if held_now[part] != code[part]:
                         found.append(f"the detour of {guest.text.spell(block.sites[index])} was changed")
         return found
+
+
+def _may_call(calls: RoutineCalls, plan: Plan, isa: Isa, spec: Spec) -> bool:
+    """Return whether a detour of `plan` may call a routine so; what is dead at each of a block is not known of all."""
+    return calls.clobbers <= plan.dead.registers and (spec.is_recorded or calls is isa.routines[0])
 
 
 def _can_be_laid_out(block: CountBlock) -> bool:

@@ -125,7 +125,7 @@ class BlockRoutines:
         try:
             if maps is not None:
                 maps.reserve_block(block.code.address, block.sites[0], guest.isa.data_reach, arena, guest.machine)
-            block.routine = install_routine(self._code(block), block.code, guest, arena)
+            block.routine = install_routine(self._code(block), block.code, block.calls, guest, arena)
         except (Refused, NotLowered):
             return False
         self.placed.append(block.routine)
@@ -187,5 +187,5 @@ class BlockRoutines:
         found = arena.reuse(lambda one: (one.address, one.head, one.data) == (address, address, wanted))
         if found is None:
             raise OptprobeError("its code is not what this version would write")
-        block.routine = Routine(InstalledDetour(*found), block.code)
+        block.routine = Routine(InstalledDetour(*found), block.code, block.calls)
         self.placed.append(block.routine)

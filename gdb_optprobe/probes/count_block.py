@@ -20,7 +20,7 @@ from gdb_optprobe.isa.base import Code, Dead, OutOfReach, padded
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.routine import Routine
+from gdb_optprobe.probes.routine import Routine, calls_of
 from gdb_optprobe.probes.spec import Spec
 
 LaidOut = dict[tuple[int, int, int, bool], bytes]
@@ -65,7 +65,7 @@ class CountBlock(Block):
 
     def key(self, index: int) -> int:
         """Return what represents a member in maps that it shares."""
-        return caller_key(self.slot(index).address + calls_of(self.isa).behind)
+        return caller_key(self.slot(index).address + self.calls.behind)
 
     def has_key(self, key: int) -> bool:
         """Return whether a number, any, is the key of a member."""
@@ -95,6 +95,11 @@ class CountBlock(Block):
             )
         return self.plans[0].dead if self.is_uniform else Dead()
 
+    @property
+    def calls(self) -> RoutineCalls:
+        """Return how the members call their routine."""
+        return calls_of(self.isa, self.dead)
+
     def detour(self, index: int) -> Detour:
         """Return the detour of a member. Raises Unrelocatable, OutOfReach."""
         return build_detour(plan := self.plan(index), self.isa, self.slot(index).address, self._program(plan, index))
@@ -121,7 +126,7 @@ class CountBlock(Block):
         counters = range(first, first + WORD * len(indexes), WORD)
         moved = b"" if model.ftrace is not None else model.insn.data  # the tracer's nop is left out
         if self.routine is not None:
-            call, routine = calls_of(self.isa).call, self.routine.address
+            call, routine = self.calls.call, self.routine.address
             places = range(start_of, start_of + self.step * len(indexes), self.step)
             pieces = [call(routine, at) + moved for at in places]
             return padded(pieces, start_of, self.step, ends, self.isa.branch, self.isa.breakpoint)
@@ -139,11 +144,6 @@ class CountBlock(Block):
         return data + padding * ((self.step - len(data)) // len(padding))
 
 
-def calls_of(isa: Isa) -> RoutineCalls:
-    assert isa.routines is not None, "blocks with a routine are made only where there are such"
-    return isa.routines
-
-
 def call_code(plan: Plan, isa: Isa, at: int, routine: int) -> bytes:
     """Return the code of a detour that calls a routine for the probed instruction. Raises Unrelocatable, OutOfReach."""
     return lay_out(plan, isa, at, call_program(plan, isa, routine))[0]
@@ -151,4 +151,4 @@ def call_code(plan: Plan, isa: Isa, at: int, routine: int) -> bytes:
 
 def call_program(plan: Plan, isa: Isa, routine: int) -> Mapping[int, Code]:
     """Return the call of a routine, by the address of the probed instruction."""
-    return {plan.address: lambda to: calls_of(isa).call(routine, to)}
+    return {plan.address: lambda to: calls_of(isa, plan.dead).call(routine, to)}
