@@ -32,6 +32,7 @@ from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.event_probes import handled, names_at, names_at_return
 from gdb_optprobe.probes.follower import Drained, Follower
+from gdb_optprobe.probes.graph.callees import Exits
 from gdb_optprobe.probes.guest_traces import GuestTraces
 from gdb_optprobe.probes.kinds import Kinds
 from gdb_optprobe.probes.kprobes import Kprobes
@@ -74,12 +75,14 @@ class Session:
         self.registry = registry if registry is not None else Registry()
         self.last_number: int | None = None
         self.learned_calls: dict[int, set[int]] = {}
+        self.known_exits: dict[int, tuple[bytes, Exits]] = {}
         self._work_on(target)
 
     def _work_on(self, target: Target) -> None:
         settings = self.settings
         self.target = target
         self.learned_calls.clear()
+        self.known_exits.clear()
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
         common = target, self.registry, self.optimizer

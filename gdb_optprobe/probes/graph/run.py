@@ -102,7 +102,7 @@ class GraphRun:
     _handed_over: int = 0
 
     def __post_init__(self) -> None:
-        self.functions = Functions(self.session.target.guest, self.request)
+        self.functions = Functions(self.session.target.guest, self.request, self.session.known_exits)
 
     @property
     def hertz(self) -> int:
@@ -226,7 +226,7 @@ class GraphRun:
                 for target in learned.get(site, ()):
                     if before.get(target, depth + 1) <= depth or not functions.is_callee(target):
                         continue
-                    if functions.is_traced(target):
+                    if functions.traced([target]):
                         new.append(functions.add(target, depth))
                         starts[target] = depth
                     else:
@@ -425,7 +425,7 @@ class GraphRun:
         new: list[Traced] = []
         for number, target in sorted(led):
             site = self._watched.get(number, 0)
-            function = self.session.target.guest.text.function(target)
+            function = self.session.target.guest.place(target)
             if site not in self._pointers or function is None or target - function.start >= ENTRY:
                 continue
             targets = self.session.learned_calls.setdefault(site, set())
@@ -433,7 +433,7 @@ class GraphRun:
                 continue
             targets.add(function.start)
             depth = self._pointers[site][1]
-            if not self.functions.is_traced(function.start):
+            if not self.functions.traced([function.start]):
                 depth -= 1
             elif (found := self.functions.add(function.start, depth)) is not None:
                 new.append(found)
