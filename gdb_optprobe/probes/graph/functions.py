@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
@@ -105,7 +106,7 @@ class Functions:
 
     def below(self, starts: dict[int, int]) -> Reached:
         """Return what functions at these depths reach, as far down as is asked for."""
-        found = Callees(self.guest.place, self._exits, self.traced, self._is_wanted)
+        found = Callees(cache(self.guest.place), self._exits, self.traced, self._is_wanted)
         return found.reached(starts, self.request.depth)
 
     def _exits(self, places: Sequence[Place]) -> Sequence[Exits]:
