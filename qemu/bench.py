@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from . import bpftrace_costs, bpftrace_guest, calls, scale, scale_load, timediff
+from . import bpftrace_costs, bpftrace_guest, calls, graphs, scale, scale_load, timediff
 from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
 from .cache import say
 from .calls import Calls
@@ -25,6 +25,7 @@ from .costs.measure import Reading
 from .costs.table import as_json, table
 from .debian import FetchError
 from .debugger import Debugger, DebuggerError
+from .graphs import Graphs
 from .guest import Guest, GuestError, Options
 from .linux_event import FILTER, TRIGGER, linux_event
 from .processes import ending_on_signals
@@ -87,6 +88,11 @@ def parser() -> argparse.ArgumentParser:
         help="instead: scripts in bpftrace's language, beside bpftrace itself in the same guest",
     )
     top.add_argument(
+        "--graph",
+        action="store_true",
+        help="instead: call graphs beside the guest's own function_graph: their trees, and what a call costs",
+    )
+    top.add_argument(
         "--append",
         default="mitigations=off",
         metavar="TEXT",
@@ -105,6 +111,8 @@ def bench(arguments: argparse.Namespace) -> int:
     ):
         if arguments.programs:
             lines = programs(Calls(guest, debugger, proxy, 100_000 if arguments.quick else 1_000_000), arguments)
+        elif arguments.graph:
+            lines = call_graphs(Graphs(guest, debugger, proxy, say), arguments)
         else:
             measure = time_difference if arguments.time_difference else costs
             lines = measure(Reads(guest, debugger, proxy), debugger, arguments)
@@ -169,6 +177,13 @@ def programs(experiment: Calls, arguments: argparse.Namespace) -> list[str]:
     if arguments.json:
         return [json.dumps(line) for line in calls.as_json(found)]
     return calls.report(found, arguments.append)
+
+
+def call_graphs(experiment: Graphs, arguments: argparse.Namespace) -> list[str]:
+    found = list(experiment.run(graphs.ROOTS[:2] if arguments.quick else graphs.ROOTS))
+    if arguments.json:
+        return [json.dumps(line) for line in graphs.as_json(found)]
+    return graphs.report(found, arguments.append)
 
 
 def costs(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> list[str]:

@@ -242,7 +242,7 @@ class Functions:
 
     def death(self, entry: int, at: Gate, into: SharedRecords) -> Spec:
         """Return the probe on where threads end, entered at `entry`."""
-        return replace(_spec(entry, Kind.KPROBE, at.died(), into), glob=True)
+        return _spec(entry, Kind.KPROBE, at.died(), into)
 
     def _described(self, function: Traced) -> Traced:
         """Return a function with what is recorded of it."""

@@ -263,7 +263,7 @@ class GraphRun:
         if root is not None and root in functions:
             parts += self._root(root)
             if death is not None and death not in {function.entry for function in functions}:
-                parts.append(_Part(self.functions.death(death, *self._recorder), [death]))
+                parts.append(_Part(replace(self.functions.death(death, *self._recorder), glob=True), [death]))
         taken = self._put_in_together(parts)
         singly = [function for function in others if function.entry not in taken]
         if root is not None and root in functions and root.entry not in taken:

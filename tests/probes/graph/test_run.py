@@ -99,13 +99,17 @@ def thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Functions, "_thread", lambda self: Thread(*map(Register, ("r15", "r14", "r13", "r12"))))
 
 
-def prepared(found: FakeGuest, condition: str = "", newest: bool = False) -> tuple[GraphRun, list[Tree]]:
-    return prepared_in(found.session(), condition, newest)
+def prepared(
+    found: FakeGuest, condition: str = "", newest: bool = False, depth: int = 3
+) -> tuple[GraphRun, list[Tree]]:
+    return prepared_in(found.session(), condition, newest, depth)
 
 
-def prepared_in(session: Session, condition: str = "", newest: bool = False) -> tuple[GraphRun, list[Tree]]:
+def prepared_in(
+    session: Session, condition: str = "", newest: bool = False, depth: int = 3
+) -> tuple[GraphRun, list[Tree]]:
     trees: list[Tree] = []
-    request = Request("root", 3, condition=Fragment.whole(condition) if condition else None, newest=newest)
+    request = Request("root", depth, condition=Fragment.whole(condition) if condition else None, newest=newest)
     graph = GraphRun(session, request, trees.append)
     graph.prepare()
     return graph, trees
@@ -225,6 +229,29 @@ def test_a_thread_without_a_place_is_counted_and_not_shown() -> None:
     assert drained(graph) == [f"100 {WHOLE} RETURNED"] and graph.trees.unfollowed == 1
     calls_root(found, 1)  # the place is free again
     assert drained(graph) == [f"101 {WHOLE} RETURNED"] and graph.trees.unfollowed == 1
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_thread_that_ends_in_the_root_gives_its_place_back(depth: int) -> None:
+    """Whether the function in which it ends is in the graph or not."""
+    bodies = (
+        Body("loop", LOOP, call(LOOP, ROOT) + code("eb f9  jmp loop")),
+        Body("root", ROOT, SITE + call(ROOT + len(SITE), INNER) + b"\xc3", tracer=0),
+        Body("inner", INNER, SITE + call(INNER + len(SITE), LEAVES) + b"\xc3", tracer=0),
+        Body(run.DEATH, LEAVES, SITE + code("eb fe  jmp"), tracer=0),
+    )
+    found = FakeGuest(bodies, names=NamesAt(Registers(), cpu=Constant(0), hertz=10**9))
+    found.start_threads(LOOP)
+    for number, task in enumerate(TASKS):
+        put(found, number, {"r15": task, "r14": 1, "r13": 100 + number})
+    graph, _ = prepared(found, depth=depth)
+    found.run_to(0, LEAVES + len(SITE))
+    inside = f"inner?({run.DEATH}?)" if depth == 2 else "inner?"
+    assert drained(graph) == [f"100 root?({inside}) DIED"]
+    assert graph._gate is not None
+    owner = graph._gate.address + place(TASKS[0]) * gate.PLACE
+    assert found.machine.read(owner, 8) == bytes(8)
+    graph.take_out()
 
 
 def test_a_dead_threads_place_goes_to_a_later_one_with_its_address() -> None:
