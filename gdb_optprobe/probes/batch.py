@@ -13,8 +13,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
@@ -34,7 +34,7 @@ from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import LEAST, BlockPlanner, least
 from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.collector import Trigger
-from gdb_optprobe.probes.count_block import CountBlock, call_code
+from gdb_optprobe.probes.count_block import CountBlock, call_code, call_offset
 from gdb_optprobe.probes.entry_plans import Shape
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
@@ -43,6 +43,7 @@ from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.routine import calls_of
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.shared_returns import SharedReturns
+from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
@@ -88,7 +89,7 @@ class Batches:
     def add_all(self, parts: Iterable[tuple[Spec, Sequence[int]]], may_lend: bool = True) -> list[CountBlock]:
         """Do so with several specs, each at addresses of its own, by one write of the text."""
         # What one puts in is in the way of another one's plans: all are made before.
-        planned = [each for part in parts if (each := self._planned(*part, may_lend)) is not None]
+        planned = _apart([each for part in parts if (each := self._planned(*part, may_lend)) is not None])
         if not planned:
             return []
         with held():
@@ -183,18 +184,20 @@ class Batches:
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
         busy = self.planner.busy(plans)
-        shapes: dict[tuple[Shape, RoutineCalls | None], list[Plan]] = {}
+        shapes: dict[tuple[Shape, RoutineCalls | None, int], list[Plan]] = {}
         lay_out, known = count_code if handler.is_plain else call_code, self.planner.entry_plans
         for plan in plans:
             calls = calls_of(guest.isa, plan.dead) if not handler.is_plain else None
             if calls is not None and not _may_call(calls, plan, guest.isa, spec):
                 continue
             if plan.head not in busy and (shape := known.shape(plan, guest.isa, arena, lay_out)) is not None:
-                shapes.setdefault((shape, calls), []).append(plan)
-        for (shape, _), some in shapes.items():
+                at = arena.free_code(plan.head, guest.isa.branch_reach)
+                offset = call_offset(plan, guest.isa, at, at + COUNTER_DISTANCE) if calls is not None else 0
+                shapes.setdefault((shape, calls, offset), []).append(plan)
+        for (shape, _, offset), some in shapes.items():
             sites = array("Q", [plan.head for plan in some])
             originals = [plan.original for plan in some]
-            yield from self._allocate(spec, handler, sites, originals, shape.size, some, before=before)
+            yield from self._allocate(spec, handler, sites, originals, shape.size, some, False, before, offset)
             before += len(sites)
 
     def _allocate(
@@ -207,9 +210,11 @@ class Batches:
         plans: Sequence[Plan],
         is_uniform: bool = False,
         before: int = 0,
+        offset: int = 0,
     ) -> Iterator[CountBlock]:
-        """Yield a block with memory; none where there is none, or its code cannot be laid out there. before: see
-        CountBlock.
+        """Yield a block with memory; none where there is none, or its code cannot be laid out there.
+
+        before, offset: see CountBlock.
         """
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         step = arena.rounded(size)
@@ -233,6 +238,7 @@ class Batches:
             sizes=sizes_of(self.settings()),
             first=0,
             before=before,
+            offset=offset,
             plans=plans,
             installed_at=self.target.guest.moment(),
             handler=handler,
@@ -446,6 +452,16 @@ def _may_call(calls: RoutineCalls, plan: Plan, isa: Isa, spec: Spec) -> bool:
     return calls.clobbers <= plan.dead.registers and (spec.is_recorded or calls is isa.routines[0])
 
 
+def _apart(planned: Sequence[_Planned]) -> Sequence[_Planned]:
+    """Return the same without the plans of recorded hits that displace a byte that another one does."""
+    plans = sorted((plan for each in planned for plan in each.plans), key=lambda plan: plan.head)
+    meet = {plan.head for pair in pairwise(plans) if pair[1].head < pair[0].end for plan in pair}
+    return [
+        replace(each, plans=[plan for plan in each.plans if plan.head not in meet]) if each.spec.is_recorded else each
+        for each in planned
+    ]
+
+
 def _can_be_laid_out(block: CountBlock) -> bool:
     """Return whether the code of a block can be where its memory is, and branches can lead there."""
     try:
@@ -457,7 +473,7 @@ def _can_be_laid_out(block: CountBlock) -> bool:
     for index in (0, len(block.sites) - 1):
         made = block.detour(index).data
         assert code[index * block.step :][: len(made)] == made
-    return True
+    return not block.offset or all(map(block.calls_in_place, block.members))
 
 
 def _changes(blocks: Iterable[CountBlock]) -> Iterator[Change]:

@@ -105,7 +105,8 @@ class BlockPlanner:
         expected = list(kept.load(frozenset(unknown))) if kept is not None else []
         for plan in expected:
             self.optimizer.expect_plan(plan, limits)
-        found = self.entry_plans.of(alone, guest, limits, self._planner(spec, limits), len(expected))
+        planner = self._planner(spec, limits)
+        found = self.entry_plans.of(alone, guest, limits, planner, len(expected), anywhere=spec.is_recorded)
         if kept is not None:
             loaded = {plan.address for plan in expected}
             kept.store(filter(None, map(self.optimizer.planned, (at for at in unknown if at not in loaded))))

@@ -133,7 +133,7 @@ class BlockRoutines:
 
     def _code(self, block: CountBlock) -> Code:
         """Return the code of a block's routine. Raises NotLowered."""
-        callers = Callers(block.code.address, block.step, block.before)
+        callers = Callers(block.code.address + block.offset, block.step, block.before)
         return routine_code(block.handler, callers, block.data.address, block.dead, block.isa)
 
     def forget(self, block: CountBlock, arena: Arena) -> None:

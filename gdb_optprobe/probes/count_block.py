@@ -34,7 +34,8 @@ class CountBlock(Block):
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
-    before: of probes whose program knows its index, how many of the same spec are in the blocks before this one.
+    offset: from where a detour begins to its call of the routine. before: of probes whose program knows its index, how
+    many of the same spec are in the blocks before this one.
     handler: of each member, but for its key in maps that it shares. routine: that their detours call; None where each
     counts by itself.
     laid_out: detours that were laid out, by site, by where they are and by what they count in or call.
@@ -49,6 +50,7 @@ class CountBlock(Block):
     enabled: bool = True
     symbols: Sequence[str] = ()
     before: int = 0
+    offset: int = 0
     handler: Handler = field(default_factory=Handler)
     routine: Routine | None = None
     laid_out: LaidOut = field(default_factory=dict)
@@ -72,6 +74,10 @@ class CountBlock(Block):
         index = self.slot_at(caller_key(key))
         return index is not None and self.key(index) == key
 
+    def address(self, index: int) -> int:
+        """Return the address of the probed instruction of a member; its branch may begin before that."""
+        return self.sites[index] if self.is_uniform else self.plans[index].address
+
     def handler_of(self, index: int) -> Handler:
         if self.handler.records is not None:
             return self.handler.at_index(self.before + index)
@@ -94,6 +100,11 @@ class CountBlock(Block):
                 frozenset.intersection(*(plan.dead.registers for plan in self.plans)),
             )
         return self.plans[0].dead if self.is_uniform else Dead()
+
+    def calls_in_place(self, index: int) -> bool:
+        """Return whether the detour of a member calls the routine where it knows the member by."""
+        ((start, *_),) = self.detour(index).programs
+        return start == self.slot(index).address + self.offset
 
     @property
     def calls(self) -> RoutineCalls:
@@ -142,6 +153,14 @@ class CountBlock(Block):
         if len(data) > self.step:
             raise OutOfReach(at, self.sites[index])
         return data + padding * ((self.step - len(data)) // len(padding))
+
+
+def call_offset(plan: Plan, isa: Isa, at: int, routine: int) -> int:
+    """Return from where a detour begins to its call of a routine. Raises Unrelocatable, OutOfReach."""
+    if plan.head == plan.address:
+        return 0
+    ((start, *_),) = build_detour(plan, isa, at, call_program(plan, isa, routine)).programs
+    return start - at
 
 
 def call_code(plan: Plan, isa: Isa, at: int, routine: int) -> bytes:

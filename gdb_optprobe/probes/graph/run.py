@@ -16,13 +16,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.isa.base import LONGEST, Pointer
+from gdb_optprobe.isa.base import Pointer
 from gdb_optprobe.maps.ring import HEADER, START, Record, RingLayout, RingPosition
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import FIRST, next_pause
@@ -309,10 +308,9 @@ class GraphRun:
         return self._gate, self._shared
 
     def _together_by_pointer(self, pointers: Mapping[int, tuple[Pointer, int]]) -> Iterator[_Part]:
-        """Yield calls through pointers, by the pointer: those in a register, each with room for a branch."""
-        crowded = {at for pair in pairwise(sorted(pointers)) if pair[1] - pair[0] < LONGEST for at in pair}
+        """Yield calls through pointers that are in a register, by the pointer."""
         by_pointer: dict[Pointer, list[int]] = {}
-        for site in sorted(set(pointers) - crowded):
+        for site in sorted(pointers):
             if (pointer := pointers[site][0]).offset is None:
                 by_pointer.setdefault(pointer, []).append(site)
         for pointer, sites in by_pointer.items():
@@ -352,9 +350,9 @@ class GraphRun:
             self._numbers += block.numbers
             self._blocks.append(block)
             placed = next(part.placed for part in parts if part.spec is block.spec)
-            for index, site in enumerate(block.sites, block.before):
-                placed(index, site)
-        return {site for block in blocks for site in block.sites}
+            for index in range(len(block.sites)):
+                placed(block.before + index, block.address(index))
+        return {block.address(index) for block in blocks for index in range(len(block.sites))}
 
     def _put_in_singly(self, functions: Sequence[Traced]) -> None:
         root = self.functions.root

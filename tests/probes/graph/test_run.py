@@ -65,12 +65,17 @@ class WithThunks(FakeGuest):
         return Pointer(THUNKS[insn.target]) if insn.target in THUNKS else super().pointer(insn)
 
 
-def guest_with_pointers() -> FakeGuest:
-    """Return a guest of which the root calls two functions through one register, and one through another."""
+def guest_with_pointers(has_thunks: bool = True) -> FakeGuest:
+    """Return a guest of which the root calls two functions through one register, and one through another.
+
+    has_thunks: else by calls that are shorter than a branch.
+    """
     calls = SITE
     for number, to in ((0, LEAVES), (1, LEAVES + STEP), (0, INNER)):
         calls += bytes([0xB8 | 3 * number]) + to.to_bytes(4, "little")  # mov to %eax, or to %ebx
-        calls += call(ROOT + len(calls), [*THUNKS][number]) + code("0f 1f 84 00 00 00 00 00  nopl")
+        direct = bytes((0xFF, 0xD0 | 3 * number))
+        calls += call(ROOT + len(calls), [*THUNKS][number]) if has_thunks else direct
+        calls += code("0f 1f 84 00 00 00 00 00  nopl")
     leaf = SITE + code("48 ff c0  inc %rax\nc3  ret")
     bodies = (
         Body("loop", LOOP, call(LOOP, ROOT) + code("eb f9  jmp loop")),
@@ -165,9 +170,10 @@ def test_outside_of_the_root_nothing_is_recorded() -> None:
     assert drained(graph) == [] and graph.trees.strays == 0
 
 
-def test_calls_through_pointers_are_probed_together_and_learned() -> None:
+@pytest.mark.parametrize("has_thunks", [True, False])
+def test_calls_through_pointers_are_probed_together_and_learned(has_thunks: bool) -> None:
     """They take no function's probe out of its block. What they lead to is in the graph from the next round on."""
-    found = guest_with_pointers()
+    found = guest_with_pointers(has_thunks)
     before = found.machine.read(START, TABLES - START)
     graph, _ = prepared(found)
     assert [len(block) for block in graph._blocks] == [2, 1, 1] and graph.unwatched == 0
@@ -197,8 +203,9 @@ def test_outside_of_the_root_calls_through_pointers_are_not_looked_at() -> None:
     assert drained(graph) == [] and graph._learn() == 0
 
 
-def test_what_a_killed_gdb_has_put_on_pointers_is_taken_out() -> None:
-    killed = guest_with_pointers()
+@pytest.mark.parametrize("has_thunks", [True, False])
+def test_what_a_killed_gdb_has_put_on_pointers_is_taken_out(has_thunks: bool) -> None:
+    killed = guest_with_pointers(has_thunks)
     before = killed.machine.read(START, TABLES - START)
     prepared(killed)
     found = killed.copy()
