@@ -151,13 +151,13 @@ class Graphs:
         )
 
     def _alone(self, root: Root) -> float:
-        """Return the least time of a call that nothing else traces, in thousands of ticks."""
+        """Return the instructions of the shortest call, without a tracer."""
         self._debugger(f"optprobe add {root.name} -return do min($elapsed)")
         self._run(f"sh {WORK}")
         lines = map(json.loads, self._debugger("optprobe report -json").splitlines())
         self._debugger("optprobe delete")
         (least,) = (line["entries"][0]["value"] for line in lines if line["type"] == "map")
-        return float(least) / 1000
+        return float(least)
 
     def _armed(self, root: Root) -> tuple[int, float]:
         """Return the packets, and the seconds of GDB's processor, of a graph that ends at once."""
@@ -201,7 +201,7 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
 
 def _each(tree: Tree, alone: float | None) -> float | None:
     """Return the instructions that each call of a tree adds."""
-    return 1000 * (tree.took - alone) / tree.calls if tree.took is not None and alone is not None else None
+    return (1000 * tree.took - alone) / tree.calls if tree.took is not None and alone is not None else None
 
 
 def _microseconds(duration: str) -> float:
