@@ -448,7 +448,7 @@ class Batches:
 
 
 def _may_call(calls: RoutineCalls, plan: Plan, isa: Isa, spec: Spec) -> bool:
-    """Return whether a detour of `plan` may call a routine so; what is dead at each of a block is not known of all."""
+    """Return whether a detour of `plan` may call a routine so: all of a block must, which recorded hits alone know."""
     return calls.clobbers <= plan.dead.registers and (spec.is_recorded or calls is isa.routines[0])
 
 

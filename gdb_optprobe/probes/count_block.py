@@ -34,8 +34,8 @@ class CountBlock(Block):
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
-    offset: from where a detour begins to its call of the routine. before: of probes whose program knows its index, how
-    many of the same spec are in the blocks before this one.
+    offset: from where a detour begins to its call of the routine. before: where the program reads its index, how many
+    of the same spec are in the blocks before this one.
     handler: of each member, but for its key in maps that it shares. routine: that their detours call; None where each
     counts by itself.
     laid_out: detours that were laid out, by site, by where they are and by what they count in or call.

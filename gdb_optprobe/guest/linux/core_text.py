@@ -137,7 +137,7 @@ class CoreText(ABC):
         """See guest.Guest."""
         start, end = self._text
         spans = sorted({(one.start, one.end) for one in places if start <= one.start and one.end <= end})
-        if self.originals.missing:  # then what is not original is seen where it is decoded
+        if self.originals.missing:  # then decoding shows which bytes are not original
             return [None] * len(places)
         read = runs.read(spans, self._kernel.memory)
         found = {span: self.originals(span[0], data) for span, data in zip(spans, runs.at(spans, read), strict=True)}
