@@ -75,8 +75,8 @@ class CountBlock(Block):
         return index is not None and self.key(index) == key
 
     def address(self, index: int) -> int:
-        """Return the address of the probed instruction of a member; its branch may begin before that."""
-        return self.sites[index] if self.is_uniform else self.plans[index].address
+        """Return the address of a member's probed instruction: where hits are recorded its branch may begin before."""
+        return self.plan(index).address if self.spec.is_recorded else self.sites[index]
 
     def handler_of(self, index: int) -> Handler:
         if self.handler.records is not None:
