@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from . import bpftrace_costs, bpftrace_guest, calls, live_view, scale, scale_load, timediff
+from . import bpftrace_costs, bpftrace_guest, calls, graphs, live_view, scale, scale_load, timediff
 from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
 from .cache import say
 from .calls import Calls
@@ -27,6 +27,7 @@ from .costs.page import page
 from .costs.table import as_json, table
 from .debian import FetchError
 from .debugger import Debugger, DebuggerError
+from .graphs import Graphs
 from .guest import Guest, GuestError, Options
 from .linux_event import FILTER, TRIGGER, linux_event
 from .live_view import LiveView
@@ -50,7 +51,8 @@ def main() -> int:
     arguments = top.parse_args()
     if arguments.time_difference and arguments.arch != "ppc64le":
         top.error("the timebase is one of --arch ppc64le")
-    others = (arguments.time_difference, arguments.programs, arguments.scale, arguments.bpftrace, arguments.top)
+    own_tables = arguments.scale, arguments.bpftrace, arguments.top, arguments.graph
+    others = arguments.time_difference, arguments.programs, *own_tables
     for option, file in (("--chart", arguments.chart), ("--html", arguments.html)):
         if file and any(others):
             top.error(f"{option} is of the table that none of --programs, --scale and the like prints")
@@ -101,6 +103,11 @@ def parser() -> argparse.ArgumentParser:
         "beside that without, in 20 pairs of runs; --quick: 5 pairs",
     )
     top.add_argument(
+        "--graph",
+        action="store_true",
+        help="instead: call graphs beside the guest's own function_graph: their trees, and what a call costs",
+    )
+    top.add_argument(
         "--append",
         default="mitigations=off",
         metavar="TEXT",
@@ -119,6 +126,8 @@ def bench(arguments: argparse.Namespace) -> int:
     ):
         if arguments.programs:
             lines = programs(Calls(guest, debugger, proxy, 100_000 if arguments.quick else 1_000_000), arguments)
+        elif arguments.graph:
+            lines = call_graphs(Graphs(guest, debugger, proxy, say), arguments)
         else:
             measure = time_difference if arguments.time_difference else costs
             lines = measure(Reads(guest, debugger, proxy), debugger, arguments)
@@ -197,6 +206,13 @@ def programs(experiment: Calls, arguments: argparse.Namespace) -> list[str]:
     if arguments.json:
         return [json.dumps(line) for line in calls.as_json(found)]
     return calls.report(found, arguments.append)
+
+
+def call_graphs(experiment: Graphs, arguments: argparse.Namespace) -> list[str]:
+    found = list(experiment.run(graphs.ROOTS[:2] if arguments.quick else graphs.ROOTS))
+    if arguments.json:
+        return [json.dumps(line) for line in graphs.as_json(found)]
+    return graphs.report(found, arguments.append)
 
 
 def costs(reads: Reads, debugger: Debugger, arguments: argparse.Namespace) -> list[str]:

@@ -156,6 +156,8 @@ def _losses(graph: GraphRun) -> Sequence[str]:
         found.append(f"{_many(graph.trees.unfollowed, 'call')} of the root not shown: other threads had their place")
     if graph.learned:
         found.append(f"{_many(graph.learned, 'function')} called through pointers, known to the next graph at once")
+    if graph.unwatched:
+        found.append(f"{_many(graph.unwatched, 'call')} through pointers not probed: what they lead to may lack")
     if graph.is_withheld:
         found.append("these trees may lack calls through pointers: repeat the command")
     elif graph.withheld:

@@ -23,6 +23,7 @@ from gdb_optprobe.guest.linux.arch.base import Unwinder
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.return_stops import key_after
+from gdb_optprobe.probes.routine import Routine
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.stops import Caller
 
@@ -117,7 +118,7 @@ def _caller(state: State, session: Session, kernel: Kernel) -> tuple[FrameId, St
     if (resident := session.probe_read_code) is not None and session.in_probe_read(pc):
         return _called(resident, pc, state, kernel)
     if (routine := session.block_routines.at(pc)) is not None:
-        return _before_routine(routine.installed.detour, state, session, kernel)
+        return _before_routine(routine, state, session, kernel)
     detour = session.registry.detour_at(pc)
     if detour is not None and (original := detour.original_pc(pc)) is not None:
         before = _before_pushes(detour, state, session, kernel)
@@ -200,14 +201,13 @@ def _called(resident: Detour, pc: int, state: State, kernel: Kernel) -> tuple[Fr
     return FrameId(registers[kernel.isa.sp] - 2 * WORD, pc), State(registers, exact=True)
 
 
-def _before_routine(routine: Detour, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State] | None:
+def _before_routine(routine: Routine, state: State, session: Session, kernel: Kernel) -> tuple[FrameId, State] | None:
     """Unwind from the routine of a block to the call in a detour, which has not begun."""
-    isa, calls = kernel.isa, kernel.isa.routines
-    assert calls is not None, "there is a routine"
+    isa = kernel.isa
     pc = state.registers[isa.pc]
-    before = _before_pushes(routine, state, session, kernel)
+    before = _before_pushes(routine.installed.detour, state, session, kernel)
     try:
-        registers = calls.before({**state.registers, **before}, kernel.read)
+        registers = routine.calls.before({**state.registers, **before}, kernel.read)
     except OptprobeError:
         return None
     return FrameId(before[isa.sp] - WORD, pc), State(registers, exact=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
@@ -17,7 +17,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
-from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites, Text
+from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites, Place, Text
 from gdb_optprobe.isa.base import Insn, Pointer
 from gdb_optprobe.isa.record import Isa
 
@@ -210,6 +210,23 @@ class Guest(ABC):
         """Return start and end of the function around `address`; None where none is known."""
         found = self.text.function(address)
         return (found.start, found.end) if found is not None else None
+
+    def place(self, address: int) -> Place | None:
+        """Return the function around `address`, or the part of one; None where none is known."""
+        found = self.text.function(address)
+        return Place(found.name, found.start, found.end) if found is not None else None
+
+    def code(self, places: Sequence[Place]) -> Sequence[bytes | None]:
+        """Return the original code of each, where that of many can be read together; else None."""
+        return [None] * len(places)
+
+    def entries(self, functions: Collection[int]) -> Iterator[int]:
+        """Return the `entry` of each."""
+        return map(self.entry, functions)
+
+    def is_traceable(self, start: int, end: int) -> bool:
+        """Return whether a tracer's site overlaps [start, end)."""
+        return bool(self.text.ftrace_sites(start, end))
 
     def read_ahead(self, functions: int) -> None:
         """Read the text at once that plans of so many functions are about to be made from."""

@@ -114,6 +114,15 @@ class IdleSites:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A function, or a part of one with a symbol of its own, that is not decoded."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class EnteredFunction:
     """A function and the address of a probe on its entry. code: from `start` on, as memory has it."""
 

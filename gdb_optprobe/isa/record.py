@@ -35,7 +35,8 @@ class Isa(Protocol):
     stub_numbers: of registers, in packets of QEMU's stub. system: other registers.
     convention:  registers and arguments as users name them. elf: headers of files of its code.
     codegen:     the backend that programs are lowered to. returning: that of return probes; None if not supported.
-    routines:    how detours call one routine; None if not supported.
+    routines:    how detours call one routine: the first of these of which nothing is in the way there; none if not
+                 supported.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Isa(Protocol):
     codegen: Backend
 
     @property
-    def routines(self) -> RoutineCalls | None: ...
+    def routines(self) -> Sequence[RoutineCalls]: ...
 
     @property
     def returning(self) -> ReturnBackend | None: ...

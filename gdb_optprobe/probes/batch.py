@@ -13,8 +13,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
@@ -28,18 +28,22 @@ from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.text import IdleSites
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import LONGEST, OutOfReach, Unrelocatable
+from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import LEAST, BlockPlanner, least
 from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.collector import Trigger
-from gdb_optprobe.probes.count_block import CountBlock, call_code, calls_of
+from gdb_optprobe.probes.count_block import CountBlock, call_code, call_offset
 from gdb_optprobe.probes.entry_plans import Shape
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.routine import calls_of
 from gdb_optprobe.probes.settings import Settings, sizes_of
 from gdb_optprobe.probes.shared_returns import SharedReturns
+from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
@@ -47,6 +51,16 @@ SLOT = 64
 """Bytes of code that most counts do not exceed."""
 Change = tuple[tuple[int, int], bytes, bytes]
 """A place in the text, as (start, end), what it holds before and what it holds after."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What is put in of one spec: at tracer's `sites`, which have one plan, and by other `plans`."""
+
+    spec: Spec
+    handler: Handler
+    sites: IdleSites
+    plans: Sequence[Plan]
 
 
 @dataclass(frozen=True)
@@ -70,19 +84,19 @@ class Batches:
         may_lend: whether they are put in anew, with more memory, where data find no room.
         Raises OptprobeError, the guest as it was; where returns find no room, too: each by itself takes far more.
         """
-        if not (self.planner.may_be_together(spec, addresses) and self.routines.may_share(spec)):
-            return []
-        sites, others = self.planner.places(spec, addresses)
-        handler = self.routines.common_handler(spec, lambda: self._sample(spec, sites), len(addresses), may_lend)
-        if handler is None:
+        return self.add_all([(spec, addresses)], may_lend)
+
+    def add_all(self, parts: Iterable[tuple[Spec, Sequence[int]]], may_lend: bool = True) -> list[CountBlock]:
+        """Do so with several specs, each at addresses of its own, by one write of the text."""
+        # What one puts in is in the way of another one's plans: all are made before.
+        planned = _apart([each for part in parts if (each := self._planned(*part, may_lend)) is not None])
+        if not planned:
             return []
         with held():
-            self._make_room(len(addresses))
-            blocks = list[CountBlock]()
+            self._make_room(sum(len(each.sites) + len(each.plans) for each in planned))
+            blocks: list[CountBlock] = []
             try:
-                for block in chain(
-                    self._allocate_traced(spec, handler, sites), self._allocate_others(spec, handler, others)
-                ):
+                for block in chain.from_iterable(map(self._allocated, planned)):
                     blocks.append(block)
                 if not blocks:
                     return []
@@ -96,6 +110,27 @@ class Batches:
             for address in self._stopped_at(blocks):
                 self.target.stops.take_back(address)
         return blocks
+
+    def _planned(self, spec: Spec, addresses: Sequence[int], may_lend: bool) -> _Planned | None:
+        """Return what blocks can have of `addresses`; None where it is nothing."""
+        if not (self.planner.may_be_together(spec, addresses) and self.routines.may_share(spec)):
+            return None
+        sites, plans = self.planner.places(spec, addresses)
+
+        def sample() -> Plan | None:
+            found = self._sample(spec, sites)
+            return found or next(iter(plans), None) if spec.is_recorded else found
+
+        handler = self.routines.common_handler(spec, sample, len(addresses), may_lend)
+        return _Planned(spec, handler, sites, plans) if handler is not None else None
+
+    def _allocated(self, planned: _Planned) -> Iterator[CountBlock]:
+        """Yield the blocks of one spec, with memory."""
+        before = 0
+        for block in self._allocate_traced(planned.spec, planned.handler, planned.sites):
+            before += len(block.sites)
+            yield block
+        yield from self._allocate_others(planned.spec, planned.handler, planned.plans, before)
 
     def _make_room(self, counts: int) -> None:
         """Free what no thread is inside, where there may be no room for so many counts."""
@@ -141,22 +176,29 @@ class Batches:
             originals = [sample.original] * len(addresses)
             yield from self._allocate(spec, handler, addresses, originals, size, [sample], is_uniform=True)
 
-    def _allocate_others(self, spec: Spec, handler: Handler, plans: Sequence[Plan]) -> Iterator[CountBlock]:
-        """Yield blocks of those of `plans` that no thread is in the way of."""
-        if len(plans) < LEAST:
+    def _allocate_others(
+        self, spec: Spec, handler: Handler, plans: Sequence[Plan], before: int = 0
+    ) -> Iterator[CountBlock]:
+        """Yield blocks of those of `plans` that no thread is in the way of. before: members of `spec` elsewhere."""
+        if len(plans) < least(spec):
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
         busy = self.planner.busy(plans)
-        shapes: dict[Shape, list[Plan]] = {}
+        shapes: dict[tuple[Shape, RoutineCalls | None, int], list[Plan]] = {}
         lay_out, known = count_code if handler.is_plain else call_code, self.planner.entry_plans
-        if not handler.is_plain:
-            plans = [plan for plan in plans if calls_of(guest.isa).clobbers <= plan.dead.registers]
         for plan in plans:
+            calls = calls_of(guest.isa, plan.dead) if not handler.is_plain else None
+            if calls is not None and not _may_call(calls, plan, guest.isa, spec):
+                continue
             if plan.head not in busy and (shape := known.shape(plan, guest.isa, arena, lay_out)) is not None:
-                shapes.setdefault(shape, []).append(plan)
-        for shape, some in shapes.items():
+                at = arena.free_code(plan.head, guest.isa.branch_reach)
+                offset = call_offset(plan, guest.isa, at, at + COUNTER_DISTANCE) if calls is not None else 0
+                shapes.setdefault((shape, calls, offset), []).append(plan)
+        for (shape, _, offset), some in shapes.items():
             sites = array("Q", [plan.head for plan in some])
-            yield from self._allocate(spec, handler, sites, [plan.original for plan in some], shape.size, some)
+            originals = [plan.original for plan in some]
+            yield from self._allocate(spec, handler, sites, originals, shape.size, some, False, before, offset)
+            before += len(sites)
 
     def _allocate(
         self,
@@ -167,8 +209,13 @@ class Batches:
         size: int,
         plans: Sequence[Plan],
         is_uniform: bool = False,
+        before: int = 0,
+        offset: int = 0,
     ) -> Iterator[CountBlock]:
-        """Yield a block with memory; none where there is none, or its code cannot be laid out there."""
+        """Yield a block with memory; none where there is none, or its code cannot be laid out there.
+
+        before, offset: see CountBlock.
+        """
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         step = arena.rounded(size)
         bounds = sites[0], sites[-1] + len(originals[-1])
@@ -190,6 +237,8 @@ class Batches:
             spec=spec,
             sizes=sizes_of(self.settings()),
             first=0,
+            before=before,
+            offset=offset,
             plans=plans,
             installed_at=self.target.guest.moment(),
             handler=handler,
@@ -398,6 +447,21 @@ class Batches:
         return found
 
 
+def _may_call(calls: RoutineCalls, plan: Plan, isa: Isa, spec: Spec) -> bool:
+    """Return whether a detour of `plan` may call a routine so: all of a block must, which recorded hits alone know."""
+    return calls.clobbers <= plan.dead.registers and (spec.is_recorded or calls is isa.routines[0])
+
+
+def _apart(planned: Sequence[_Planned]) -> Sequence[_Planned]:
+    """Return the same without the plans of recorded hits that displace a byte that another one does."""
+    plans = sorted((plan for each in planned for plan in each.plans), key=lambda plan: plan.head)
+    meet = {plan.head for pair in pairwise(plans) if pair[1].head < pair[0].end for plan in pair}
+    return [
+        replace(each, plans=[plan for plan in each.plans if plan.head not in meet]) if each.spec.is_recorded else each
+        for each in planned
+    ]
+
+
 def _can_be_laid_out(block: CountBlock) -> bool:
     """Return whether the code of a block can be where its memory is, and branches can lead there."""
     try:
@@ -409,7 +473,7 @@ def _can_be_laid_out(block: CountBlock) -> bool:
     for index in (0, len(block.sites) - 1):
         made = block.detour(index).data
         assert code[index * block.step :][: len(made)] == made
-    return True
+    return not block.offset or all(map(block.calls_in_place, block.members))
 
 
 def _changes(blocks: Iterable[CountBlock]) -> Iterator[Change]:

@@ -40,7 +40,7 @@ class BlockMembers:
         return Probe(
             block.first + index,
             block.spec,
-            block.sites[index],
+            block.address(index),
             block.handler_of(index),
             block.sizes,
             enabled=block.enabled,

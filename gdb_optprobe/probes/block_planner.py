@@ -54,7 +54,7 @@ class BlockPlanner:
     def may_be_together(self, spec: Spec, addresses: Sequence[int]) -> bool:
         if spec.in_program or spec.has_python_handler:
             return False
-        if not (self.returns.can_share(spec) if spec.is_return else spec.is_typed):
+        if not (self.returns.can_share(spec) if spec.is_return else spec.is_typed or spec.is_recorded):
             return False
         return len(addresses) >= least(spec) and may_share_detour(self.optimizer.limits([spec]))
 
@@ -124,7 +124,8 @@ class BlockPlanner:
         expected = list(kept.load(frozenset(unknown))) if kept is not None else []
         for plan in expected:
             self.optimizer.expect_plan(plan, limits)
-        found = self.entry_plans.of(alone, guest, limits, self._planner(spec, limits), len(expected))
+        planner = self._planner(spec, limits)
+        found = self.entry_plans.of(alone, guest, limits, planner, len(expected), anywhere=spec.is_recorded)
         if kept is not None:
             loaded = {plan.address for plan in expected}
             kept.store(filter(None, map(self.optimizer.planned, (at for at in unknown if at not in loaded))))

@@ -69,7 +69,7 @@ class BlockRoutines:
 
     def may_share(self, spec: Spec) -> bool:
         """Return whether a hit may do the same at each function, by what was typed."""
-        if spec.is_return or spec.is_plain_count:
+        if spec.is_return or spec.is_plain_count or spec.is_recorded:
             return True
         try:
             return is_same_everywhere(spec)
@@ -89,11 +89,12 @@ class BlockRoutines:
         try:
             if (plan := sample()) is None:
                 return None
-            maps = self._maps(functions, may_lend) if not spec.counts_hits else None
+            has_maps = not (spec.counts_hits or spec.is_recorded)
+            maps = self._maps(functions, may_lend) if has_maps else None
             found = self.compile(spec, plan, settings, maps, 0).made_bare()
             if found is None or not may_be_called(found, plan.dead, self.target.guest.isa):
                 return None
-            return found if spec.counts_hits or not self._fits_inline(found, plan, functions) else None
+            return found if not has_maps or not self._fits_inline(found, plan, functions) else None
         except (Unreadable, Unreachable):
             raise
         except OptprobeError:  # one by one it is said of which functions, and where in the line
@@ -124,7 +125,7 @@ class BlockRoutines:
         try:
             if maps is not None:
                 maps.reserve_block(block.code.address, block.sites[0], guest.isa.data_reach, arena, guest.machine)
-            block.routine = install_routine(self._code(block), block.code, guest, arena)
+            block.routine = install_routine(self._code(block), block.code, block.calls, guest, arena)
         except (Refused, NotLowered):
             return False
         self.placed.append(block.routine)
@@ -132,7 +133,7 @@ class BlockRoutines:
 
     def _code(self, block: CountBlock) -> Code:
         """Return the code of a block's routine. Raises NotLowered."""
-        callers = Callers(block.code.address, block.step)
+        callers = Callers(block.code.address + block.offset, block.step, block.before)
         return routine_code(block.handler, callers, block.data.address, block.dead, block.isa)
 
     def forget(self, block: CountBlock, arena: Arena) -> None:
@@ -199,5 +200,5 @@ class BlockRoutines:
         found = arena.reuse(lambda one: (one.address, one.head, one.data) == (address, address, wanted))
         if found is None:
             raise OptprobeError("its code is not what this version would write")
-        block.routine = Routine(InstalledDetour(*found), block.code)
+        block.routine = Routine(InstalledDetour(*found), block.code, block.calls)
         self.placed.append(block.routine)

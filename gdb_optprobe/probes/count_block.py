@@ -20,7 +20,7 @@ from gdb_optprobe.isa.base import Code, Dead, OutOfReach, padded
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.probes.handler import Handler
-from gdb_optprobe.probes.routine import Routine
+from gdb_optprobe.probes.routine import Routine, calls_of
 from gdb_optprobe.probes.spec import Spec
 
 LaidOut = dict[tuple[int, int, int, bool], bytes]
@@ -34,6 +34,8 @@ class CountBlock(Block):
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
     enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
+    offset: from where a detour begins to its call of the routine. before: where the program reads its index, how many
+    of the same spec are in the blocks before this one.
     handler: of each member, but for its key in maps that it shares. routine: that their detours call; None where each
     counts by itself.
     laid_out: detours that were laid out, by site, by where they are and by what they count in or call.
@@ -47,6 +49,8 @@ class CountBlock(Block):
     installed_at: object = None
     enabled: bool = True
     symbols: Sequence[str] = ()
+    before: int = 0
+    offset: int = 0
     handler: Handler = field(default_factory=Handler)
     routine: Routine | None = None
     laid_out: LaidOut = field(default_factory=dict)
@@ -63,14 +67,20 @@ class CountBlock(Block):
 
     def key(self, index: int) -> int:
         """Return what represents a member in maps that it shares."""
-        return caller_key(self.slot(index).address + calls_of(self.isa).behind)
+        return caller_key(self.slot(index).address + self.calls.behind)
 
     def has_key(self, key: int) -> bool:
         """Return whether a number, any, is the key of a member."""
         index = self.slot_at(caller_key(key))
         return index is not None and self.key(index) == key
 
+    def address(self, index: int) -> int:
+        """Return the address of a member's probed instruction: where hits are recorded its branch may begin before."""
+        return self.plan(index).address if self.spec.is_recorded else self.sites[index]
+
     def handler_of(self, index: int) -> Handler:
+        if self.handler.records is not None:
+            return self.handler.at_index(self.before + index)
         return self.handler if self.handler.shared is None else self.handler.for_function(self.key(index))
 
     def plan(self, index: int) -> Plan:
@@ -84,7 +94,22 @@ class CountBlock(Block):
     @property
     def dead(self) -> Dead:
         """Return what is dead at every member, as far as that is known of all."""
+        if self.spec.is_recorded:  # no later GDB adopts it, so its plans are known
+            return Dead(
+                all(plan.dead.flags for plan in self.plans),
+                frozenset.intersection(*(plan.dead.registers for plan in self.plans)),
+            )
         return self.plans[0].dead if self.is_uniform else Dead()
+
+    def calls_in_place(self, index: int) -> bool:
+        """Return whether the detour of a member calls the routine where it knows the member by."""
+        ((start, *_),) = self.detour(index).programs
+        return start == self.slot(index).address + self.offset
+
+    @property
+    def calls(self) -> RoutineCalls:
+        """Return how the members call their routine."""
+        return calls_of(self.isa, self.dead)
 
     def detour(self, index: int) -> Detour:
         """Return the detour of a member. Raises Unrelocatable, OutOfReach."""
@@ -112,7 +137,7 @@ class CountBlock(Block):
         counters = range(first, first + WORD * len(indexes), WORD)
         moved = b"" if model.ftrace is not None else model.insn.data  # the tracer's nop is left out
         if self.routine is not None:
-            call, routine = calls_of(self.isa).call, self.routine.address
+            call, routine = self.calls.call, self.routine.address
             places = range(start_of, start_of + self.step * len(indexes), self.step)
             pieces = [call(routine, at) + moved for at in places]
             return padded(pieces, start_of, self.step, ends, self.isa.branch, self.isa.breakpoint)
@@ -130,9 +155,12 @@ class CountBlock(Block):
         return data + padding * ((self.step - len(data)) // len(padding))
 
 
-def calls_of(isa: Isa) -> RoutineCalls:
-    assert isa.routines is not None, "blocks with a routine are made only where there are such"
-    return isa.routines
+def call_offset(plan: Plan, isa: Isa, at: int, routine: int) -> int:
+    """Return from where a detour begins to its call of a routine. Raises Unrelocatable, OutOfReach."""
+    if plan.head == plan.address:
+        return 0
+    ((start, *_),) = build_detour(plan, isa, at, call_program(plan, isa, routine)).programs
+    return start - at
 
 
 def call_code(plan: Plan, isa: Isa, at: int, routine: int) -> bytes:
@@ -142,4 +170,4 @@ def call_code(plan: Plan, isa: Isa, at: int, routine: int) -> bytes:
 
 def call_program(plan: Plan, isa: Isa, routine: int) -> Mapping[int, Code]:
     """Return the call of a routine, by the address of the probed instruction."""
-    return {plan.address: lambda to: calls_of(isa).call(routine, to)}
+    return {plan.address: lambda to: calls_of(isa, plan.dead).call(routine, to)}

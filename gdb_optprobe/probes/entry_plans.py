@@ -75,10 +75,11 @@ class EntryPlans:
         limits: TierLimits,
         plan: Callable[[int], Plan],
         expected: int = 0,
+        anywhere: bool = False,
     ) -> list[Plan]:
         """Return the plans of those of `addresses`, ascending, that get a branch of their own. plan: raises Refused.
 
-        expected: of how many `plan` knows the answer.
+        expected: of how many `plan` knows the answer. anywhere: the branch may begin before the probed instruction.
         """
         unknown = self.unknown(addresses, guest, limits)
         if len(unknown) - expected >= MANY:
@@ -92,7 +93,7 @@ class EntryPlans:
                 found = None
             self._plans[address] = found
         known = (self._plans[address] for address in addresses)
-        plans = [found for found in known if found is not None and _is_alone(found)]
+        plans = [found for found in known if found is not None and _is_alone(found, anywhere)]
         places = [(one.head, one.end) for one in plans]
         texts = runs.at(places, runs.read(places, guest.machine))
         wanted = (b"".join([insn.data for insn in one.displaced]) for one in plans)
@@ -137,6 +138,7 @@ class EntryPlans:
         return self._others[key] + len(moved)
 
 
-def _is_alone(plan: Plan) -> bool:
+def _is_alone(plan: Plan, anywhere: bool) -> bool:
     """Return whether the branch is at the probed instruction, and is the best that there is, at no tracer's site."""
-    return plan.tier is Tier.OPTIMIZED and plan.head == plan.address and plan.ftrace is None and not plan.refused
+    is_there = anywhere or plan.head == plan.address
+    return plan.tier is Tier.OPTIMIZED and is_there and plan.ftrace is None and not plan.refused

@@ -28,6 +28,7 @@ from gdb_optprobe.handlers.ir import (
     Cell,
     Column,
     Constant,
+    Emit,
     Expr,
     HashMap,
     Operand,
@@ -45,6 +46,7 @@ from gdb_optprobe.handlers.ir import (
 )
 from gdb_optprobe.handlers.lower_expressions import UNMAPPED, NotLowered
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
+from gdb_optprobe.handlers.lower_routine import with_index
 from gdb_optprobe.handlers.return_scope import SAVE, EntryProgram
 from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.source import Fragment, fault
@@ -136,15 +138,20 @@ class Handler:
     def made_bare(self) -> Handler | None:
         """Return the same with a word of memory, its hits; None where it gathers more, faults among it.
 
-        What is in maps that it shares takes none; these count what finds no room there, of all that is bare.
+        What is in maps, or in a ring, that it shares takes none; these count what finds no room, of all that is bare.
         """
         others = self.program.actions[1:]
         in_maps = all(isinstance(each, Update) and isinstance(each.target, HashMap) for each in others)
-        if self.is_plain or (others and (self.shared is None or not in_maps)):
+        in_ring = self.records is not None and all(isinstance(each, Emit | Put) for each in others)
+        if self.is_plain or (others and not (in_ring or (self.shared is not None and in_maps))):
             return None
         if self.entry.actions or self.entry.words or any(map(may_fault, self.program.operands())):
             return None
         return replace(self, bare=True)
+
+    def at_index(self, index: int) -> Handler:
+        """Return the same for the member of a block with this index by itself."""
+        return replace(self, program=with_index(self.program, Constant(index)))
 
     def for_function(self, function: int) -> Handler:
         """Return the same with another key in the maps that it shares."""
@@ -237,7 +244,7 @@ class Handler:
         return RingLayout(max(sizes) // WORD, self.ring_bits, self.overwrites, frozenset(self.kinds))
 
     @property
-    def _ring_layout(self) -> RingLayout | None:
+    def ring_layout(self) -> RingLayout | None:
         """The layout of the ring that it writes to."""
         return self.records.layout if self.records is not None else self.ring
 
@@ -363,7 +370,7 @@ class Handler:
             per_cpu=self.per_cpu,
             base=plan.base,
             table_bits=self.table_bits,
-            ring=self._ring_layout,
+            ring=self.ring_layout,
             cpu=self.cpu,
             readers=readers,
             pad=pad.address if pad is not None else None,
@@ -394,7 +401,7 @@ class Handler:
             lost=tuple(self._lost_addresses(memory))[first:],
             faults=memory + WORD,
             table_bits=self.table_bits,
-            ring=self._ring_layout,
+            ring=self.ring_layout,
             first_kind=first,
             cpu=self.cpu,
         )

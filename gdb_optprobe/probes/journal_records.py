@@ -194,8 +194,9 @@ def read_block(block: BlockRecord, left: ArenaContents) -> ProbeRecord:
     one = read_probe(block.first, {**block.probe, "at": block.sites[0]}, left)
     timed = one.spec.is_plain_latency and block.times is not None and left.data_at(block.times[0]) is not None
     is_plain = (timed or one.spec.is_plain_count) and not one.program and one.routine is None
-    is_called = one.bare and one.program and one.routine is not None and (one.spec.counts_hits or one.maps is not None)
-    is_graph = one.python and one.spec.is_return and one.routine is None  # not adopted, but taken out
+    calls_one = one.bare and one.program and one.routine is not None
+    is_called = calls_one and (one.spec.counts_hits or one.maps is not None)
+    is_graph = one.python and (one.routine is None if one.spec.is_return else calls_one)  # not adopted, but taken out
     if one.waits or one.home or not (is_plain or is_called or is_graph):
         raise Damaged(f"the block at {block.code.address:#x} is not of counts")
     return one

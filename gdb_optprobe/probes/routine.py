@@ -18,6 +18,7 @@ from gdb_optprobe.handlers.lower_routine import Callers, lower_routine
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.spec import Spec
@@ -25,10 +26,11 @@ from gdb_optprobe.probes.spec import Spec
 
 @dataclass(frozen=True)
 class Routine:
-    """callers: the code of the detours that may call it."""
+    """callers: the code of the detours that may call it. calls: how."""
 
     installed: InstalledDetour
     callers: Slot
+    calls: RoutineCalls
 
     @property
     def address(self) -> int:
@@ -81,26 +83,32 @@ def may_be_called(handler: Handler, dead: Dead, isa: Isa) -> bool:
 
     What is dead there, or has another value in a routine, it must not read.
     """
-    if isa.routines is None or not handler.bare or handler.dereferences:
+    if not isa.routines or not handler.bare or handler.dereferences:
         return False
-    changed = isa.routines.changed | isa.routines.clobbers | dead.registers | {isa.flags}
-    return not handler.reads & changed
+    calls = calls_of(isa, dead)
+    return not handler.reads & (calls.changed | calls.clobbers | dead.registers | {isa.flags})
+
+
+def calls_of(isa: Isa, dead: Dead) -> RoutineCalls:
+    """Return how a routine is called where this is dead: it may not be possible there."""
+    return next((each for each in isa.routines if each.clobbers <= dead.registers), isa.routines[0])
 
 
 def routine_code(handler: Handler, callers: Callers, counters: int, dead: Dead, isa: Isa) -> Code:
     """Return the code of a routine for detours that count at `counters`. dead: at each of them. Raises NotLowered."""
-    assert isa.routines is not None, "may_be_called has said so"
     around = LoweringContext(
         address=0,
         objects=tuple(handler.addresses(counters)),
         dead=dead,
         per_cpu=handler.per_cpu,
         table_bits=handler.table_bits,
+        ring=handler.ring_layout,
+        cpu=handler.cpu,
     )
-    return lower_routine(handler.program, callers, around, isa.routines, isa)
+    return lower_routine(handler.program, callers, around, calls_of(isa, dead), isa)
 
 
-def install_routine(code: Code, callers: Slot, guest: Guest, arena: Arena) -> Routine:
+def install_routine(code: Code, callers: Slot, calls: RoutineCalls, guest: Guest, arena: Arena) -> Routine:
     """Write the routine near the detours. Raises Refused, OptprobeError."""
     placed = InstalledDetour.install(callers.address, lambda at: Detour(at, code(at), at, ()), guest, arena)
-    return Routine(placed, callers)
+    return Routine(placed, callers, calls)

@@ -140,8 +140,13 @@ class SharedReturns:
     # members that leave ----------------------------------------------------------------------------------------------
 
     def leave(self, probe: Probe, site: Site, block: ReturnBlock, index: int) -> None:
-        """Give a member that leaves its block a hook of its own, where there is memory for one."""
+        """Give a member that leaves its block a hook of its own, where there is memory for one.
+
+        One with calls that are recorded keeps the block's, which knows how.
+        """
         block.rethook.out.add(block.slot(index).address)
+        if block.spec.records is not None:
+            return
         self.unsettled.append((probe, site))  # then it is used
         if not self._off:
             self._reserve(probe, site)

@@ -144,6 +144,11 @@ class Spec:
         return self.program is None and self.entry_condition is None and not self.entry_actions
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether hits at one place are recorded in a ring that probes share."""
+        return self.records is not None and not self.is_return
+
+    @property
     def is_whole_kernel(self) -> bool:
         """Whether it is on every function: those at which a hit would stop the guest are left out."""
         return self.glob and not self.in_program and self.location.strip() in WHOLE and not self.tier

@@ -9,8 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from qemu.cache import say
+from qemu.debugger import Debugger
+from qemu.graphs import Graphs
 from qemu.guest import Guest
+from qemu.rsp_proxy import RspProxy
 from tests.booted.batch import batch
+from tests.booted.conftest import FULL, Boot
 from tests.booted.test_exact import TRACING
 
 READS = 20
@@ -100,3 +107,21 @@ def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest, tmp_path: 
     assert any(" had not returned: in the file they end" in line for line in died)
     assert ",do_exit," in (tmp_path / "csv").read_text()
     assert end[:2] == ["No probes.", "The guest's memory holds what we wrote."]
+
+
+@pytest.mark.skipif(not FULL, reason="boots guests of its own, which count instructions: OPTPROBE_FULL=1")
+@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+def test_more_trees_are_those_of_the_guests_own_tracer(boot: Boot, arch: str) -> None:
+    """A call costs at most a quarter. A thread that ends gives its place back before it leaves its CPU for good."""
+    guest = boot(arch=arch, icount="shift=0,sleep=off", append="mitigations=off", extra=())
+    with RspProxy(guest.gdb_socket) as proxy, Debugger(proxy.path) as debugger:
+        rows = {row.root: row for row in Graphs(guest, debugger, proxy, say).run()}
+    last = rows.pop("do_exit")
+    for row in rows.values():
+        assert row.ours is not None and row.theirs is not None
+        assert not row.difference and 4 * row.ours <= row.theirs, row
+    _, _, *changed = last.difference
+    place = changed.index("   do_task_dead() {")
+    assert all(line.startswith("-    ") for line in changed[place + 1 :]), last
+    assert not any(line.startswith(("-", "+")) for line in changed[:place]), last
+    assert guest.problems() == []

@@ -7,15 +7,17 @@ import pytest
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.isa.x86_64 import X86_64
 
 ROUTINE, AT, STACK, BACK = 0xFFFF_FFFF_8100_2000, 0xFFFF_FFFF_8100_0010, 0xFFFF_C900_0000_1000, 0x1234_5678
 
 
-@pytest.mark.parametrize("isa", [X86_64, PPC64LE], ids=lambda isa: isa.name)
-def test_a_call_leads_to_the_routine_and_back(isa: Isa) -> None:
-    calls = isa.routines
-    assert calls is not None
+CALLS = [(isa, calls) for isa in (X86_64, PPC64LE) for calls in isa.routines]
+
+
+@pytest.mark.parametrize(("isa", "calls"), CALLS, ids=lambda each: getattr(each, "name", ""))
+def test_a_call_leads_to_the_routine_and_back(isa: Isa, calls: RoutineCalls) -> None:
     insns = isa.decode(calls.call(ROUTINE, AT), AT)
     (call,) = (insn for insn in insns if insn.flow is Flow.CALL)
     assert call.target == ROUTINE and call.end == AT + calls.behind

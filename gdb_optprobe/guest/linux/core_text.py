@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, is_idle
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, IdleSites, Mark
+from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, IdleSites, Mark, Place
 
 LARGEST = 1 << 20
 """More bytes than any function has: a longer symbol is padding."""
@@ -127,6 +127,21 @@ class CoreText(ABC):
                 self._functions.clear()
             self._functions[start] = self._decode(*bounds)
         return self._functions[start]
+
+    def place(self, address: int) -> Place | None:
+        """See guest.Guest."""
+        bounds = self._bounds(address)
+        return Place(self._name(bounds[0]), *bounds) if bounds is not None else None
+
+    def code(self, places: Sequence[Place]) -> Sequence[bytes | None]:
+        """See guest.Guest."""
+        start, end = self._text
+        spans = sorted({(one.start, one.end) for one in places if start <= one.start and one.end <= end})
+        if self.originals.missing:  # then decoding shows which bytes are not original
+            return [None] * len(places)
+        read = runs.read(spans, self._kernel.memory)
+        found = {span: self.originals(span[0], data) for span, data in zip(spans, runs.at(spans, read), strict=True)}
+        return [found.get((one.start, one.end)) for one in places]
 
     def marks(self, start: int, end: int) -> Sequence[Mark]:
         found = [Mark(Fact.EXCEPTION, at, 1) for at in self.exceptions.faulting(start, end)]

@@ -43,7 +43,7 @@ from gdb_optprobe.guest.names import UNWALKED, NamesAt
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.scope import Debug, DebuggerSymbols, NoDebuggerSymbols
 from gdb_optprobe.guest.scope import Site as Probed
-from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites
+from gdb_optprobe.guest.text import EnteredFunction, Function, IdleSites, Place
 from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import NO_KERNEL_STACK, user_scope
 from gdb_optprobe.handlers.ir import Expr, Register
@@ -418,6 +418,17 @@ class LinuxGuest(Guest):
         found = self.recovered.symbols.function_bounds(address)
         return found if found is not None else super().bounds(address)
 
+    def place(self, address: int) -> Place | None:
+        return self.core.place(address) or super().place(address)
+
+    def code(self, places: Sequence[Place]) -> Sequence[bytes | None]:
+        return self.core.code(places)
+
+    def is_traceable(self, start: int, end: int) -> bool:
+        if self.core.place(start) is not None:
+            return bool(self.core.ftrace.within(start, end))
+        return super().is_traceable(start, end)
+
     def read_ahead(self, functions: int) -> None:
         if functions >= MANY:
             self.say(f"planning {functions:,} functions without a tracer's site, once for each kernel")
@@ -514,7 +525,8 @@ class LinuxGuest(Guest):
 
     def entry(self, function: int) -> int:
         """Return the address of a probe on the function with its symbol at `function`."""
-        return self.arch.entry(function, self.text)
+        known = self._entries.get(function)
+        return known if known is not None else self.arch.entry(function, self.text)
 
     def entries(self, functions: Collection[int]) -> Iterator[int]:
         """Return the `entry` of each, kept for the kernel's own; the first bytes of all are read together."""

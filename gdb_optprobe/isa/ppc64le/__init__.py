@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.ppc64le import (
@@ -49,7 +49,7 @@ class _PPC64LE:
     elf = abi.MACHINE
     codegen: Backend = codegen.BACKEND
     returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
-    routines: RoutineCalls | None = routines.ROUTINE_CALLS
+    routines: Sequence[RoutineCalls] = routines.ROUTINE_CALLS
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)

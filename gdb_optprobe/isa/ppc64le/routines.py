@@ -1,11 +1,12 @@
 """Calls of routines (isa/routines.py): LR has the return address, and r11 has LR meanwhile.
 
-    mflr r11 ; bl routine ; mtlr r11
+    mflr r11 ; bl routine ; mtlr r11         where r11 is dead
+    bl routine                               where LR is: before a call
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gdb_optprobe.isa.base import ReadMemory
 from gdb_optprobe.isa.ppc64le.abi import LR, PC
@@ -34,4 +35,20 @@ class _PpcRoutineCalls:
         return {**registers, PC: registers[LR] - self.behind, LR: registers[f"r{KEEPS_LR}"]}
 
 
-ROUTINE_CALLS: RoutineCalls = _PpcRoutineCalls()
+class _BeforeCalls:
+    """Implements RoutineCalls."""
+
+    link: str | None = LR
+    clobbers = frozenset((LR,))
+    changed = frozenset((PC, LR))
+    behind = 4
+    back = to_bytes(_BLR)
+
+    def call(self, routine: int, to: int) -> bytes:
+        return branch(to, routine, link=True)
+
+    def before(self, registers: Mapping[str, int], read: ReadMemory) -> Mapping[str, int]:
+        return {**registers, PC: registers[LR] - self.behind}
+
+
+ROUTINE_CALLS: Sequence[RoutineCalls] = (_PpcRoutineCalls(), _BeforeCalls())

@@ -9,17 +9,27 @@ can be learned while the guest runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gdb_optprobe.guest.text import Function
+from gdb_optprobe.guest.text import Place
 from gdb_optprobe.isa.base import Flow, Insn, Pointer
 
 MOST = 4096
-"""Functions that are decoded at most. `do_exit` to a depth of 6 reaches 1,429 that are traced."""
+"""Functions that are looked at, at most. `do_exit` to a depth of 6 reaches 1,429 that are traced."""
 ENTRY = 16
 """Bytes behind a function's start in which calls enter it: behind a landing pad, at a local entry."""
 COLD = ".cold"
+
+
+@dataclass(frozen=True, slots=True)
+class Exits:
+    """What leads out of a part of a function. calls: where to, by direct calls and jumps, and whether it is a call.
+    pointers: calls and jumps through pointers, with their addresses.
+    """
+
+    calls: tuple[tuple[int, bool], ...] = ()
+    pointers: tuple[tuple[int, Pointer], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,7 @@ class Calls:
 @dataclass(frozen=True, slots=True)
 class Reached:
     """depths: of each function that is to be probed, by its start. pointers: by address, calls through pointers, with
-    the depth of what they call. is_whole: whether all was decoded that is that near.
+    the depth of what they call. is_whole: whether all was looked at that is that near.
     """
 
     depths: Mapping[int, int] = field(default_factory=dict)
@@ -45,14 +55,15 @@ class Reached:
 
 @dataclass(frozen=True)
 class Callees:
-    """find: see Text.function. is_traced: whether a function that starts there has a tracer's site.
+    """find: see Guest.place. exits: returns what leads out of each of these parts of functions.
 
-    pointer: see Guest.pointer. is_wanted: whether one with this name may be in the graph, with what it calls.
+    traced: returns those of functions that have a tracer's site, by their starts. is_wanted: whether one with this name
+    may be in the graph, with what it calls.
     """
 
-    find: Callable[[int], Function | None]
-    is_traced: Callable[[int], bool]
-    pointer: Callable[[Insn], Pointer | None]
+    find: Callable[[int], Place | None]
+    exits: Callable[[Sequence[Place]], Sequence[Exits]]
+    traced: Callable[[Collection[int]], Collection[int]]
     is_wanted: Callable[[str], bool] = bool
 
     def reached(self, starts: Mapping[int, int], depth: int) -> Reached:
@@ -69,54 +80,61 @@ class Callees:
             while waiting:
                 if len(seen) > MOST:
                     return Reached(depths, pointers, is_whole=False)
-                function = self.find(waiting.pop())
-                if function is None:
-                    continue
-                calls = self.calls(function)
-                pointers = {at: (pointer, level + 1) for at, pointer in calls.pointers} | pointers
-                for start in calls.targets:
-                    if start in starts:
-                        depths.setdefault(start, level + 1)
-                    if start in seen or not self._is_wanted(start):
-                        continue
-                    is_traced = self.is_traced(start)
-                    seen[start] = level + is_traced
-                    if is_traced:
-                        depths[start] = level + 1
-                    else:
-                        waiting.append(start)
+                found = self.calls(filter(None, map(self.find, waiting)))
+                targets = dict.fromkeys(start for calls in found for start in calls.targets)
+                depths |= {start: level + 1 for start in targets if start in starts and start not in depths}
+                pointers = {at: (pointer, level + 1) for calls in found for at, pointer in calls.pointers} | pointers
+                new = [start for start in targets if start not in seen and self._is_wanted(start)]
+                traced = self.traced(new)
+                seen |= {start: level + (start in traced) for start in new}
+                depths |= {start: level + 1 for start in new if start in traced}
+                waiting = [start for start in new if start not in traced]
             level += 1
         return Reached(depths, pointers)
 
-    def calls(self, function: Function) -> Calls:
-        """Return what a function calls, by all of its parts."""
-        targets: dict[int, None] = {}
-        pointers: list[tuple[int, Pointer]] = []
-        for insn, is_inside in self._instructions(function):
-            if (pointer := self.pointer(insn)) is not None:
-                pointers.append((insn.address, pointer))
-            elif insn.target is not None and not is_inside:
-                other = self.find(insn.target)
-                if other is not None and insn.target - other.start < ENTRY:
-                    targets[other.start] = None
-        return Calls(tuple(targets), tuple(pointers))
+    def calls(self, functions: Iterable[Place]) -> Sequence[Calls]:
+        """Return what each of these functions calls, by all of its parts."""
+        wanted = [*functions]
+        parts = {place.start: {place.start: place} for place in wanted}
+        exits: dict[int, Exits] = {}
+        new = {place.start: place for place in wanted}
+        while new:
+            exits |= zip(new, self.exits([*new.values()]), strict=True)
+            new = {}
+            for place in wanted:
+                own = parts[place.start]
+                for start in [*own]:
+                    jumps = (target for target, is_call in exits[start].calls if not is_call)
+                    cold = {other.start: other for other in filter(None, map(self.find, jumps))}
+                    cold = {at: other for at, other in cold.items() if other.name == f"{place.name}{COLD}"}
+                    new |= {at: other for at, other in cold.items() if at not in exits}
+                    own.update(cold)
+        return [self._joined(parts[place.start], exits) for place in wanted]
 
-    def _instructions(self, function: Function) -> Iterator[tuple[Insn, bool]]:
-        """Yield the instructions of a function, of its cold part too, and whether each branches within it."""
-        parts, waiting = {function.start: function.end}, [function]
-        while waiting:
-            part = waiting.pop()
-            for insn in part.hot:
-                target = insn.target
-                if target is None or insn.flow is Flow.CALL:
-                    yield insn, False
-                    continue
-                other = self.find(target) if not part.start <= target < part.end else part
-                if other is not None and other.name == f"{function.name}{COLD}" and other.start not in parts:
-                    parts[other.start] = other.end
-                    waiting.append(other)
-                yield insn, other is not None and other.start in parts
+    def _joined(self, parts: Collection[int], exits: Mapping[int, Exits]) -> Calls:
+        """Return what a function with parts at these addresses calls."""
+        targets: dict[int, None] = {}
+        for target, is_call in (each for start in parts for each in exits[start].calls):
+            other = self.find(target)
+            if other is not None and (is_call or other.start not in parts) and target - other.start < ENTRY:
+                targets[other.start] = None
+        return Calls(tuple(targets), tuple(each for start in parts for each in exits[start].pointers))
 
     def _is_wanted(self, start: int) -> bool:
         function = self.find(start)
         return function is not None and self.is_wanted(function.name)
+
+
+def exits_of(insns: Iterable[Insn], place: Place, pointer: Callable[[Insn], Pointer | None]) -> Exits:
+    """Return what leads out of a part of a function with these instructions. pointer: see Guest.pointer."""
+    calls: dict[tuple[int, bool], None] = {}
+    pointers: list[tuple[int, Pointer]] = []
+    for insn in insns:
+        if insn.flow is Flow.NEXT:
+            continue
+        is_call = insn.flow is Flow.CALL
+        if (found := pointer(insn)) is not None:
+            pointers.append((insn.address, found))
+        elif insn.target is not None and (is_call or not place.start <= insn.target < place.end):
+            calls[insn.target, is_call] = None
+    return Exits(tuple(calls), tuple(pointers))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.guest.text import Place
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.compile import compile_handler
 from gdb_optprobe.handlers.ctype import CType, Enum, Integer
 from gdb_optprobe.handlers.ir import Constant, Expr, Load, Op, Program, Register, may_fault, nodes
+from gdb_optprobe.handlers.lower_routine import INDEX
 from gdb_optprobe.handlers.lower_shared_returns import NUMBER as SHARED
 from gdb_optprobe.handlers.parser import parse_expression
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue, Scope
@@ -22,7 +25,7 @@ from gdb_optprobe.handlers.types import Typer
 from gdb_optprobe.isa.base import Pointer
 from gdb_optprobe.isa.return_codegen import EntryStubs
 from gdb_optprobe.probes.graph import records
-from gdb_optprobe.probes.graph.callees import Callees, Reached
+from gdb_optprobe.probes.graph.callees import Callees, Exits, Reached, exits_of
 from gdb_optprobe.probes.graph.gate import Gate, Thread
 from gdb_optprobe.probes.graph.records import WORD
 from gdb_optprobe.probes.kretprobe import NEAR, UNBALANCED, check_function, return_backend
@@ -32,6 +35,7 @@ from gdb_optprobe.probes.spec import Kind, Spec
 
 MOST_ARGUMENTS = 6
 """Of a function that are recorded, as Linux does."""
+KnownExits = dict[int, tuple[bytes, Exits]]
 CALLS = 32
 """Calls of one function at once, in all threads, that are recorded."""
 _SHOWN = ("{ … }",)
@@ -95,11 +99,13 @@ class Traced:
 class Functions:
     """The functions of a graph. root: None before it is found. by_number: of those with probes, as records have it.
 
-    left_out: why functions are not in it, by their names.
+    left_out: why functions are not in it, by their names. known: what led out of functions with this code, by their
+    starts.
     """
 
     guest: Guest
     request: Request
+    known: KnownExits = field(default_factory=dict)
     root: Traced | None = None
     by_number: dict[int, Traced] = field(default_factory=dict)
     depths: dict[int, int] = field(default_factory=dict)
@@ -108,17 +114,31 @@ class Functions:
 
     def below(self, starts: dict[int, int]) -> Reached:
         """Return what functions at these depths reach, as far down as is asked for."""
-        guest = self.guest
-        found = Callees(guest.text.function, self.is_traced, guest.pointer, self._is_wanted)
+        found = Callees(cache(self.guest.place), self._exits, self.traced, self._is_wanted)
         return found.reached(starts, self.request.depth)
 
-    def is_traced(self, start: int) -> bool:
-        """Return whether the function there has a tracer's site."""
-        return bool(self.guest.text.ftrace_sites(start, self.guest.entry(start) + NEAR))
+    def _exits(self, places: Sequence[Place]) -> Sequence[Exits]:
+        """Return what leads out of each part of a function; only those of which the code is new are decoded."""
+        return [self._exits_by(place, code) for place, code in zip(places, self.guest.code(places), strict=True)]
+
+    def _exits_by(self, place: Place, code: bytes | None) -> Exits:
+        if code is None:
+            function = self.guest.text.function(place.start)
+            return exits_of(function.hot, place, self.guest.pointer) if function is not None else Exits()
+        known = self.known.get(place.start)
+        if known is None or known[0] != code:
+            found = exits_of(self.guest.isa.decode(code, place.start), place, self.guest.pointer)
+            known = self.known[place.start] = code, found
+        return known[1]
+
+    def traced(self, starts: Collection[int]) -> Collection[int]:
+        """Return those of the functions that have a tracer's site."""
+        entries = zip(starts, self.guest.entries(starts), strict=True)
+        return {start for start, entry in entries if self.guest.is_traceable(start, entry + NEAR)}
 
     def is_callee(self, start: int) -> bool:
         """Return whether the function there may be in the graph where it is called."""
-        function = self.guest.text.function(start)
+        function = self.guest.place(start)
         return function is not None and self._is_wanted(function.name)
 
     def _is_wanted(self, name: str) -> bool:
@@ -130,7 +150,7 @@ class Functions:
         if start in self.depths:
             return None
         self.depths[start] = depth
-        function = self.guest.text.function(start)
+        function = self.guest.place(start)
         name = function.name if function is not None else f"{start:#x}"
         return self._described(Traced(name, start, self.guest.entry(start)))
 
@@ -221,7 +241,12 @@ class Functions:
 
     def learner(self, address: int, number: int, pointer: Pointer, at: Gate, into: SharedRecords) -> Spec:
         """Return the probe on a call through a pointer, which has this number."""
-        return _spec(address, Kind.KPROBE, at.learning(number, pointer), into)
+        return _spec(address, Kind.KPROBE, at.learning(Constant(number), pointer), into)
+
+    def learners(self, first: int, pointer: Pointer, at: Gate, into: SharedRecords) -> Spec:
+        """Return one spec for the probes on calls through the same pointer, which have numbers from `first` on."""
+        number = fold.binary(Op.ADD, INDEX, fold.constant(first), 64, False)
+        return replace(_spec(0, Kind.KPROBE, at.learning(number, pointer), into), glob=True)
 
     def death(self, entry: int, at: Gate, into: SharedRecords) -> Spec:
         """Return the probe on where threads end, entered at `entry`."""

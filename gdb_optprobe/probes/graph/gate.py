@@ -1,7 +1,7 @@
 """The gate of a call graph: which threads are within a call of the root. And the programs that ask and set it.
 
     place of a thread, by a hash of its task   │ task │ birth │      256 of them, then two words that nothing reads
-    of a call through a pointer                │ target │            where it has led last; 512 of them
+    of a call through a pointer                │ target │            where it has led last; 1,024 of them
 The outermost call of the root takes its thread's place; other entries compare the place's task with their own, and do
 nothing else where it is another one. A thread of which the place is taken is not followed, which its call of the root
 records. `birth` tells a thread from an earlier one that had the same address and has died within the root.
@@ -41,7 +41,7 @@ from gdb_optprobe.probes.graph.records import WORD, State
 BITS = 8
 PLACE = 2 * WORD
 PLACES = PLACE << BITS
-SITES = 512
+SITES = 1024
 """Calls through pointers that are watched, at most."""
 _TARGETS = PLACES + PLACE
 SIZE = _TARGETS + SITES * WORD
@@ -116,7 +116,7 @@ class Gate:
         record = self._record(records.DIED, "a death", (self.thread.task,))
         return Program(self._is_own, (record, Put(self._place(), Constant(0))))
 
-    def learning(self, site: int, pointer: Pointer) -> Program:
+    def learning(self, site: Expr, pointer: Pointer) -> Program:
         """Return the program at a call through a pointer: it records a target that differs from the last one.
 
         site: its number.
@@ -124,9 +124,10 @@ class Gate:
         target: Expr = Register(pointer.register)
         if pointer.offset is not None:
             target = Load(fold.binary(Op.ADD, target, fold.constant(pointer.offset), 64, False), WORD, False)
-        last = Constant(self.address + _TARGETS + site * WORD)
+        scaled = fold.binary(Op.MUL, site, fold.constant(WORD), 64, False)
+        last = fold.binary(Op.ADD, scaled, fold.constant(self.address + _TARGETS), 64, False)
         is_new = fold.binary(Op.NE, target, self._load(last), 64, False)
-        record = self._record(records.LED, "a target", (self.thread.task, Constant(site), target))
+        record = self._record(records.LED, "a target", (self.thread.task, site, target))
         return Program(And(self._is_own, is_new), (record, Put(last, target)))
 
     def _entered(self, number: Expr, pushed: int = 0) -> Emit:

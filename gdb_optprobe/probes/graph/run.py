@@ -51,13 +51,27 @@ _LEAST = 0.001
 _STOPS = OptprobeError("a hit would stop the guest", "optprobe explain FUNCTION says why")
 
 
+def _nothing(index: int, site: int) -> None:
+    """Note nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Probes of one spec, to be put in together. placed: is called with the index of each that is, and its address."""
+
+    spec: Spec
+    places: Sequence[int]
+    placed: Callable[[int, int], None] = _nothing
+
+
 @dataclass
 class GraphRun:
     """A call graph in a guest. show: gets each tree as it ends. clock: of the host, in seconds.
 
     lost: records that found no room in the ring. withheld: trees from before all targets were known.
     is_withheld: whether these were shown. learned: how many functions were found while the guest ran.
-    is_whole: whether all functions were looked at that are near enough.
+    is_whole: whether all functions were looked at that are near enough. unwatched: calls through pointers of which it
+    is not seen where they lead.
     """
 
     session: Session
@@ -69,6 +83,7 @@ class GraphRun:
     is_withheld: bool = False
     learned: int = 0
     is_whole: bool = True
+    unwatched: int = 0
     trees: Trees = field(default_factory=Trees)
     _shared: SharedRecords | None = None
     _gate: Gate | None = None
@@ -78,7 +93,8 @@ class GraphRun:
     _pause: Pause = field(default_factory=Pause)
     _new: list[Traced] = field(default_factory=list)
     _blocks: list[CountBlock] = field(default_factory=list)
-    _watched: list[int] = field(default_factory=list)
+    _watched: dict[int, int] = field(default_factory=dict)
+    _sites: int = 0
     _led: list[Led] = field(default_factory=list)
     _pointers: dict[int, tuple[Pointer, int]] = field(default_factory=dict)
     _early: deque[Tree] = field(default_factory=lambda: deque(maxlen=MOST_WITHHELD))
@@ -86,7 +102,7 @@ class GraphRun:
     _handed_over: int = 0
 
     def __post_init__(self) -> None:
-        self.functions = Functions(self.session.target.guest, self.request)
+        self.functions = Functions(self.session.target.guest, self.request, self.session.known_exits)
 
     @property
     def hertz(self) -> int:
@@ -107,9 +123,7 @@ class GraphRun:
         last = session.last_number
         try:
             self._reserve(arena)
-            self._put_in(self._new)
-            self._watch_deaths()
-            self._watch_pointers(self._pointers)
+            self._put_in(self._new, self._pointers)
         except BaseException:
             self.take_out()
             raise
@@ -212,7 +226,7 @@ class GraphRun:
                 for target in learned.get(site, ()):
                     if before.get(target, depth + 1) <= depth or not functions.is_callee(target):
                         continue
-                    if functions.is_traced(target):
+                    if functions.traced([target]):
                         new.append(functions.add(target, depth))
                         starts[target] = depth
                     else:
@@ -236,14 +250,115 @@ class GraphRun:
         guest.machine.write(memory.address, bytes(gate.SIZE) + layout.initial())
         self._gate = self.functions.gate(memory.address)
 
-    def _put_in(self, functions: Sequence[Traced]) -> None:
-        """Put in the probes of functions; those that cannot be recorded without a stop are left out, but the root."""
+    def _put_in(self, functions: Sequence[Traced], pointers: Mapping[int, tuple[Pointer, int]]) -> None:
+        """Put in the probes of functions, and on calls through pointers, by one write as far as they can share code.
+
+        Functions that cannot be recorded without a stop are left out, but the root.
+        """
         root = self.functions.root
-        singly = self._put_in_together([function for function in functions if function is not root])
-        specs: list[Spec] = []
-        if root is not None and root in functions and not self._put_in_root():
+        others = [function for function in functions if function is not root]
+        death = self._death()
+        parts = [*self._together([function for function in others if function.entry != death])]
+        parts += self._together_by_pointer(pointers)
+        if root is not None and root in functions:
+            parts += self._root(root)
+            if death is not None and death not in {function.entry for function in functions}:
+                parts.append(_Part(replace(self.functions.death(death, *self._recorder), glob=True), [death]))
+        taken = self._put_in_together(parts)
+        singly = [function for function in others if function.entry not in taken]
+        if root is not None and root in functions and root.entry not in taken:
             singly = [root, *singly]
-        for function in singly:
+        self._put_in_singly(singly)
+        if death is not None and root is not None and root in functions and death not in taken:
+            with suppress(OptprobeError):
+                self._added([self.functions.death(death, *self._recorder)])
+        self._watch_singly({site: pointer for site, (pointer, _) in pointers.items() if site not in taken})
+
+    def _together(self, functions: Sequence[Traced]) -> Iterator[_Part]:
+        """Yield functions that can share code."""
+        if (found := self.functions.together(functions, *self._recorder) if functions else None) is None:
+            return
+        (first, spec), entries = found, {function.entry: function for function in functions}
+
+        def placed(index: int, site: int) -> None:
+            self.functions.by_number[first + index] = entries[site]
+
+        yield _Part(spec, sorted(entries), placed)
+
+    def _root(self, root: Traced) -> Iterator[_Part]:
+        """Yield the root, where its code is as shared ones have it."""
+
+        def placed(index: int, site: int) -> None:
+            self.functions.by_number[0] = root
+
+        if (spec := self.functions.shared_root(*self._recorder)) is not None:
+            yield _Part(spec, [root.entry], placed)
+
+    def _death(self) -> int | None:
+        """Return where a thread that ends within the root gives its place back; None where `birth` alone tells threads
+        apart.
+        """
+        with suppress(OptprobeError):
+            (entry,) = self.session.target.debugger.resolve(DEATH, False)
+            return entry
+        return None
+
+    @property
+    def _recorder(self) -> tuple[Gate, SharedRecords]:
+        assert self._gate is not None and self._shared is not None, "there is memory for them"
+        return self._gate, self._shared
+
+    def _together_by_pointer(self, pointers: Mapping[int, tuple[Pointer, int]]) -> Iterator[_Part]:
+        """Yield calls through pointers that are in a register, by the pointer."""
+        by_pointer: dict[Pointer, list[int]] = {}
+        for site in sorted(pointers):
+            if (pointer := pointers[site][0]).offset is None:
+                by_pointer.setdefault(pointer, []).append(site)
+        for pointer, sites in by_pointer.items():
+            first = self._take_sites(len(sites))
+            if first is None:
+                continue
+
+            def placed(index: int, site: int, first: int = first) -> None:
+                self._watched[first + index] = site
+
+            yield _Part(self.functions.learners(first, pointer, *self._recorder), sites, placed)
+
+    def _take_sites(self, count: int) -> int | None:
+        """Return the first of so many numbers of calls through pointers; None where there are no more."""
+        first = self._sites
+        if first + count > gate.SITES:
+            return None
+        self._sites += count
+        return first
+
+    def _put_in_together(self, parts: Sequence[_Part]) -> set[int]:
+        """Put in what can share code; return where that is.
+
+        In memory that the guest's kernel lends where there is no other. Raises OptprobeError.
+        """
+        optimizer, batches = self.session.optimizer, self.session.batches
+        wanted = [(part.spec, part.places) for part in parts]
+        optimizer.watch_data()
+        try:
+            blocks = batches.add_all(wanted, may_lend=False)
+        except Refused:
+            if (lack := optimizer.lacking()) is None:
+                raise
+            optimizer.lend(lack, 0)
+            blocks = batches.add_all(wanted, may_lend=False)
+        for block in blocks:
+            self._numbers += block.numbers
+            self._blocks.append(block)
+            placed = next(part.placed for part in parts if part.spec is block.spec)
+            for index in range(len(block.sites)):
+                placed(block.before + index, block.address(index))
+        return {block.address(index) for block in blocks for index in range(len(block.sites))}
+
+    def _put_in_singly(self, functions: Sequence[Traced]) -> None:
+        root = self.functions.root
+        specs: list[Spec] = []
+        for function in functions:
             try:
                 specs.append(self._tried(function))
             except (Unreadable, Unreachable):
@@ -262,52 +377,9 @@ class GraphRun:
             self.session.delete(stopping)
             self._numbers = [number for number in self._numbers if number not in stopping]
 
-    def _put_in_root(self) -> bool:
-        """Put in the probe of the root with code as shared ones have; return whether it can be."""
-        assert self._gate is not None and self._shared is not None and self.functions.root is not None
-        spec = self.functions.shared_root(self._gate, self._shared)
-        blocks = self._block(spec, [self.functions.root.entry]) if spec is not None else ()
-        for block in blocks:
-            self._numbers += block.numbers
-            self._blocks.append(block)
-            self.functions.by_number[0] = self.functions.root
-        return bool(blocks)
-
-    def _put_in_together(self, functions: Sequence[Traced]) -> Sequence[Traced]:
-        """Put in the probes of functions that can share code; return the others."""
-        assert self._gate is not None and self._shared is not None
-        found = self.functions.together(functions, self._gate, self._shared) if functions else None
-        if found is None:
-            return functions
-        first, spec = found
-        entries = {function.entry: function for function in functions}
-        blocks = self._block(spec, sorted(entries))
-        taken: set[int] = set()
-        for block in blocks:
-            self._numbers += block.numbers
-            self._blocks.append(block)
-            for index, site in enumerate(block.sites):
-                self.functions.by_number[first + index] = entries[site]
-                taken.add(site)
-        assert len(blocks) <= 1, "a function's number is its place in the block"
-        return [function for function in functions if function.entry not in taken]
-
-    def _block(self, spec: Spec, entries: Sequence[int]) -> Sequence[CountBlock]:
-        """Put in a block, in memory that the guest's kernel lends where there is no other. Raises OptprobeError."""
-        optimizer, batches = self.session.optimizer, self.session.batches
-        optimizer.watch_data()
-        try:
-            return batches.add(spec, entries, may_lend=False)
-        except Refused:
-            if (lack := optimizer.lacking()) is None:
-                raise
-            optimizer.lend(lack, 0)
-            return batches.add(spec, entries, may_lend=False)
-
     def _tried(self, function: Traced) -> Spec:
         """Return the probe of a function that can be put in. Raises OptprobeError."""
-        assert self._gate is not None and self._shared is not None
-        spec = self.functions.spec(function, self._gate, self._shared)
+        spec = self.functions.spec(function, *self._recorder)
         kprobes = self.session.kprobes
         plan = kprobes.plan_at(function.entry, spec)
         assert plan is not None, "no glob leaves anything out"
@@ -315,34 +387,27 @@ class GraphRun:
             raise _STOPS
         return spec
 
-    def _watch_deaths(self) -> None:
-        """Have a thread that ends within the root give its place back. Where that cannot be, `birth` tells threads
-        apart.
-        """
-        assert self._gate is not None and self._shared is not None
-        with suppress(OptprobeError):
-            (entry,) = self.session.target.debugger.resolve(DEATH, False)
-            spec = self.functions.death(entry, self._gate, self._shared)
-            self._added([spec])
-
-    def _watch_pointers(self, pointers: Mapping[int, tuple[Pointer, int]]) -> None:
-        """Note where calls through pointers go, at those that can be probed without a stop."""
-        assert self._gate is not None and self._shared is not None
+    def _watch_singly(self, pointers: Mapping[int, Pointer]) -> None:
+        """Note where calls through pointers go, at those that can be probed without a stop; the others are counted."""
         specs: list[Spec] = []
-        may_read = not isinstance(self.session.target.guest.names_at(self._new[0].entry).reads, Missing)
-        for site, (pointer, _) in pointers.items():
-            if len(self._watched) == gate.SITES:
-                break
-            if pointer.offset is not None and not may_read:
+        for site, pointer in pointers.items():
+            number = self._take_sites(1) if pointer.offset is None or self._may_read else None
+            if number is None:
                 continue
-            spec = self.functions.learner(site, len(self._watched), pointer, self._gate, self._shared)
-            self._watched.append(site)
+            spec = self.functions.learner(site, number, pointer, *self._recorder)
             with suppress(Refused):
                 plan = self.session.kprobes.plan_at(site, spec)
                 if plan is not None and not plan.tier.stops:
+                    self._watched[number] = site
                     specs.append(spec)
         if specs:
             self._added(specs)
+        self.unwatched += len(pointers) - len(specs)
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether the pointer of a call can be read where it is in memory."""
+        return not isinstance(self.session.target.guest.names_at(self._new[0].entry).reads, Missing)
 
     def _added(self, specs: Sequence[Spec]) -> Sequence[ProbeView]:
         views = self.session.add(*specs)
@@ -358,8 +423,8 @@ class GraphRun:
         starts: dict[int, int] = {}
         new: list[Traced] = []
         for number, target in sorted(led):
-            site = self._watched[number] if number < len(self._watched) else 0
-            function = self.session.target.guest.text.function(target)
+            site = self._watched.get(number, 0)
+            function = self.session.target.guest.place(target)
             if site not in self._pointers or function is None or target - function.start >= ENTRY:
                 continue
             targets = self.session.learned_calls.setdefault(site, set())
@@ -367,7 +432,7 @@ class GraphRun:
                 continue
             targets.add(function.start)
             depth = self._pointers[site][1]
-            if not self.functions.is_traced(function.start):
+            if not self.functions.traced([function.start]):
                 depth -= 1
             elif (found := self.functions.add(function.start, depth)) is not None:
                 new.append(found)
@@ -376,9 +441,7 @@ class GraphRun:
             return 0
         known = set(self._pointers)
         new += self._extend(starts)
-        if new:
-            self._put_in(new)
-        self._watch_pointers({site: each for site, each in self._pointers.items() if site not in known})
+        self._put_in(new, {site: each for site, each in self._pointers.items() if site not in known})
         self.learned += len(new)
         return len(new)
 

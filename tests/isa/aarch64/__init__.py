@@ -135,7 +135,7 @@ class _AArch64:
     elf = ElfMachine("aarch64", 183, 0, b"")
     codegen = cast(Backend, None)  # conditions are not lowered
     returning: ReturnBackend | None = None
-    routines = None
+    routines = ()
 
     decode = staticmethod(decode)
     branch = staticmethod(branch)

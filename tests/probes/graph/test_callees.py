@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from gdb_optprobe.guest.text import Function, Whole
+from gdb_optprobe.guest.text import Function, Place, Whole
 from gdb_optprobe.isa.base import Flow, Insn, Pointer
 from gdb_optprobe.probes.graph import callees
-from gdb_optprobe.probes.graph.callees import Callees
+from gdb_optprobe.probes.graph.callees import Callees, Exits, exits_of
 
 STEP = 0x100
 """From the start of a function to that of the next one; each instruction has one byte."""
@@ -36,13 +36,18 @@ class Code:
         name, _, offset = where.partition("+")
         return Insn(address, b"\0", text, flow, self.starts[name] + int(offset or 0))
 
-    def find(self, address: int) -> Function | None:
-        return self.functions.get(address - address % STEP)
-
     def callees(self, *unwanted: str) -> Callees:
-        return Callees(
-            self.find, lambda start: start not in self.untraced, self.pointer, lambda name: name not in unwanted
-        )
+        return Callees(self.place, self.exits, self.traced, lambda name: name not in unwanted)
+
+    def place(self, address: int) -> Place | None:
+        found = self.functions.get(address - address % STEP)
+        return Place(found.name, found.start, found.end) if found is not None else None
+
+    def exits(self, places: Sequence[Place]) -> Sequence[Exits]:
+        return [exits_of(self.functions[place.start].hot, place, self.pointer) for place in places]
+
+    def traced(self, starts: Collection[int]) -> Collection[int]:
+        return {*starts} - self.untraced
 
     @staticmethod
     def pointer(insn: Insn) -> Pointer | None:

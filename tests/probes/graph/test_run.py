@@ -10,6 +10,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.ir import Constant, Register
 from gdb_optprobe.handlers.source import Fragment
+from gdb_optprobe.isa.base import Insn, Pointer
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.call_table import FACTOR, SHIFT
 from gdb_optprobe.probes.graph import gate, run
@@ -17,12 +18,15 @@ from gdb_optprobe.probes.graph.functions import Functions, Request
 from gdb_optprobe.probes.graph.gate import Thread
 from gdb_optprobe.probes.graph.run import GraphRun
 from gdb_optprobe.probes.graph.trees import Call, Ending, Tree
+from gdb_optprobe.probes.session import Session
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
 from tests.fake_guest import START, TABLES, Body, FakeGuest, Registers
 
 LOOP, ROOT, INNER, LEAVES = START + 0x1000, START + 0x2000, START + 0x3000, START + 0x4000
 COUNT, STEP = 10, 32
+THUNKS = {START + 0x5000: "rax", START + 0x5020: "rbx"}
+JUMPS = "ff e0  jmp *%rax", "ff e3  jmp *%rbx"
 SITE = code("0f 1f 44 00 00  nopl")
 WHOLE = f"root({' '.join(f'f{number}' for number in range(COUNT - 1))} inner(f9))"
 TASKS = (0x8880_0000_1040, 0x8880_0000_9040)
@@ -54,6 +58,40 @@ def guest() -> FakeGuest:
     return found
 
 
+class WithThunks(FakeGuest):
+    """A guest with retpolines."""
+
+    def pointer(self, insn: Insn) -> Pointer | None:
+        return Pointer(THUNKS[insn.target]) if insn.target in THUNKS else super().pointer(insn)
+
+
+def guest_with_pointers(has_thunks: bool = True) -> FakeGuest:
+    """Return a guest of which the root calls two functions through one register, and one through another.
+
+    has_thunks: else by calls that are shorter than a branch.
+    """
+    calls = SITE
+    for number, to in ((0, LEAVES), (1, LEAVES + STEP), (0, INNER)):
+        calls += bytes([0xB8 | 3 * number]) + to.to_bytes(4, "little")  # mov to %eax, or to %ebx
+        direct = bytes((0xFF, 0xD0 | 3 * number))
+        calls += call(ROOT + len(calls), [*THUNKS][number]) if has_thunks else direct
+        calls += code("0f 1f 84 00 00 00 00 00  nopl")
+    leaf = SITE + code("48 ff c0  inc %rax\nc3  ret")
+    bodies = (
+        Body("loop", LOOP, call(LOOP, ROOT) + code("eb f9  jmp loop")),
+        Body("root", ROOT, calls + b"\xc3", tracer=0),
+        *(Body(f"thunk of {name}", at, code(jump)) for (at, name), jump in zip(THUNKS.items(), JUMPS, strict=True)),
+        Body("inner", INNER, SITE + call(INNER + len(SITE), LEAVES + STEP) + b"\xc3", tracer=0),
+        Body("f0", LEAVES, leaf, tracer=0),
+        Body("f1", LEAVES + STEP, leaf, tracer=0),
+    )
+    found = WithThunks(bodies, names=NamesAt(Registers(), cpu=Constant(0), hertz=10**9))
+    found.start_threads(LOOP)
+    for number, task in enumerate(TASKS):
+        put(found, number, {"r15": task, "r14": 1, "r13": 100 + number})
+    return found
+
+
 def put(found: FakeGuest, number: int, values: Mapping[str, int]) -> None:
     """Set registers of a thread."""
     state = dict(zip(X86_64.registers, found.machine.threads[number], strict=True)) | values
@@ -66,10 +104,18 @@ def thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Functions, "_thread", lambda self: Thread(*map(Register, ("r15", "r14", "r13", "r12"))))
 
 
-def prepared(found: FakeGuest, condition: str = "", newest: bool = False) -> tuple[GraphRun, list[Tree]]:
+def prepared(
+    found: FakeGuest, condition: str = "", newest: bool = False, depth: int = 3
+) -> tuple[GraphRun, list[Tree]]:
+    return prepared_in(found.session(), condition, newest, depth)
+
+
+def prepared_in(
+    session: Session, condition: str = "", newest: bool = False, depth: int = 3
+) -> tuple[GraphRun, list[Tree]]:
     trees: list[Tree] = []
-    request = Request("root", 3, condition=Fragment.whole(condition) if condition else None, newest=newest)
-    graph = GraphRun(found.session(), request, trees.append)
+    request = Request("root", depth, condition=Fragment.whole(condition) if condition else None, newest=newest)
+    graph = GraphRun(session, request, trees.append)
     graph.prepare()
     return graph, trees
 
@@ -124,6 +170,52 @@ def test_outside_of_the_root_nothing_is_recorded() -> None:
     assert drained(graph) == [] and graph.trees.strays == 0
 
 
+@pytest.mark.parametrize("has_thunks", [True, False])
+def test_calls_through_pointers_are_probed_together_and_learned(has_thunks: bool) -> None:
+    """They take no function's probe out of its block. What they lead to is in the graph from the next round on."""
+    found = guest_with_pointers(has_thunks)
+    before = found.machine.read(START, TABLES - START)
+    graph, _ = prepared(found)
+    assert [len(block) for block in graph._blocks] == [2, 1, 1] and graph.unwatched == 0
+    calls_root(found, 0)
+    assert drained(graph) == ["100 root RETURNED"]
+    assert graph._learn() == 3 and graph._learn() == 0
+    assert all(len(block) == len(block.sites) for block in graph._blocks)
+    for number in (0, 1):
+        calls_root(found, number)
+        assert drained(graph) == [f"{100 + number} root(f0 f1 inner(f1)) RETURNED"]
+        assert graph._learn() == 0
+    graph.take_out()
+    assert found.machine.read(START, TABLES - START) == before and not len(graph.session.registry)
+    session = graph.session
+    again, _ = prepared_in(session)
+    calls_root(found, 1)
+    assert drained(again) == ["101 root(f0 f1 inner(f1)) RETURNED"]
+    again.take_out()
+    session.commit(0)
+    assert session.optimizer.release_arena()
+
+
+def test_outside_of_the_root_calls_through_pointers_are_not_looked_at() -> None:
+    found = guest_with_pointers()
+    graph, _ = prepared(found, "$r13 == 101")
+    calls_root(found, 0)
+    assert drained(graph) == [] and graph._learn() == 0
+
+
+@pytest.mark.parametrize("has_thunks", [True, False])
+def test_what_a_killed_gdb_has_put_on_pointers_is_taken_out(has_thunks: bool) -> None:
+    killed = guest_with_pointers(has_thunks)
+    before = killed.machine.read(START, TABLES - START)
+    prepared(killed)
+    found = killed.copy()
+    session = found.session()
+    adopt.recover(session)
+    assert not len(session.registry) and found.machine.read(START, TABLES - START) == before
+    session.commit(0)
+    assert session.optimizer.release_arena()
+
+
 def test_a_condition_chooses_among_the_roots_calls() -> None:
     found = guest()
     graph, _ = prepared(found, "$r13 == 101")
@@ -144,6 +236,29 @@ def test_a_thread_without_a_place_is_counted_and_not_shown() -> None:
     assert drained(graph) == [f"100 {WHOLE} RETURNED"] and graph.trees.unfollowed == 1
     calls_root(found, 1)  # the place is free again
     assert drained(graph) == [f"101 {WHOLE} RETURNED"] and graph.trees.unfollowed == 1
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_thread_that_ends_in_the_root_gives_its_place_back(depth: int) -> None:
+    """Whether the function in which it ends is in the graph or not."""
+    bodies = (
+        Body("loop", LOOP, call(LOOP, ROOT) + code("eb f9  jmp loop")),
+        Body("root", ROOT, SITE + call(ROOT + len(SITE), INNER) + b"\xc3", tracer=0),
+        Body("inner", INNER, SITE + call(INNER + len(SITE), LEAVES) + b"\xc3", tracer=0),
+        Body(run.DEATH, LEAVES, SITE + code("eb fe  jmp"), tracer=0),
+    )
+    found = FakeGuest(bodies, names=NamesAt(Registers(), cpu=Constant(0), hertz=10**9))
+    found.start_threads(LOOP)
+    for number, task in enumerate(TASKS):
+        put(found, number, {"r15": task, "r14": 1, "r13": 100 + number})
+    graph, _ = prepared(found, depth=depth)
+    found.run_to(0, LEAVES + len(SITE))
+    inside = f"inner?({run.DEATH}?)" if depth == 2 else "inner?"
+    assert drained(graph) == [f"100 root?({inside}) DIED"]
+    assert graph._gate is not None
+    owner = graph._gate.address + place(TASKS[0]) * gate.PLACE
+    assert found.machine.read(owner, 8) == bytes(8)
+    graph.take_out()
 
 
 def test_a_dead_threads_place_goes_to_a_later_one_with_its_address() -> None:

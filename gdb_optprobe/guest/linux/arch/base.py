@@ -39,7 +39,7 @@ from gdb_optprobe.guest.linux.user_kernel import UserKernel
 from gdb_optprobe.guest.machine import Machine, Memory
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.symbols import SymbolTable
-from gdb_optprobe.guest.text import Function, IdleSites, Overlay, Text
+from gdb_optprobe.guest.text import Function, IdleSites, Overlay, Place, Text
 from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.stack_walk import Walker
 from gdb_optprobe.isa.base import ReadMemory
@@ -84,6 +84,12 @@ class LinuxText(Text, Protocol):
         """Drop what was read: the guest has run, or a probe's branch was written or removed."""
 
     def own_kprobes(self) -> Collection[int]:
+        """See guest.Guest."""
+
+    def place(self, address: int) -> Place | None:
+        """See guest.Guest; None outside of the kernel's own text."""
+
+    def code(self, places: Sequence[Place]) -> Sequence[bytes | None]:
         """See guest.Guest."""
 
     def read_ahead(self) -> None:
