@@ -162,6 +162,8 @@ def _losses(graph: GraphRun) -> Sequence[str]:
         found.append("these trees may lack calls through pointers: repeat the command")
     elif graph.withheld:
         found.append(f"{_many(graph.withheld, 'call')} of the root not shown, from before these were known")
+    if graph.trees.senseless:
+        found.append(f"{_many(graph.trees.senseless, 'record')} not shown: no probe of this graph makes such")
     if missed := graph.missed:
         found.append(f"{_many(missed, 'call')} not shown: too many at once")
     return found

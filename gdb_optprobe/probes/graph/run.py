@@ -84,7 +84,7 @@ class GraphRun:
     learned: int = 0
     is_whole: bool = True
     unwatched: int = 0
-    trees: Trees = field(default_factory=Trees)
+    trees: Trees = field(init=False)
     _shared: SharedRecords | None = None
     _gate: Gate | None = None
     _numbers: list[int] = field(default_factory=list)
@@ -103,6 +103,7 @@ class GraphRun:
 
     def __post_init__(self) -> None:
         self.functions = Functions(self.session.target.guest, self.request, self.session.known_exits)
+        self.trees = Trees(self.functions.by_number)
 
     @property
     def hertz(self) -> int:

@@ -8,7 +8,7 @@ Calls with frames that are gone by then never return: nothing closes them, as in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -16,6 +16,10 @@ from gdb_optprobe.probes.graph.records import Began, Died, Entered, Event, Retur
 
 STACK = 1 << 14
 """Bytes of a thread's stack, at least: anything deeper is on another one."""
+DEEPEST = 200
+"""Open calls of a thread, with its interrupts': four times as many as Linux's own tracer follows
+(kernel/trace/fgraph.c).
+"""
 
 
 @dataclass(slots=True)
@@ -76,10 +80,15 @@ class Trees:
 
     unfollowed: calls of the root without records of their callees, as another thread had their place in the gate. No
     tree is made of these. strays: events outside of any tree.
+    functions: the numbers of those that are probed; None for any. senseless: entries that no probe of the graph makes:
+    the guest, or what else writes there, has made them.
     """
+
+    functions: Container[int] | None = None
 
     unfollowed: int = 0
     strays: int = 0
+    senseless: int = 0
     _threads: dict[int, _Thread] = field(default_factory=dict)
 
     def take(self, events: Iterable[Event]) -> Iterator[Tree]:
@@ -94,10 +103,12 @@ class Trees:
                 case Died(task):
                     found = self._end(task, Ending.DIED)
                 case Entered(task=task):
-                    if (thread := self._threads.get(task)) is None:
+                    if self.functions is not None and event.function not in self.functions:
+                        self.senseless += 1
+                    elif (thread := self._threads.get(task)) is None:
                         self.strays += 1
-                    else:
-                        _enter(thread, event)
+                    elif not _enter(thread, event):
+                        self.senseless += 1
                 case Returned(task=task):
                     if (thread := self._threads.get(task)) is None or not _leave(thread, event):
                         self.strays += 1
@@ -123,7 +134,8 @@ class Trees:
         return thread.tree(ending)
 
 
-def _enter(thread: _Thread, event: Entered) -> None:
+def _enter(thread: _Thread, event: Entered) -> bool:
+    """Open a call; return whether the thread can be in so many."""
     contexts = thread.contexts
     place = next((at for at, calls in enumerate(contexts) if _is_on_stack(event.stack, calls[0])), None)
     if place is not None:
@@ -131,6 +143,8 @@ def _enter(thread: _Thread, event: Entered) -> None:
         calls = contexts[place]
         while calls[-1].stack < event.stack:
             calls.pop()
+    if sum(map(len, contexts)) >= DEEPEST:
+        return False
     above = contexts[-1][-1] if contexts else None
     call = Call(event.function, event.cpu, event.time, event.stack, event.arguments)
     if above is None:
@@ -142,6 +156,7 @@ def _enter(thread: _Thread, event: Entered) -> None:
         contexts.append([call])
     else:
         contexts[place].append(call)
+    return True
 
 
 def _leave(thread: _Thread, event: Returned) -> bool:

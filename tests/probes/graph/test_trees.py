@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import pytest
+
+from gdb_optprobe.commands.graph_text import GraphText
 from gdb_optprobe.maps.ring import Record
 from gdb_optprobe.probes.graph.records import (
     BEGAN,
@@ -23,7 +26,7 @@ from gdb_optprobe.probes.graph.records import (
     State,
     events,
 )
-from gdb_optprobe.probes.graph.trees import STACK, Call, Ending, Tree, Trees
+from gdb_optprobe.probes.graph.trees import DEEPEST, STACK, Call, Ending, Tree, Trees
 
 DD, CAT = 0xFFFF_8880_0000_1000, 0xFFFF_8880_0000_2000
 TOP = 0xFFFF_C900_0000_4000
@@ -129,6 +132,26 @@ def test_events_outside_of_a_tree_are_counted() -> None:
     one = Trees()
     assert [*one.take([Entered(0, 1, DD, 1, TOP), Returned(0, 2, DD, 1, True)])] == []
     assert one.strays == 2
+
+
+def test_entries_that_no_probe_makes_are_counted_and_not_shown() -> None:
+    """A guest may write anything into the ring: no number may be unknown to who shows a tree."""
+    one = Trees({0, 1})
+    (tree,) = one.take(history("a b z . . ."))
+    assert (shown(tree.root), one.senseless) == ("a(b)", 1)
+
+
+@pytest.mark.parametrize("word", ["b", "^b", "!b"])
+def test_no_thread_is_in_more_calls_than_a_stack_holds(word: str) -> None:
+    one = Trees()
+    assert [*one.take(history(" ".join(["a", *[word] * 2000])))] == []
+    (tree,) = one.cut(Ending.OPEN)
+    depth, call = 1, tree.root
+    while call.calls:
+        depth, call = depth + 1, call.calls[-1]
+    assert depth <= DEEPEST
+    text = GraphText(str, int, 1)
+    assert len([*text.lines(tree)]) > 1
 
 
 def test_what_is_cut_is_told_and_forgotten() -> None:
