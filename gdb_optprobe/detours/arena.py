@@ -680,6 +680,9 @@ class _Pool:
     def carve(self, whole: Slot, part: Slot) -> None:
         self._of(whole.address).carve(whole, part)
 
+    def is_used(self, slot: Slot) -> bool:
+        return any(slot in slots.used for slots in self.slots)
+
     def release(self, slot: Slot) -> None:
         self._of(slot.address).release(slot)
 

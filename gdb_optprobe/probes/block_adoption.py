@@ -160,6 +160,8 @@ class BlockAdoption:
             self.members.note_left(left, left.first, start, end, arena)
             if release:
                 arena.data.release(left.piece(start, end)[1])
+        if release:
+            self.returns.release_memory(left, arena)
 
 
 def _drop_by_address(left: BlockRecord, arena: Arena) -> None:

@@ -262,14 +262,34 @@ class SharedReturns:
         known, blocks = self.optimizer.rethooks.known, [one for one in left.live_blocks if not one.probe.get("python")]
         entries = {self._shared_entry(one) for one in blocks if one.probe.get("kind") == Kind.KRETPROBE.value}
         found = {one.memory for one in known if any(one.trampoline_at(at) is not None for at in entries)}
-        found.update(*(_free_counters(left, one) for one in blocks if one.probe.get("kind") == Kind.KRETPROBE.value))
-        return found.union(filter(None, (left.data_at(one.times[0]) for one in blocks if one.times is not None)))
+        return found.union(*(_memory_beside(left, one) for one in blocks))
+
+    def release_memory(self, left: BlockRecord, arena: Arena) -> None:
+        """Release what `memory` has of a block that is not adopted. Counters stay while a call is under way."""
+        if arena.earlier is None:
+            return
+        known, found = self.optimizer.rethooks.known, _memory_beside(arena.earlier, left)
+        if left.probe.get("kind") == Kind.KRETPROBE.value and (entry := self._shared_entry(left)):
+            found |= {one.memory for one in known if one.closed and one.trampoline_at(entry) is not None}
+        for one in known:
+            if isinstance(one, SharedRethook):
+                found.difference_update(one.counters)
+        for memory in found:
+            if arena.data.is_used(memory):
+                arena.data.release(memory)
 
     def _shared_entry(self, left: BlockRecord) -> int:
         """Return where the stubs of a block go to; 0 where they are none."""
         at = left.slot(left.members[0]).address
         insns = self.target.guest.isa.decode(self.target.guest.machine.read(at, left.step), at)
         return next((insn.target for insn in insns if insn.flow is Flow.JUMP and insn.target), 0)
+
+
+def _memory_beside(left: ArenaContents, block: BlockRecord) -> set[Slot]:
+    """Return the memory of a block of an earlier GDB beside its members' counters and the table of calls."""
+    found = _free_counters(left, block) if block.probe.get("kind") == Kind.KRETPROBE.value else set()
+    times = left.data_at(block.times[0]) if block.times is not None else None
+    return found if times is None else {*found, times}
 
 
 def _free_counters(left: ArenaContents, block: BlockRecord) -> set[Slot]:

@@ -11,6 +11,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.probes import kernel_rethooks
+from gdb_optprobe.probes.block_adoption import BlockAdoption
 from gdb_optprobe.probes.return_block import ReturnBlock
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.shared_rethook import SharedRethook
@@ -384,6 +385,36 @@ def test_a_killed_gdb_that_timed_leaves_what_is_removed() -> None:
     writes = list(guest.machine.writes)
     for number in range(0, len(writes) + 1, 3):
         assert text(recovered(timed().after(writes[:number]))) == text(functions())
+
+
+@pytest.mark.parametrize("wrong", [None, "its functions cannot be probed together any more"])
+def test_of_a_glob_killed_in_add_nothing_stays_when_its_probes_go(
+    monkeypatch: pytest.MonkeyPatch, wrong: str | None
+) -> None:
+    """A block of which the code is not written, or that cannot be as it was, gives its memory of times back, too.
+
+    wrong: why no block is taken over; None where all can be that are whole.
+    """
+    first = timed()
+    first.session().add(TIMED)
+    writes = list(first.machine.writes)
+    lost = 0
+    for number in range(len(writes) + 1):
+        guest = timed().after(writes[:number])
+        run(guest)
+        session = guest.session()
+        if session.target.arena_source.left() is None:
+            continue
+        with monkeypatch.context() as patched:
+            if wrong is not None:
+                patched.setattr(BlockAdoption, "_plans_again", lambda *_: {})
+            lost += len(adopt.recover(session).lost)
+        session.delete()
+        for _ in range(2):
+            run(guest)
+            session.commit(0)
+        assert session.optimizer.release_arena() and code_is_free(guest), number
+    assert lost, "some of the writes leave a block that is not taken over"
 
 
 def test_calls_of_threads_at_rest_are_given_back() -> None:
