@@ -68,9 +68,9 @@ class SiteTracer:
         """Enable the sites that are still disabled, as soon as no tracer runs."""
         if not self._still_disabled or self._text.ftrace.tracing():
             return
-        disabled, self._still_disabled = self._still_disabled, set()
         # Of a module that is about to be unloaded the guest has dropped the records first.
-        self._set_disabled(self._states(disabled), False)
+        self._set_disabled(self._states(self._still_disabled), False)
+        self._still_disabled.clear()
 
     @property
     def kept_off(self) -> frozenset[int]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.x86_64 import nops
 from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites
 from gdb_optprobe.guest.linux.loaded_text import LoadedText
@@ -121,3 +122,18 @@ def test_nothing_is_written_for_a_site_that_was_unloaded(forgets: bool) -> None:
     world.tracer.give_back()
     assert world.memory.read(RECORDS + 0x48, 8) == DISABLED.to_bytes(8, "little")
     assert world.tracer.passed_over() == ()
+
+
+def test_a_site_that_could_not_be_given_back_is_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(0)
+    world.tracer.hold(SITE)
+
+    def fail(*_: object) -> None:
+        raise Unreadable(RECORDS, 8)
+
+    with monkeypatch.context() as patched, pytest.raises(Unreadable):
+        patched.setattr(world.memory, "write", fail)
+        world.tracer.release(SITE)
+    assert world.flags(SITE) == DISABLED
+    world.tracer.give_back()
+    assert world.flags(SITE) == 0
