@@ -357,10 +357,10 @@ def _stacks(found: Found, limit: _Limit) -> Iterator[Part]:
 
 def _flame(title: str, stacks: Sequence[Stack], spell: Callable[[int], str], limit: _Limit) -> Iterator[Figure]:
     root = tree(stacks)
-    if not root.value:
+    functions = by_function(root)
+    if not functions or not root.value:  # stacks of nothing
         return
     shown, left_out = frames(root, limit(FRAMES))
-    functions = by_function(root)
     whole = root.value
     rows = [
         (_cell(name), spell(own), f"{100 * own / whole:.1f} %", share_bar(own / whole), spell(value))

@@ -91,7 +91,7 @@ def test_viewers_have_each_call_each_stack_and_each_count(each_linux: Guest, tmp
     assert (kinds["chart flame"], kinds["chart heat"], kinds["chart time"], kinds["chart bars"]) == (2, 2, 1, 1)
     text = read(page).text
     assert is_on_its_own(page) and 20_000 < len(page) < 200_000
-    counts = f"{3 * READS} calls, {2 * READS} events and {READS} stacks"
+    counts = f"{3 * READS} calls, {2 * READS} events, {READS} stacks and 3 maps"
     assert counts in text and "Linux version" in text and "Linux's own kprobe event" in text
     assert re.search(rf"vfs_read\S*: count by \$comm\n\$comm\nValue\ndd\n{READS}$", text, re.MULTILINE)
 

@@ -192,7 +192,7 @@ def test_whatever_was_recorded_is_a_page(recording: Recording) -> None:
     data = encode(page(found(recording)))
     assert is_on_its_own(data) and len(data) < LARGEST
     drawn = classes(data)
-    assert ("chart flame" in drawn) >= any(stack.count for stack in recording.stacks)
+    assert ("chart flame" in drawn) >= any(stack.count and stack.frames for stack in recording.stacks)
     assert ("chart heat" in drawn) == bool(recording.calls)
     assert ("chart time" in drawn) == bool(recording.calls or [one for one in recording.events if one.time is not None])
 
