@@ -681,7 +681,7 @@ class _Pool:
         self._of(whole.address).carve(whole, part)
 
     def is_used(self, slot: Slot) -> bool:
-        return any(slot in slots.used for slots in self.slots)
+        return any(slots.is_used(slot) for slots in self.slots)
 
     def release(self, slot: Slot) -> None:
         self._of(slot.address).release(slot)

@@ -46,6 +46,9 @@ class Slots:
     def used(self) -> tuple[Slot, ...]:
         return tuple(sorted(self._used.values()))
 
+    def is_used(self, slot: Slot) -> bool:
+        return self._used.get(slot.address) == slot
+
     @property
     def dirty(self) -> tuple[Slot, ...]:
         return tuple(sorted(self._dirty.values()))
