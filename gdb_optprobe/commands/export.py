@@ -62,10 +62,11 @@ class ExportCommand(Subcommand[Export]):
     def _recording(self, args: Export) -> tuple[Recording, str, Sequence[str]]:
         """Return what is exported, what it is of, and lines to print with it. Raises OptprobeError."""
         session = self.session
-        numbers = resolve(session, args.probes)
-        probes, maps = session.reports(numbers), session.maps(numbers)
-        if (probes or maps) and not args.last:
-            return recording(probes, maps), "", ()
+        if not args.last:
+            numbers = resolve(session, args.probes)
+            probes, maps = session.reports(numbers), session.maps(numbers)
+            if probes or maps:
+                return recording(probes, maps), "", ()
         if (last := session.gathered) is not None:
             return gathered(last), f" of {last.title}", last.notes
         if args.last:
