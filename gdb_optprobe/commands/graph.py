@@ -9,6 +9,7 @@ from gdb_optprobe.commands.base import Subcommand, stream, symbol_words
 from gdb_optprobe.commands.graph_arguments import OPTIONS, GraphArguments, parse_graph
 from gdb_optprobe.commands.graph_text import GraphText
 from gdb_optprobe.commands.output import Output
+from gdb_optprobe.commands.render_text import many
 from gdb_optprobe.debugger import attach
 from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.probes.graph.callees import MOST
@@ -127,9 +128,9 @@ def _gathered(graph: GraphRun, kept: KeptTrees) -> GatheredView:
     calls, unreturned = kept.timed(graph.functions.by_number, clock)
     notes = []
     if unreturned:
-        notes.append(f"{_many(unreturned, 'call')} had not returned: in the file they end where their records do.")
+        notes.append(f"{many(unreturned, 'call')} had not returned: in the file they end where their records do.")
     if kept.dropped:
-        notes.append(f"The first {_many(kept.dropped, 'call')} of the root are not there: too many were shown.")
+        notes.append(f"The first {many(kept.dropped, 'call')} of the root are not there: too many were shown.")
     return GatheredView(f"graph {graph.request.root}", calls, lost=graph.lost, notes=tuple(notes))
 
 
@@ -151,23 +152,19 @@ def _losses(graph: GraphRun) -> Sequence[str]:
     """Return what the graph does not show, of calls that there were."""
     found = []
     if graph.lost:
-        found.append(f"{_many(graph.lost, 'record')} found no room: trees end where they are lost")
+        found.append(f"{many(graph.lost, 'record')} found no room: trees end where they are lost")
     if graph.trees.unfollowed:
-        found.append(f"{_many(graph.trees.unfollowed, 'call')} of the root not shown: other threads had their place")
+        found.append(f"{many(graph.trees.unfollowed, 'call')} of the root not shown: other threads had their place")
     if graph.learned:
-        found.append(f"{_many(graph.learned, 'function')} called through pointers, known to the next graph at once")
+        found.append(f"{many(graph.learned, 'function')} called through pointers, known to the next graph at once")
     if graph.unwatched:
-        found.append(f"{_many(graph.unwatched, 'call')} through pointers not probed: what they lead to may lack")
+        found.append(f"{many(graph.unwatched, 'call')} through pointers not probed: what they lead to may lack")
     if graph.is_withheld:
         found.append("these trees may lack calls through pointers: repeat the command")
     elif graph.withheld:
-        found.append(f"{_many(graph.withheld, 'call')} of the root not shown, from before these were known")
+        found.append(f"{many(graph.withheld, 'call')} of the root not shown, from before these were known")
     if graph.trees.senseless:
-        found.append(f"{_many(graph.trees.senseless, 'record')} not shown: no probe of this graph makes such")
+        found.append(f"{many(graph.trees.senseless, 'record')} not shown: no probe of this graph makes such")
     if missed := graph.missed:
-        found.append(f"{_many(missed, 'call')} not shown: too many at once")
+        found.append(f"{many(missed, 'call')} not shown: too many at once")
     return found
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

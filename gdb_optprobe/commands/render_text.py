@@ -719,3 +719,8 @@ def place(address: int, symbol: str) -> str:
 
 def counted(count: int, noun: str, nouns: str = "") -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
+
+
+def many(count: int, noun: str, nouns: str = "") -> str:
+    """Return the same with the thousands apart."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"

@@ -14,13 +14,13 @@ from functools import partial
 from gdb_optprobe import __version__
 from gdb_optprobe.commands.aggregates import bucket_range, duration, short
 from gdb_optprobe.commands.output import BEST, STOPS
-from gdb_optprobe.commands.render_text import asked, cost_of_hit, counted, guest_line, hit_ones
+from gdb_optprobe.commands.render_text import asked, cost_of_hit, counted, guest_line, hit_ones, many
 from gdb_optprobe.exports.from_views import recording
 from gdb_optprobe.exports.own_time import own_times
 from gdb_optprobe.exports.recording import Call, Distribution, Event, Mean, Measure, Number, Recording, Stack, Value
 from gdb_optprobe.maps.aggregate import Bucket
 from gdb_optprobe.pages.bars import Bar, Group, logarithmic
-from gdb_optprobe.pages.flame import by_function, flame, frames, tree
+from gdb_optprobe.pages.flame import Node, Share, by_function, flame, frames, tree
 from gdb_optprobe.pages.heat_map import heat_map, legend
 from gdb_optprobe.pages.page import LINE, NUMBER, Cell, Column, Figure, Page, Paragraph, Part, Section, Table
 from gdb_optprobe.pages.svg import cut, share_bar
@@ -73,7 +73,7 @@ class Found:
             (all_probes, "probe"), (len(found.calls), "call"), (len(found.events), "event"), (stacks, "stack"),
             (len(self.maps), "map"),
         )  # fmt: skip
-        *most, last = (f"{count:,} {noun}{'s'[: count != 1]}" for count, noun in counts if count)
+        *most, last = (many(count, noun) for count, noun in counts if count)
         return f"{', '.join(most)} and {last}" if most else last
 
     @property
@@ -283,20 +283,22 @@ def _calls(found: Found, limit: _Limit) -> Iterator[Part]:
         return
     paths = own_times(found.recording)
     stacks = [Stack(path, own.time) for path, own in paths.items()]
-    yield _functions(calls, stacks, limit)
-    yield from _flame("Time of calls, by thread and path", stacks, duration, limit)
+    root = tree(stacks)
+    functions = by_function(root)
+    yield _functions(calls, functions, limit)
+    yield from _flame("Time of calls, by thread and path", root, functions, duration, limit)
     by_place = Counter(call.source.place for call in calls)
     for place, _ in by_place.most_common(HEATED):
         yield _heat(place, [call for call in calls if call.source.place == place], found.times, limit)
     yield from _others(len(by_place) - HEATED, "function", "without a picture of their calls over time")
 
 
-def _functions(calls: Sequence[Call], stacks: Sequence[Stack], limit: _Limit) -> Table:
+def _functions(calls: Sequence[Call], functions: Sequence[Share], limit: _Limit) -> Table:
     """Return the functions, with the time of their calls, and without that of the calls in them."""
     lasted: dict[str, list[int]] = {}
     for call in calls:
         lasted.setdefault(call.source.place, []).append(call.end - call.begin)
-    own = {name: value for name, value, _ in by_function(tree(stacks))}
+    own = {name: value for name, value, _ in functions}
     order = sorted(lasted, key=lambda place: (-own.get(place, 0), place))
     most = max(own.get(order[0], 0), 1)
     rows: list[Sequence[Cell]] = []
@@ -350,14 +352,13 @@ def _by_interval(calls: Sequence[Call], times: tuple[int, int]) -> Table:
 
 
 def _stacks(found: Found, limit: _Limit) -> Iterator[Part]:
-    stacks = found.recording.stacks
-    if stacks:
-        yield from _flame("How often each stack was kept", stacks, lambda count: f"{count:,}", limit)
+    root = tree(found.recording.stacks)
+    yield from _flame("How often each stack was kept", root, by_function(root), lambda count: f"{count:,}", limit)
 
 
-def _flame(title: str, stacks: Sequence[Stack], spell: Callable[[int], str], limit: _Limit) -> Iterator[Figure]:
-    root = tree(stacks)
-    functions = by_function(root)
+def _flame(
+    title: str, root: Node, functions: Sequence[Share], spell: Callable[[int], str], limit: _Limit
+) -> Iterator[Figure]:
     if not functions or not root.value:  # stacks of nothing
         return
     shown, left_out = frames(root, limit(FRAMES))
@@ -518,4 +519,4 @@ def _cell(content: Value) -> str:
 
 
 def _more(count: int, noun: str, nouns: str = "") -> str:
-    return f"and {count:,} {noun if count == 1 else nouns or noun + 's'} more" if count > 0 else ""
+    return f"and {many(count, noun, nouns)} more" if count > 0 else ""

@@ -32,6 +32,10 @@ class Node:
     children: dict[str, Node] = field(default_factory=dict)
 
 
+Share = tuple[str, int, int]
+"""A function, its own value, and that of all paths on which it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A box. left, width: shares of the whole."""
@@ -69,7 +73,7 @@ def flame(title: str, description: str, shown: Sequence[Frame], spell: Callable[
     return Drawing(title, description, ROW * (deepest + 1), boxes, "flame")
 
 
-def by_function(root: Node) -> Sequence[tuple[str, int, int]]:
+def by_function(root: Node) -> Sequence[Share]:
     """Return each function with its own value, and with that of all paths on which it is; the greatest own first."""
     own: dict[str, int] = {}
     whole: dict[str, int] = {}
