@@ -191,8 +191,10 @@ class Batches:
             if calls is not None and not _may_call(calls, plan, guest.isa, spec):
                 continue
             if plan.head not in busy and (shape := known.shape(plan, guest.isa, arena, lay_out)) is not None:
-                at = arena.free_code(plan.head, guest.isa.branch_reach)
-                offset = call_offset(plan, guest.isa, at, at + COUNTER_DISTANCE) if calls is not None else 0
+                offset = 0
+                if calls is not None and plan.head != plan.address:
+                    at = arena.free_code(plan.head, guest.isa.branch_reach)
+                    offset = call_offset(plan, guest.isa, at, at + COUNTER_DISTANCE)
                 shapes.setdefault((shape, calls, offset), []).append(plan)
         for (shape, _, offset), some in shapes.items():
             sites = array("Q", [plan.head for plan in some])

@@ -76,13 +76,8 @@ class BlockPlanner:
         """Return those of `addresses` that can be probed only where each hit stops the guest, or not at all."""
         limits, occupied = self.optimizer.limits([spec]), self._all_occupied()
         plan = self._planner(spec, limits)
-        bounds = self.target.guest.bounds
-        alone = [
-            address
-            for address in sorted(addresses)
-            if not (occupied and _is_any(occupied, *(bounds(address) or (address, address + 1))))
-            and not self._may_go(address)
-        ]
+        bounds = self.optimizer.bounds
+        alone = [address for address in sorted(addresses) if self._is_apart(address, bounds(address), occupied)]
         self.entry_plans.of(alone, self.target.guest, limits, plan)
         found = {address for address in alone if self.entry_plans.stops(address)}
         for address in {*addresses}.difference(alone):  # what it is now holds while that is there
@@ -112,10 +107,10 @@ class BlockPlanner:
         guest, occupied = self.target.guest, self._all_occupied()
 
         def is_alone(address: int) -> bool:
-            start, end = guest.bounds(address) or (address, address + 1)
-            if _is_any(occupied, start, end) or self._may_go(address):
+            bounds = self.optimizer.bounds(address)
+            if not self._is_apart(address, bounds, occupied):
                 return False
-            return not any(block.has_within(start, end) for block in self.registry.blocks)
+            return not any(block.has_within(*bounds) for block in self.registry.blocks)
 
         alone = [address for address in sorted(addresses) if is_alone(address)]
         limits = self.optimizer.limits([spec])
@@ -185,6 +180,10 @@ class BlockPlanner:
         for block in self.registry.blocks:
             taken.update(block.sites[index] for index in block.members)
         return replace(sites, addresses=[start for start in starts if start not in taken]) if taken else sites
+
+    def _is_apart(self, address: int, bounds: tuple[int, int], occupied: Sequence[int]) -> bool:
+        """Return whether the text there stays, and none of `occupied` is in its function, which has these bounds."""
+        return not (_is_any(occupied, *bounds) or self._may_go(address))
 
     def _may_go(self, address: int) -> bool:
         """Return whether the text there goes with its module: a block outlasts it, and so does a plan that is kept."""

@@ -157,8 +157,6 @@ class CountBlock(Block):
 
 def call_offset(plan: Plan, isa: Isa, at: int, routine: int) -> int:
     """Return from where a detour begins to its call of a routine. Raises Unrelocatable, OutOfReach."""
-    if plan.head == plan.address:
-        return 0
     ((start, *_),) = build_detour(plan, isa, at, call_program(plan, isa, routine)).programs
     return start - at
 

@@ -198,8 +198,11 @@ class Optimizer:
 
     def _is_alone(self, address: int) -> bool:
         """Return whether no other probe is in the function around `address`."""
-        start, end = self.target.guest.bounds(address) or (address, address + 1)
-        return not self.registry.has_other(start, end, address)
+        return not self.registry.has_other(*self.bounds(address), address)
+
+    def bounds(self, address: int) -> tuple[int, int]:
+        """Return start and end of the function around `address`; of the byte there where none is known."""
+        return self.target.guest.bounds(address) or (address, address + 1)
 
     def plan_without_detour(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
         """Return the best plan for `address` that needs no detour: a better one cannot be carried out, for `reason`."""
