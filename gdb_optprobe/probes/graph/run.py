@@ -256,21 +256,21 @@ class GraphRun:
 
         Functions that cannot be recorded without a stop are left out, but the root.
         """
-        root = self.functions.root
+        root = next((function for function in functions if function is self.functions.root), None)
         others = [function for function in functions if function is not root]
         death = self._death()
         parts = [*self._together([function for function in others if function.entry != death])]
         parts += self._together_by_pointer(pointers)
-        if root is not None and root in functions:
+        if root is not None:
             parts += self._root(root)
             if death is not None and death not in {function.entry for function in functions}:
                 parts.append(_Part(replace(self.functions.death(death, *self._recorder), glob=True), [death]))
         taken = self._put_in_together(parts)
         singly = [function for function in others if function.entry not in taken]
-        if root is not None and root in functions and root.entry not in taken:
+        if root is not None and root.entry not in taken:
             singly = [root, *singly]
         self._put_in_singly(singly)
-        if death is not None and root is not None and root in functions and death not in taken:
+        if root is not None and death is not None and death not in taken:
             with suppress(OptprobeError):
                 self._added([self.functions.death(death, *self._recorder)])
         self._watch_singly({site: pointer for site, (pointer, _) in pointers.items() if site not in taken})
@@ -348,13 +348,15 @@ class GraphRun:
                 raise
             optimizer.lend(lack, 0)
             blocks = batches.add_all(wanted, may_lend=False)
+        taken: set[int] = set()
         for block in blocks:
             self._numbers += block.numbers
             self._blocks.append(block)
             placed = next(part.placed for part in parts if part.spec is block.spec)
             for index in range(len(block.sites)):
-                placed(block.before + index, block.address(index))
-        return {block.address(index) for block in blocks for index in range(len(block.sites))}
+                placed(block.before + index, address := block.address(index))
+                taken.add(address)
+        return taken
 
     def _put_in_singly(self, functions: Sequence[Traced]) -> None:
         root = self.functions.root

@@ -17,7 +17,7 @@ from gdb_optprobe.probes.graph.records import Began, Died, Entered, Event, Retur
 STACK = 1 << 14
 """Bytes of a thread's stack, at least: anything deeper is on another one."""
 DEEPEST = 200
-"""Open calls of a thread, with its interrupts': four times as many as Linux's own tracer follows
+"""Open calls of a thread, and of interrupts in it: four times as many as Linux's own tracer follows
 (kernel/trace/fgraph.c).
 """
 
@@ -85,7 +85,6 @@ class Trees:
     """
 
     functions: Container[int] | None = None
-
     unfollowed: int = 0
     strays: int = 0
     senseless: int = 0
