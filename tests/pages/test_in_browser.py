@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from gdb_optprobe.exports.recording import Stack
 from gdb_optprobe.pages.flame import flame, frames, tree
 from gdb_optprobe.pages.page import Figure, Page, Paragraph, Section, encode
+from tests.exports.browser import chromium
 from tests.pages.reading import read
 
 STACKS = [Stack(("a", "b", "c"), 6), Stack(("a", "b"), 2), Stack(("e", "b"), 2)]
@@ -27,9 +27,10 @@ def page() -> bytes:
 
 def opened(data: bytes, folder: Path) -> str:
     """Return what a browser makes of a page, once its scripts have run."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no browser to open the page: install chromium")
+    try:
+        browser = chromium()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
     (folder / "page.html").write_bytes(data)
     options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/user")
     words = [browser, *options, "--dump-dom", (folder / "page.html").as_uri()]
