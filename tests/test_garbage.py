@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from gdb_optprobe.garbage import uncollected
+from gdb_optprobe.garbage import kept, uncollected
 
 
 @pytest.mark.parametrize("collecting", [True, False])
@@ -20,3 +20,14 @@ def test_the_collector_rests_within_the_block_alone(collecting: bool) -> None:
         assert gc.isenabled() is collecting
     finally:
         (gc.enable if was else gc.disable)()
+
+
+def test_what_is_kept_is_not_looked_at_again() -> None:
+    was = gc.get_freeze_count()
+    try:
+        with kept():
+            made = [[] for _ in range(1000)]
+            assert not gc.isenabled()
+        assert gc.get_freeze_count() > was + len(made)
+    finally:
+        gc.unfreeze()

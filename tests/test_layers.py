@@ -35,6 +35,7 @@ HEIGHT = {
     "host_files": -1,
     "budget": -1,
     "interrupts": -1,
+    "lazy_dataclasses": -1,
 }
 KNOWS_GDB = ("commands", "debugger")
 OF_GDB = ("parameters.py", "event_loop.py", "interrupter.py")

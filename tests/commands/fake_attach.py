@@ -8,9 +8,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gdb
 
-from gdb_optprobe import debugger
-from gdb_optprobe.errors import OptprobeError
-from tests.commands.fake_session import FakeSession
+from gdb_optprobe.lazy_dataclasses import while_importing
+
+with while_importing():
+    from gdb_optprobe import debugger
+    from gdb_optprobe.errors import OptprobeError
+    from tests.commands.fake_session import FakeSession
 
 session = FakeSession()
 attach = ModuleType("gdb_optprobe.debugger.attach")

@@ -37,6 +37,20 @@ def test_sourcing_twice_is_harmless() -> None:
     assert (ended.status, ended.out) == (0, "optprobe boost is off.\n")
 
 
+COMPILED = (
+    "python import sys; own = {c for m in [*sys.modules.values()] for c in vars(m).values() if isinstance(c, type) and "
+    "c.__module__.startswith('gdb_optprobe') and '__dataclass_fields__' in c.__dict__}; "
+    "print(len(own), sum(c.__init__.__code__.co_filename == '<string>' for c in own))"
+)
+"""`dataclass` compiles methods of a text that has no file."""
+
+
+def test_a_start_compiles_few_methods_of_dataclasses() -> None:
+    """All of them would be half of the start's work."""
+    classes, compiled = map(int, gdb(COMPILED).out.split())
+    assert classes > 500 and compiled < classes // 5
+
+
 ERRORS = [
     ("optprobe nosuch", "no subcommand 'nosuch'"),
     ("optprobe add nosuch", "no symbol 'nosuch'"),

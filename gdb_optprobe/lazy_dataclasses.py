@@ -1,0 +1,118 @@
+"""Dataclasses whose methods are compiled at their first use: compiling them all was half of a start in GDB.
+
+    @dataclass(frozen=True, slots=True)        at import: fields, slots, and a stand-in for each method
+    class Site: …                              first Site(…): `__init__` is compiled and takes the place of the stand-in
+
+A session makes objects of a third of the 750 classes, and compares, hashes or prints fewer. The standard library makes
+both fields and methods, the latter for a class with the same fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import FrozenInstanceError, dataclass, is_dataclass
+from typing import Any
+
+__all__ = ["while_importing"]
+
+_EAGER = dataclass
+_UNDERSTOOD = {"frozen", "slots"}
+"""Options of classes that wait; with others a class is made as ever."""
+_METHODS = ("__init__", "__repr__", "__eq__", "__hash__")
+
+
+@contextmanager
+def while_importing() -> Iterator[None]:
+    """Have what is imported within the block find `dataclass` in the standard library as a decorator that waits."""
+    dataclasses.dataclass = _dataclass
+    try:
+        yield
+    finally:
+        dataclasses.dataclass = _EAGER
+
+
+def _dataclass(cls: type | None = None, /, **options: bool) -> Any:
+    if cls is None:
+        return lambda decorated: _dataclass(decorated, **options)
+    # With methods of its own for assignment it is an error, which the standard library has.
+    if not options.keys() <= _UNDERSTOOD or not cls.__dict__.keys().isdisjoint(("__setattr__", "__delattr__")):
+        return _EAGER(**options)(cls)
+    return _waiting(cls, **options)
+
+
+def _waiting(cls: type, frozen: bool = False, slots: bool = False) -> type:
+    """Return the class with its fields; each method that it does not define itself waits."""
+    own = cls.__dict__
+    # Python sets `__hash__` to None where a class defines `__eq__` alone.
+    defined = {name for name in _METHODS if name in own and not (name == "__hash__" and own[name] is None)}
+    if cls.__doc__ is None:
+        cls.__doc__ = cls.__name__  # or the standard library writes one, of a signature that is not there yet
+    # One that is derived must be as its bases are: the standard library sees to it. They need not be of this module.
+    is_derived = any(map(is_dataclass, cls.__bases__))
+    made: Any = _EAGER(init=False, repr=False, eq=False, slots=slots, frozen=frozen and is_derived)(cls)
+    methods: dict[str, object] = {name: _stand_in(made, name, frozen) for name in _METHODS}
+    if not frozen:
+        methods["__hash__"] = None
+    elif not is_derived:
+        made.__dataclass_params__.frozen = True
+        methods |= {"__setattr__": _refuse_to_assign, "__delattr__": _refuse_to_delete}
+        methods |= _COPIED if slots else {}
+    for name in methods.keys() - defined:
+        setattr(made, name, methods[name])
+    return made  # type: ignore[no-any-return]
+
+
+def _stand_in(owner: type, name: str, frozen: bool) -> Callable[..., Any]:
+    def method(self: object, *args: Any, **keywords: Any) -> Any:
+        setattr(owner, name, _compiled(owner, name, frozen))
+        return getattr(owner, name)(self, *args, **keywords)
+
+    return method
+
+
+def _compiled(owner: type, name: str, frozen: bool) -> Callable[..., Any]:
+    """Return a method that the standard library makes for a class with the same fields."""
+    alike = dataclasses.make_dataclass(
+        owner.__name__,
+        [(each.name, each.type, _copied(each)) for each in dataclasses.fields(owner)],
+        namespace={"__post_init__": owner.__post_init__} if hasattr(owner, "__post_init__") else {},
+        init=name == "__init__",
+        repr=name == "__repr__",
+        eq=name in ("__eq__", "__hash__"),
+        frozen=frozen,
+    )
+    method: Callable[..., Any] = alike.__dict__[name]
+    method.__qualname__ = f"{owner.__qualname__}.{name}"
+    return method
+
+
+def _copied(field: dataclasses.Field[Any]) -> Any:
+    names = ("default", "default_factory", "init", "repr", "hash", "compare", "metadata", "kw_only")
+    return dataclasses.field(**{name: getattr(field, name) for name in names})
+
+
+def _is_fixed(record: Any, name: str) -> bool:
+    # A class that is derived from a dataclass, and none itself, may have attributes of its own.
+    return "__dataclass_fields__" in type(record).__dict__ or name in record.__dataclass_fields__
+
+
+def _refuse_to_assign(self: object, name: str, value: object) -> None:
+    if _is_fixed(self, name):
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+    object.__setattr__(self, name, value)
+
+
+def _refuse_to_delete(self: object, name: str) -> None:
+    if _is_fixed(self, name):
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+    object.__delattr__(self, name)
+
+
+@_EAGER(frozen=True, slots=True)
+class _Frozen:
+    """Has the methods by which an object without a dictionary is copied."""
+
+
+_COPIED = {name: getattr(_Frozen, name) for name in ("__getstate__", "__setstate__")}
