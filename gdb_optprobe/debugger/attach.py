@@ -436,11 +436,11 @@ def _find(
     cache = default_cache()
     if (why := cache.refused) is not None:
         warn(f"nothing is kept for the next session: {why}")
+    dump = MemoryDump(machine.read_physical, machine.check_stopped)
     with interruptible():
-        recovered = discover(machine, arch, cache, progress, vain, objfiles.files())
+        recovered = discover(machine, arch, cache, progress, vain, objfiles.files(), dump)
     if recovered is None:
         return None
-    dump = MemoryDump(machine.read_physical, machine.check_stopped)
     memory = KernelMemory(machine, machine, recovered.view.walk, dump)
     unpatched = UnpatchedText(registry)
     layouts = partial(objfiles.layouts, recovered.build)

@@ -400,21 +400,22 @@ class Btf:
         """Return where each type begins, in words; the place of type 0 is not used."""
         words = self._words
         each = [EACH.get(kind, 0) for kind in range(32)]
-        size = [3 + FIXED.get(kind, 0) for kind in range(32)]
+        size = [3 + FIXED.get(kind, 0) if 0 < kind <= ENUM64 else 0 for kind in range(32)]
         places = array("I", [0])
         note = places.append
         at, end = 0, len(words)
         try:
-            while at < end:
+            for _ in range(MOST_TYPES):  # a kernel has a hundred thousand
+                if at >= end:
+                    break
                 note(at)
-                if len(places) > MOST_TYPES:
-                    raise damaged(f"it has over {MOST_TYPES:,} types")
                 info = words[at + 1]
-                kind = info >> 24 & 31
-                at += size[kind] + each[kind] * (info & 0xFFFF)
-                if not 0 < kind <= ENUM64:
+                if not (fixed := size[kind := info >> 24 & 31]):
                     # Without knowing how long this kind is nothing behind it can be found.
                     raise damaged(f"it holds types of the unknown kind {kind}")
+                at += fixed + each[kind] * (info & 0xFFFF)
+            else:
+                raise damaged(f"it has over {MOST_TYPES:,} types")
         except IndexError:
             raise damaged("its types are cut off") from None
         if at != end:

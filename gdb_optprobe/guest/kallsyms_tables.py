@@ -9,7 +9,7 @@ symbols, wherever address randomization put them. The base is the only word that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct
@@ -26,7 +26,6 @@ BASE = 8
 REACH = 1 << 30
 LARGEST = 1 << 25
 """Bytes of one table: Debian's largest kernel has 4 MB."""
-CHUNK = 1 << 16
 MASK = (1 << 64) - 1
 
 Span = tuple[int, int]
@@ -51,12 +50,15 @@ class KallsymsTables:
         """Return the tables as JSON can hold them."""
         return [*self.names, *self.offsets]
 
-    def key(self, text: int, read: Callable[[int, int], bytes]) -> str | None:
+    def key(self, text: int, read_many: Callable[[Sequence[Span]], Sequence[bytes]]) -> str | None:
         """Return the hash of the tables of the kernel at `text`; None where they cannot be read, or are no tables."""
         if not all(_is_sound(span) for span in (self.names, self.offsets)):
             return None
+        # Memory takes spans in the order of their addresses.
+        spans = {span: (text + span[0], text + span[1]) for span in sorted((self.names, self.offsets))}
         try:
-            names, offsets = (_read(read, text + start, text + end) for start, end in (self.names, self.offsets))
+            held = dict(zip(spans, read_many([*spans.values()]), strict=True))
+            names, offsets = held[self.names], held[self.offsets]
         except OptprobeError:
             return None
         base = int.from_bytes(offsets[-BASE:], "little")
@@ -72,7 +74,3 @@ class KallsymsTables:
 def _is_sound(span: Span) -> bool:
     start, end = span
     return 0 <= start < REACH and BASE < end - start <= LARGEST
-
-
-def _read(read: Callable[[int, int], bytes], start: int, end: int) -> bytes:
-    return b"".join(read(at, min(CHUNK, end - at)) for at in range(start, end, CHUNK))

@@ -18,6 +18,20 @@ from tests.debugger.fake_gdb import Names
 from tests.isa.aarch64 import AARCH64
 
 
+class Machine:
+    """One of which nothing is asked."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def leave_physical_mode(self) -> None: ...
+
+    def read_physical(self, address: int, size: int) -> bytes:
+        raise AssertionError
+
+    def check_stopped(self) -> None:
+        raise AssertionError
+
+
 @pytest.fixture
 def attach(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module, in a GDB that is connected to a guest that calls itself aarch64 and has the symbols of a program."""
@@ -31,7 +45,7 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     gdb.selected_inferior = lambda: SimpleNamespace(architecture=lambda: architecture)
     gdb.breakpoints = gdb.objfiles = lambda: ()
     monkeypatch.setattr(module, "stopped_guest", object)
-    monkeypatch.setattr(module, "GdbMachine", lambda *_: SimpleNamespace(leave_physical_mode=lambda: None))
+    monkeypatch.setattr(module, "GdbMachine", Machine)
     monkeypatch.setattr(module, "GdbStops", lambda *_: SimpleNamespace(on_resume=lambda *_: None))
     monkeypatch.setattr(module.kernel_symbols, "of_another_program", lambda: True)
     yield module

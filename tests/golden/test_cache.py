@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 from gdb_optprobe.guest.cache import Cache, default_cache
@@ -57,8 +58,12 @@ def test_what_is_there_is_read(tmp_path: Path) -> None:
     assert cache.file(Path(file).stem) == tmp_path / file
 
 
+def held(spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    return [bytes(at % 251 for at in range(start - TEXT, end - TEXT)) for start, end in spans]
+
+
 def test_keys() -> None:
     """Of all that symbols and branch targets were derived from."""
-    tables = TABLES.key(TEXT, lambda start, end: bytes(at % 251 for at in range(start - TEXT, end - TEXT)))
+    tables = TABLES.key(TEXT, held)
     entries = mid_function_entries._key(KEY, TEXT, b"\x90" * 64)
     assert f"{tables}\n{entries}\n" == golden("cache_keys.txt")

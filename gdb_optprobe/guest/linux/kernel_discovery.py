@@ -10,7 +10,7 @@ has no symbols, or none of its data, those of the vmlinux are taken, if it has t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +22,7 @@ from gdb_optprobe.guest.kallsyms import NoSymbolTable
 from gdb_optprobe.guest.kallsyms_tables import KallsymsTables
 from gdb_optprobe.guest.kernel_image import Image
 from gdb_optprobe.guest.machine import Machine
-from gdb_optprobe.guest.memory import KernelMemory, VirtualMemory
+from gdb_optprobe.guest.memory import Dump, KernelMemory, VirtualMemory
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 
 CHUNK = 1 << 16
@@ -113,21 +113,23 @@ def discover(
     say: Callable[[str], None],
     vain: KnownFailures,
     files: Files | None = None,
+    dump: Dump | None = None,
 ) -> DiscoveredKernel | None:
     """Return the kernel of this guest; None where no kernel is mapped. Raises OptprobeError (not booted yet).
 
     vain: remembers failed searches, so that the same kernel is not searched by each command.
-    files: a file with the running kernel's build-id gives the symbols that the kernel lacks.
+    files: a file with the running kernel's build-id gives the symbols that the kernel lacks. dump: reads much at once.
     """
     found = finder.find(machine)
     if found is None:
         return None
     where, view = found
-    reader = KernelMemory(machine, machine, view.walk)
+    reader = KernelMemory(machine, machine, view.walk, dump)
     known = _cached(where, reader, cache) or _sought(where, finder, reader, cache, say, vain, files or {})
     known = _completed(known, where, files or {})
-    where, view = finder.complete(where, view, SymbolTable(known.symbols))
-    table = SymbolTable(known.symbols, [(where.text.start, where.text.end)])
+    table = SymbolTable(known.symbols)
+    where, view = finder.complete(where, view, table)
+    table.text = ((where.text.start, where.text.end),)
     return DiscoveredKernel(where, known.build, table, known.note, view, known.shelf)
 
 
@@ -139,7 +141,7 @@ def _cached(where: Image, memory: KernelMemory, cache: Cache) -> Known | None:
         if tables is None:
             continue
         if tables not in keys:
-            keys[tables] = tables.key(where.text.start, memory.read)
+            keys[tables] = tables.key(where.text.start, memory.read_many)
         if keys[tables] == claim.shelf.key and (symbols := claim.shelf.symbols(where.text.start)) is not None:
             return Known(claim.build, symbols, claim.note, claim.shelf)
     return None
@@ -201,12 +203,15 @@ class RecordedMemory:
             raise Unreadable(address, size)
         return bytes(self.data[start : start + size])
 
+    def again_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.again(start, end - start) for start, end in spans]
+
 
 def _kept(found: kallsyms.Found, where: Image, build: str, note: int, recorded: RecordedMemory, cache: Cache) -> Known:
     text = where.text.start
     names, offsets = ((start - text, end - text) for start, end in (found.names, found.offsets))
     tables = KallsymsTables(names, offsets)
-    key = tables.key(text, recorded.again)
+    key = tables.key(text, recorded.again_many)
     shelf = cache.shelf(build, key) if key is not None else None
     if shelf is not None:
         shelf.store_symbols(found.symbols, text)

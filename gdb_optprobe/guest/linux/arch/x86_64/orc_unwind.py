@@ -141,7 +141,7 @@ class Tables:
     def raw(self, address: int, read: ReadMemory) -> bytes | None:
         """Return the bytes of that entry."""
         count = (self.ips[1] - self.ips[0]) // 4
-        if not self.text[0] <= address < self.text[1] or not count:
+        if not self.text[0] <= address < self.text[1] or count <= 0:
             return None
         low, high = self._block(address, count, read)
         # The last entry from `low` on that begins no later than the address. Small ranges are read at once.
@@ -151,10 +151,10 @@ class Tables:
                 low = middle
             else:
                 high = middle
-        words = read(self.ips[0] + 4 * low, 4 * (high - low))
-        starts = [self._code_address(low + at, words[4 * at : 4 * at + 4]) for at in range(high - low)]
-        index = low + max((at for at, start in enumerate(starts) if start <= address), default=0)
-        return read(self.entries + ENTRY_SIZE * index, ENTRY_SIZE)
+        place = self.ips[0] + 4 * low
+        words = struct.unpack(f"<{high - low}i", read(place, 4 * (high - low)))
+        index = max((at for at, word in enumerate(words) if place + 4 * at + word <= address), default=0)
+        return read(self.entries + ENTRY_SIZE * (low + index), ENTRY_SIZE)
 
     def _block(self, address: int, count: int, read: ReadMemory) -> tuple[int, int]:
         """Return the range of entries in which the one for `address` is: orc_find()."""

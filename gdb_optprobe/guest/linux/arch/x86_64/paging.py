@@ -142,18 +142,18 @@ def mappings(read_physical: ReadPhysical, cr3: int, start: int, end: int, *, la5
     """Yield the mappings in [start, end), ascending, in runs; pages that overlap the bounds are given whole.
     Each table is read in one go; tables that map nothing of the range are not read.
     """
-    run: Mapping | None = None
+    first: Mapping | None = None
+    last: Mapping | None = None
     budget = Budget(MOST_PAGES, "the kernel's part of the page tables", "pages")
     for page in _pages(read_physical, cr3 & ADDRESS, 5 if la57 else 4, start, end):
         budget.spend()
-        if run is not None and page.continues(run):
-            run = replace(run, size=run.size + page.size)
-            continue
-        if run is not None:
-            yield run
-        run = page
-    if run is not None:
-        yield run
+        if last is None or not page.continues(last):
+            if first is not None and last is not None:
+                yield replace(first, size=last.end - first.address)
+            first = page
+        last = page
+    if first is not None and last is not None:
+        yield replace(first, size=last.end - first.address)
 
 
 def _pages(
