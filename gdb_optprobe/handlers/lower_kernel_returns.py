@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.handlers.lower_program import RESTORED, lower_save, lower_saving
+from gdb_optprobe.handlers.lower_program import RESTORED, lower_saving
 from gdb_optprobe.handlers.lower_returns import (
     EntryPart,
     PlacedSlots,
@@ -34,6 +34,7 @@ from gdb_optprobe.isa.codegen import (
     OuterSaves,
     RegisterPool,
     noted,
+    noted_save,
 )
 from gdb_optprobe.isa.return_codegen import ReturnBackend, ReturnEmitter
 from gdb_optprobe.maps.call_table import (
@@ -160,7 +161,7 @@ def _entry(
     pc = (isa.pc, function.pc)
     saved = isa.kept(used.usual, before)
     emit.pool = usual = RegisterPool(isa.order(before))
-    lower_save(emit, saved)
+    noted_save(emit, saved)
     lower_entry_conditions(emit, pc, parts, end)
     slot, word = usual.allocate(), usual.allocate()
     with noted(emit, "a slot for the call"):
@@ -179,7 +180,7 @@ def _entry(
     if any(part.around is not None for part in parts):
         acting.reserve(slot)
         more = tuple(name for name in isa.kept(used.acting, before) if name not in saved)
-        lower_save(emit, more)
+        noted_save(emit, more)
         for part in parts:
             lower_entry_actions(emit, pc, part, slot)
         with noted(emit, RESTORED):
@@ -194,7 +195,7 @@ def _entry(
     other.reserve(slot), other.reserve(word)
     more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
     with noted(emit, "that slot is taken: another one"):
-        lower_save(emit, more)
+        noted_save(emit, more)
         _search(emit, table, function, slot, word)
         with noted(emit, RESTORED):
             emit.restore(more)

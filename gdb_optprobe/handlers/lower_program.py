@@ -13,9 +13,10 @@
     │ fault of the condition  │           │   faults + 1
     │ restore ◄───────────────┼───────────┘
     └─────────────────────────┘
-Every used register is saved, so code is made until both sets agree, first with nothing saved. Each time the registers
-that were used before are saved, and a register that the program reads is read from its saved place; this may take
-another register, so the set of used ones grows, up to all of them.
+Every used register is saved, and which are used is known once code is made. What saves those of the actions is put
+before them then. Where that would change their code, and for the condition, code is made until both sets agree: each
+time the registers that were used before are saved, and a register that the program reads is read from its saved place;
+this may take another register, so the set of used ones grows, up to all of them.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ from gdb_optprobe.isa.codegen import (
     TooManyRegisters,
     noted,
     noted_code,
+    noted_save,
 )
 from gdb_optprobe.maps.aggregate import number as as_number
 from gdb_optprobe.maps.hash_map import OVERFLOW
@@ -159,7 +161,7 @@ def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
 def lower_saving(emit: Callable[[Used], tuple[Emitter, Used]], nothing: Used) -> Code:
     """Return code that saves all registers that it uses; which these are is known once it is emitted.
 
-    emit: emits the code, with the registers saved that were used before; returns those that are used now.
+    emit: emits the code, with the registers saved that were used before; returns those that are used now and not saved.
     """
     used = nothing
     while True:
@@ -180,7 +182,7 @@ def _emit(
     variables: int,
     may_hold: bool,
 ) -> UsedRegisters:
-    """Emit the code with the registers `used` saved; return those that it uses.
+    """Emit the code with the registers `used` saved; return others that are to be saved.
 
     reading: see `common_reading`. variables: how many may have a register. may_hold: whether entries of maps may.
     Raises TooManyRegisters.
@@ -190,18 +192,23 @@ def _emit(
     words = ExpressionLowering(emit, pc, Locals(program.quiet))
     saved = machine.kept(used.condition, before)
     emit.pool = condition = _pool(machine, before)
-    lower_save(emit, saved)
+    noted_save(emit, saved)
     if program.condition is not None:
         with refused(program.condition), noted(emit, "condition"):
             for part in _conjuncts(program.condition):
                 if reading is not None and not words.locals.held and Clock() in nodes(part):
                     words.locals.held[reading] = _read_clock(emit, pc, program, reading)
                 words.jump(part, False, end)
+        if used_only := _unsaved(condition, saved, machine, before):
+            return UsedRegisters(used_only)
     # What is saved may be overwritten.
     dead = replace(before.dead, registers=before.dead.registers | {*saved})
     emit.pool = actions = _pool(machine, replace(before, dead=dead))
-    more = tuple(name for name in machine.kept(used.actions, before) if name not in saved)
-    lower_save(emit, more)
+    more = [name for name in machine.kept(used.actions, before) if name not in saved]
+    if used.actions:
+        noted_save(emit, more)
+    else:
+        emit.open_save()
     if reading is not None:
         with _held(emit, pc, program, reading, words.locals.held.get(reading), not variables) as held:
             _emit_actions(program, around, emit, pc, Locals(held=held), is_last=not variables)
@@ -209,6 +216,10 @@ def _emit(
         _emit_actions(program, around, emit, pc, Locals())
     else:
         _emit_statements(facts, around, emit, pc, variables, may_hold)
+    if not used.actions:
+        more = [name for name in machine.kept(actions.used, before) if name not in saved]
+        if not emit.close_save(more):
+            return UsedRegisters(actions=frozenset(actions.used))
     with noted(emit, RESTORED):
         emit.restore(more)
     emit.pool = condition
@@ -228,7 +239,14 @@ def _emit(
     with noted(emit, RESTORED):
         emit.bind(end)
         emit.restore(saved, around.passed if program.stop is not None else Dead())
-    return UsedRegisters(frozenset(condition.used), frozenset(actions.used))
+    return UsedRegisters(
+        _unsaved(condition, saved, machine, before), _unsaved(actions, (*saved, *more), machine, before)
+    )
+
+
+def _unsaved(pool: RegisterPool, saved: Sequence[str], machine: Backend, before: EntryState) -> frozenset[str]:
+    """Return what was used of a pool, if some of it should be saved and is not."""
+    return frozenset(pool.used) if {*machine.kept(pool.used, before)}.difference(saved) else frozenset()
 
 
 def _pool(machine: Backend, before: EntryState) -> RegisterPool:
@@ -339,12 +357,6 @@ def _emit_statements(
 def _is_same(target: object, other: object) -> bool:
     """Return whether two objects of a program are one: a script's records by their kind, others by identity."""
     return target is other or (isinstance(target, Records) and target.kind is not None and target == other)
-
-
-def lower_save(emit: Emitter, names: Sequence[str]) -> None:
-    """Emit: save on the stack what is used."""
-    with noted(emit, f"saved: {', '.join(names)}"):
-        emit.save(names)
 
 
 @contextmanager

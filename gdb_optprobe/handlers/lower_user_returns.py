@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.handlers.ir import MASK, Expr
 from gdb_optprobe.handlers.lower_expressions import ExpressionLowering
-from gdb_optprobe.handlers.lower_program import RESTORED, lower_save, lower_saving
+from gdb_optprobe.handlers.lower_program import RESTORED, lower_saving
 from gdb_optprobe.handlers.lower_returns import (
     EntryPart,
     PlacedSlots,
@@ -40,6 +40,7 @@ from gdb_optprobe.isa.codegen import (
     MemoryValue,
     RegisterPool,
     noted,
+    noted_save,
 )
 from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
@@ -146,7 +147,7 @@ def lower_call_entered(
         emitter, end = isa.emitter(before, writable), Label()
         saved = machine.kept(used, before)
         emitter.pool = RegisterPool([name for name in machine.order(before) if name not in reads])
-        lower_save(emitter, saved)
+        noted_save(emitter, saved)
         _entered(emitter, table, function, parts, traps, isa, end)
         with noted(emitter, RESTORED):
             emitter.bind(end)

@@ -9,8 +9,8 @@ numbers of 32 bits, sign- or zero-extended, and leaves one. A verb changes no re
 be one of its operands too. All else that it needs it allocates from the pool and frees again; what it changes beside
 general registers (flags) it adds to `used` of the pool, to be saved as well. No verb can trap.
 
-A program is emitted more than once: first to find out which registers it uses, then with these saved
-(handlers/lower_program.py). The first code need not work: a verb may use a register that the program reads.
+Which registers a program uses is known once it is emitted. What saves them is then put before it, or it is emitted
+again with these saved (handlers/lower_program.py), where a verb has used a register that the program reads.
 """
 
 from __future__ import annotations
@@ -242,6 +242,12 @@ class Emitter(Protocol):
     def restore(self, names: Sequence[str], dead: Dead = NOTHING_DEAD) -> None:
         """Restore what the innermost `save` saved; the same names. What is dead need not be restored."""
 
+    def open_save(self) -> None:
+        """Leave room for a `save`; `close_save` comes before its `restore`."""
+
+    def close_save(self, names: Sequence[str]) -> bool:
+        """Save registers at `open_save`, if the code since then is what it is behind that `save`; return whether so."""
+
     def register(self, name: str) -> str | None:
         """Return the general register that still holds the probed value of `name`; None if it was saved."""
 
@@ -368,6 +374,12 @@ class _Noted:
 def noted(emit: Emitter, text: str) -> AbstractContextManager[None]:
     """Note what the code that is emitted within the block is for."""
     return _Noted(emit, text)
+
+
+def noted_save(emit: Emitter, names: Sequence[str]) -> None:
+    """Emit: save on the stack what is used."""
+    with noted(emit, f"saved: {', '.join(names)}"):
+        emit.save(names)
 
 
 def noted_code(emit: Emitter) -> NotedCode:

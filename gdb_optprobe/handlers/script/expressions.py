@@ -386,7 +386,8 @@ class Expressions(Body):
             self.emit(Assign(old, place))
             after = binary(Op.ADD, old, fold.constant(node.by * step))
             self.emit(Assign(new, narrowed(after, type_)), Assign(place, new))
-        return Word(type_, old if node.post else new)
+        whole = integer(8, is_signed(type_)) if is_integer(type_) else type_
+        return Word(whole, old if node.post else new)
 
     def _one(self, type_: Type, where: Place) -> int:
         """Return what `++` adds."""

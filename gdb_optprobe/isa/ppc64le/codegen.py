@@ -22,6 +22,7 @@ from gdb_optprobe.isa.codegen import (
     EntryState,
     Label,
     MemoryValue,
+    noted_save,
 )
 from gdb_optprobe.isa.ppc64le import encodings, probe_read, spill, value_codegen
 from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, GENERAL, HEADER, LR, PC, SP, XER
@@ -47,6 +48,8 @@ class PowerEmitter(ValueEmitter):
     def __init__(self, before: EntryState) -> None:
         super().__init__(before)
         self._keeping = Spills(before, self._spare_fields)
+        self._opened = 0  # items before the `save` to come
+        self._asked = set[str]()  # registers that the code since then reads
 
     # registers
 
@@ -57,6 +60,21 @@ class PowerEmitter(ValueEmitter):
 
     def restore(self, names: Sequence[str], dead: Dead = NOTHING_DEAD) -> None:
         self._code(*self._keeping.restore())
+
+    def open_save(self) -> None:
+        self._keeping.assume_frame()
+        self._opened, self._asked = len(self._items), set()
+
+    def close_save(self, names: Sequence[str]) -> bool:
+        if not self._asked.isdisjoint((SP, *names)) or any(map(self._keeping.has, self._asked)):
+            return False
+        if not self._keeping.may_save(names):
+            return False
+        behind = self._items[self._opened :]
+        del self._items[self._opened :]
+        noted_save(self, names)
+        self._items += behind
+        return True
 
     def open_frame(self, size: int) -> None:
         self._code(*self._keeping.open_frame(size))
@@ -69,10 +87,12 @@ class PowerEmitter(ValueEmitter):
 
     def register(self, name: str) -> str | None:
         """Return a register as Emitter.register does. r0 means 0 in some fields, so it is never read in place."""
+        self._asked.add(name)
         moved = self._keeping.has(name) or name == SCRATCH or (name == SP and self._keeping.depth)
         return None if moved or name not in GENERAL else name
 
     def read(self, to: str, name: str) -> None:
+        self._asked.add(name)
         if self._keeping.has(name):
             self._code(self._keeping.read(to, name))
         elif name == SP:

@@ -32,6 +32,10 @@ class _Frame:
     moved: Mapping[str, str]
 
 
+_ASSUMED = _Frame(FRAME, {}, {})
+"""Of a `save` to come: what is saved behind it has a frame below, and CTR, LR and the dead fields of CR to itself."""
+
+
 class Spills:
     """Frames, the innermost last.
 
@@ -42,6 +46,7 @@ class Spills:
         self._sprs = [spr for spr in (CTR, LR) if spr in before.dead.registers and spr not in before.reads]
         self._fields = fields
         self._frames: list[_Frame] = []
+        self._relies = False  # whether a frame depends on the one that is assumed
         frame = self._planned(before.kept.names)
         self._frames.append(replace(frame, slots=_without(before.kept.but, frame.slots)))
 
@@ -72,6 +77,17 @@ class Spills:
                 words += [_get(name), number("std", R0, SP, at)]
         return words
 
+    def assume_frame(self) -> None:
+        """Take a frame for granted that is saved into later."""
+        self._frames.append(_ASSUMED)
+        self._relies = False
+
+    def may_save(self, names: Sequence[str]) -> bool:
+        """Assume no frame any longer; return whether saving these leaves the frames since then as they are."""
+        self._frames.pop()
+        relies = self._relies
+        return bool(self._planned(names).size) or not relies
+
     def restore(self) -> list[int]:
         words = self.restoring()
         self._frames.pop()
@@ -79,6 +95,7 @@ class Spills:
 
     def open_frame(self, size: int) -> list[int]:
         """Open a frame with `size` bytes from HEADER on, without saving anything."""
+        self._relies = True
         frame = _Frame(HEADER + size + 15 + (0 if self.depth else RED_ZONE) & ~15, {}, {})
         self._frames.append(frame)
         return [word("open_frame", number=-frame.size)]
@@ -111,6 +128,7 @@ class Spills:
         raise KeyError(name)
 
     def _planned(self, names: Sequence[str]) -> _Frame:
+        self._relies = True
         taken = {place for frame in self._frames for place in frame.moved.values()}
         general = [name for name in names if name in GENERAL]
         flags = [name for name in names if name not in GENERAL]

@@ -26,6 +26,7 @@ from gdb_optprobe.isa.codegen import (
     Label,
     MemoryValue,
     RegisterPool,
+    noted_save,
 )
 from gdb_optprobe.isa.x86_64 import probe_read
 from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, GENERAL, PC, SP
@@ -74,6 +75,8 @@ class X86Emitter:
         self._items: list[Item] = []
         self._pushed = ["" if name == before.kept.but else name for name in before.kept.names]
         self._frame = self._frame_top = 0  # words of the frame; words pushed, it included
+        self._opened = 0  # items before the `save` to come
+        self._asked = set[str]()  # registers that the code since then reads
 
     # registers
 
@@ -85,11 +88,25 @@ class X86Emitter:
         for name in reversed(names):
             self._pop(name, name == FLAGS and dead.flags and CARRY in dead.registers)
 
+    def open_save(self) -> None:
+        self._opened, self._asked = len(self._items), set()
+
+    def close_save(self, names: Sequence[str]) -> bool:
+        if names and not self._asked.isdisjoint((SP, *names, *self._pushed)):
+            return False
+        behind = self._items[self._opened :]
+        del self._items[self._opened :]
+        noted_save(self, names)
+        self._items += behind
+        return True
+
     def register(self, name: str) -> str | None:
+        self._asked.add(name)
         moved = name in self._pushed or (name == SP and self._pushed)
         return None if moved or name not in GENERAL else name
 
     def read(self, to: str, name: str) -> None:
+        self._asked.add(name)
         if name in self._pushed:
             slot = Address(SP, 8 * (len(self._pushed) - 1 - self._pushed.index(name)))
             self._extended(to, slot, 4 if name == FLAGS else 8, False)

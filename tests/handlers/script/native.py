@@ -5,6 +5,8 @@ Memory is that of running.py (x86-64) and of power.py (ppc64le); arguments are i
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,6 +82,30 @@ def compiled(text: str, arguments: Sequence[str] = ARGUMENTS) -> Program:
     return compile_script(text, FakeKernel(arguments=arguments), settings=SETTINGS).probes[0].program
 
 
+class _Registers:
+    """The registers of an emulator, all at once. Unicorn's own reg_read_batch makes several objects for each."""
+
+    def __init__(self, uc: Any, numbers: Mapping[str, int]) -> None:
+        self._uc = uc
+        self._names = [*numbers]
+        self._values = (ctypes.c_uint64 * len(numbers))()
+        places = range(ctypes.addressof(self._values), ctypes.addressof(self._values) + 8 * len(numbers), 8)
+        self._all = (
+            (ctypes.c_int * len(numbers))(*numbers.values()),
+            (ctypes.c_void_p * len(numbers))(*places),
+            ctypes.c_int(len(numbers)),
+        )
+
+    def write(self, values: Mapping[str, int]) -> None:
+        self._values[:] = [values[name] for name in self._names]
+        assert self._uc._do_reg_write_batch(*self._all) == unicorn.UC_ERR_OK
+
+    def read(self) -> Iterator[tuple[str, int]]:
+        ctypes.memset(self._values, 0, ctypes.sizeof(self._values))
+        assert self._uc._do_reg_read_batch(*self._all) == unicorn.UC_ERR_OK
+        return zip(self._names, self._values, strict=True)
+
+
 class Machine:
     """One emulator. It runs a script's hits, and says what is not as the interpreter has it."""
 
@@ -92,9 +118,13 @@ class Machine:
         for at, data in (*place.before.items(), (place.faults + MAPS_OFFSET, bytes(MAPS_ROOM))):
             self._frames |= {at + page: physical + page for page in range(0, len(data), PAGE)}
             physical += len(data)
-        self._uc.mem_map(0, physical)
+        self._memory = mmap.mmap(-1, physical)
+        host = ctypes.addressof((ctypes.c_char * physical).from_buffer(self._memory))
+        self._uc.mem_map_ptr(0, physical, unicorn.UC_PROT_ALL, host)
         for at, data in place.before.items():
-            self._uc.mem_write(self._frames[at], data)
+            self.write(at, data)
+        self._kept = [*self._all_kept()]
+        self._registers = _Registers(self._uc, place.side.numbers)
         self._uc.hook_add(unicorn.UC_HOOK_TLB_FILL, self._fill)
         if place.side is INTEL:
             self._uc.reg_write(x86_const.UC_X86_REG_GS_BASE, running.GS)
@@ -108,12 +138,26 @@ class Machine:
         entry.paddr, entry.perms = self._frames[address & -PAGE], unicorn.UC_PROT_ALL
         return True
 
+    def _all_kept(self) -> Iterator[tuple[int, slice, bytes]]:
+        """Yield what no hit may change: all memory but its frame, the code and objects. Address, place, and bytes."""
+        place = self.place
+        for at, data in place.before.items():
+            if at & -PAGE == place.code & -PAGE or at <= place.faults < at + len(data):
+                continue
+            own = place.frame if place.frame.start in range(at, at + len(data)) else range(at, at)
+            for part in (range(at, own.start), range(own.stop, at + len(data))):
+                if part:
+                    physical = self._frames[at] + part.start - at
+                    yield part.start, slice(physical, physical + len(part)), data[part.start - at : part.stop - at]
+
     def read(self, address: int, size: int) -> bytes:
         assert address & -PAGE in self._frames, f"{address:#x} is not there"
-        return bytes(self._uc.mem_read(self._frames[address & -PAGE] + address % PAGE, size))
+        at = self._frames[address & -PAGE] + address % PAGE
+        return self._memory[at : at + size]
 
     def write(self, address: int, data: bytes) -> None:
-        self._uc.mem_write(self._frames[address & -PAGE] + address % PAGE, data)
+        at = self._frames[address & -PAGE] + address % PAGE
+        self._memory[at : at + len(data)] = data
 
     def differences(self, text: str, seed: int, other: str = "") -> Iterator[str]:
         """Yield what hits of a script leave that is not as the interpreter says. seed: of all else.
@@ -139,7 +183,7 @@ class Machine:
         self._prepare(code, {at: maps[name].data[:] for name, at in around.maps.items()} | {ring_at: ring.initial()})
         outcomes = []
         for _ in range(HITS):
-            registers = self._registers(chosen)
+            registers = self._chosen(chosen)
             outcomes.append(interpreter.run(interpreted, self._hit(registers, maps)))
             yield from self._run(registers, len(code), dead)
         yield from self._wrong(program, ring, ring_at, outcomes, maps)
@@ -156,7 +200,7 @@ class Machine:
         for at, each in data.items():
             self.write(at, bytes(each))
 
-    def _registers(self, chosen: random.Random) -> dict[str, int]:
+    def _chosen(self, chosen: random.Random) -> dict[str, int]:
         place = self.place
         found = {name: chosen.getrandbits(64) for name in place.side.numbers}
         for name in place.arguments[:4]:
@@ -182,8 +226,7 @@ class Machine:
     def _run(self, registers: Mapping[str, int], size: int, dead: Dead) -> Iterator[str]:
         """Run the code once. Yield what is not kept."""
         place, uc = self.place, self._uc
-        numbers = place.side.numbers
-        uc.reg_write_batch([(numbers[name], value) for name, value in registers.items()])
+        self._registers.write(registers)
         try:
             uc.emu_start(place.code, place.code + size, count=MOST)
         except unicorn.UcError as error:
@@ -192,20 +235,13 @@ class Machine:
         if uc.reg_read(place.side.pc) != place.code + size:
             yield f"it ended at {uc.reg_read(place.side.pc):#x}"
         lost = place.side.lost(dead)
-        left = uc.reg_read_batch([numbers[name] for name in registers])
-        for (name, value), now in zip(registers.items(), left, strict=True):
-            if (now ^ value) & ~lost.get(name, 0):
-                yield f"{name}: {now:#x} for {value:#x}"
-        for at, before in place.before.items():
-            if at & -PAGE == place.code & -PAGE or at <= place.faults < at + len(before):
-                continue
-            now = uc.mem_read(self._frames[at], len(before))
-            if place.frame.start in range(at, at + len(before)):
-                own = slice(place.frame.start - at, place.frame.stop - at)
-                now[own] = before[own]
-            if now != before:
+        for name, now in self._registers.read():
+            if (now ^ registers[name]) & ~lost.get(name, 0):
+                yield f"{name}: {now:#x} for {registers[name]:#x}"
+        for at, where, before in self._kept:
+            if self._memory[where] != before:
                 yield f"memory at {at:#x} changed"
-                uc.mem_write(self._frames[at], before)
+                self._memory[where] = before
 
     def _wrong(
         self,
