@@ -29,10 +29,10 @@ class GraphCommand(Subcommand[GraphArguments]):
 
     Each call of ROOT is printed with the calls within it, when it has returned. The functions are those that the
     code of ROOT calls, down to a depth, and that Linux's tracer could trace. Where calls through pointers lead is
-    learned while the guest runs: calls of ROOT are withheld until nothing new is, for a second at most. The next
-    graph knows it from the start. EXPR is of ROOT's entry, as a condition of add. The graph ends at Ctrl-C, or as
-    the options say; then all its probes are removed. What it has shown can be written for other tools: optprobe
-    export FORMAT FILE -last.
+    learned while the guest runs: calls of ROOT from before that may lack some. They are withheld for a second at
+    most, or marked. The next graph knows it from the start. EXPR is of ROOT's entry, as a condition of add. The graph
+    ends at Ctrl-C, or as the options say; then all its probes are removed. What it has shown can be written for other
+    tools: optprobe export FORMAT FILE -last.
 
       -depth N       levels of calls below ROOT: 3 if not given
       -also GLOB     other functions, where they are called within ROOT; several with commas
@@ -63,12 +63,14 @@ class GraphCommand(Subcommand[GraphArguments]):
     def run(self, args: GraphArguments, out: Output) -> None:
         session = attach.current_session()
         text: GraphText | None = None
-        shown = 0
+        shown = early = 0
         newest: deque[Tree] = deque(maxlen=args.last)
         kept = KeptTrees(args.request.depth)
 
         def tell(tree: Tree) -> None:
+            nonlocal early
             assert text is not None
+            early += tree.is_early
             kept.add(tree)
             stream("\n".join(text.lines(tree)) + "\n")
 
@@ -101,7 +103,8 @@ class GraphCommand(Subcommand[GraphArguments]):
                     args.tails,
                     args.threads,
                 )
-                for line in _left_out(graph):
+                left_out = _left_out(graph)
+                for line in left_out:
                     warn(line)
                 stream("\n".join(text.header()) + "\n")
                 stopped = graph.run(args.seconds, args.guest, is_over)
@@ -109,7 +112,8 @@ class GraphCommand(Subcommand[GraphArguments]):
                     tell(tree)
                 if stopped is not None and args.last is not None:
                     warn(stopped)
-                for line in _losses(graph):
+                learned = [line for line in _left_out(graph) if line not in left_out]
+                for line in (*learned, *_losses(graph, early)):
                     warn(line)
                 session.gathered = _gathered(graph, kept)
             finally:
@@ -131,6 +135,8 @@ def _gathered(graph: GraphRun, kept: KeptTrees) -> GatheredView:
         notes.append(f"{many(unreturned, 'call')} had not returned: in the file they end where their records do.")
     if kept.dropped:
         notes.append(f"The first {many(kept.dropped, 'call')} of the root are not there: too many were shown.")
+    if kept.early:
+        notes.append(f"{many(kept.early, 'call')} of the root may lack calls through pointers.")
     return GatheredView(f"graph {graph.request.root}", calls, lost=graph.lost, notes=tuple(notes))
 
 
@@ -148,8 +154,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
-def _losses(graph: GraphRun) -> Sequence[str]:
-    """Return what the graph does not show, of calls that there were."""
+def _losses(graph: GraphRun, early: int) -> Sequence[str]:
+    """Return what the graph does not show, of calls that there were. early: how many trees are marked as such."""
     found = []
     if graph.lost:
         found.append(f"{many(graph.lost, 'record')} found no room: trees end where they are lost")
@@ -159,9 +165,9 @@ def _losses(graph: GraphRun) -> Sequence[str]:
         found.append(f"{many(graph.learned, 'function')} called through pointers, known to the next graph at once")
     if graph.unwatched:
         found.append(f"{many(graph.unwatched, 'call')} through pointers not probed: what they lead to may lack")
-    if graph.is_withheld:
-        found.append("these trees may lack calls through pointers: repeat the command")
-    elif graph.withheld:
+    if early:
+        found.append(f"{many(early, 'call')} of the root may lack calls through pointers: repeat the command")
+    if graph.withheld:
         found.append(f"{many(graph.withheld, 'call')} of the root not shown, from before these were known")
     if graph.trees.senseless:
         found.append(f"{many(graph.trees.senseless, 'record')} not shown: no probe of this graph makes such")
