@@ -107,7 +107,7 @@ class GraphCommand(Subcommand[GraphArguments]):
                     warn(line)
                 if isinstance(form, GraphJson):
                     _print(form.ended(totals))
-                session.gathered = _gathered(graph, kept)
+                session.gathered = _gathered(graph, kept, totals)
             finally:
                 graph.take_out()
 
@@ -150,8 +150,8 @@ def _print(lines: Iterable[str]) -> None:
         stream(text)
 
 
-def _gathered(graph: GraphRun, kept: KeptTrees) -> GatheredView:
-    """Return the calls that were shown, for export."""
+def _gathered(graph: GraphRun, kept: KeptTrees, totals: Totals) -> GatheredView:
+    """Return the calls that were shown, for export and pages."""
     calls, unreturned = kept.timed(graph.functions.by_number, _clock(graph))
     notes = []
     if unreturned:
@@ -160,4 +160,5 @@ def _gathered(graph: GraphRun, kept: KeptTrees) -> GatheredView:
         notes.append(f"The first {many(kept.dropped, 'call')} of the root are not there: too many were shown.")
     if kept.early:
         notes.append(f"{many(kept.early, 'call')} of the root may lack calls through pointers.")
+    notes += [f"{line}." for line in totals.lacking()]
     return GatheredView(f"graph {graph.request.root}", calls, lost=graph.lost, notes=tuple(notes))

@@ -77,19 +77,23 @@ class Totals:
             yield f"the root reaches more than {MOST:,} functions: not all are there"
 
     def lines(self) -> Iterator[str]:
-        """Yield what the graph does not show, of calls that there were."""
+        """Yield what is told in the end."""
         if self.lost:
             yield f"{many(self.lost, 'record')} found no room: trees end where they are lost"
-        if self.unfollowed:
-            yield f"{many(self.unfollowed, 'call')} of the root not shown: other threads had their place"
         if self.learned:
             yield f"{many(self.learned, 'function')} called through pointers, known to the next graph at once"
-        if self.unwatched:
-            yield f"{many(self.unwatched, 'call')} through pointers not probed: what they lead to may lack"
         if self.early:
             yield f"{many(self.early, 'call')} of the root may lack calls through pointers: repeat the command"
+        yield from self.lacking()
+
+    def lacking(self) -> Iterator[str]:
+        """Yield which calls there were that are not shown."""
+        if self.unfollowed:
+            yield f"{many(self.unfollowed, 'call')} of the root not shown: other threads had their place"
         if self.withheld:
-            yield f"{many(self.withheld, 'call')} of the root not shown, from before these were known"
+            yield f"{many(self.withheld, 'call')} of the root not shown, from before all pointers were known"
+        if self.unwatched:
+            yield f"{many(self.unwatched, 'call')} through pointers not probed: what they lead to may lack"
         if self.senseless:
             yield f"{many(self.senseless, 'record')} not shown: no probe of this graph makes such"
         if self.missed:
