@@ -25,6 +25,7 @@ OPTIONS: Mapping[str, str] = {
     "-retval": "",
     "-tail": "",
     "-proc": "",
+    "-json": "",
 }
 DEPTH = 3
 _MOST = {"-depth": 64, "-count": (1 << 31) - 1, "-last": (1 << 31) - 1}
@@ -95,6 +96,9 @@ def parse_graph(text: str) -> GraphArguments:
     )
     if "-last" in options and "-count" in options:
         raise fault("-count and -last exclude each other", options["-last"].where, "-last ends as the guest stops")
+    for name in ("-tail", "-proc"):
+        if name in options and "-json" in options:
+            raise fault(f"{name} and -json exclude each other", options[name].where, "-json has both")
     return GraphArguments(
         request,
         _time(options.get("-min-time")),
@@ -105,6 +109,7 @@ def parse_graph(text: str) -> GraphArguments:
         options["-guest"].value if "-guest" in options else "",
         tails="-tail" in options,
         threads="-proc" in options,
+        json="-json" in options,
     )
 
 

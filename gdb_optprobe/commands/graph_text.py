@@ -59,8 +59,10 @@ class GraphText:
     def lines(self, tree: Tree) -> Iterator[str]:
         """Yield the lines of a tree."""
         yield from self._call(tree.root, tree, 0)
-        if tree.ending is Ending.LOST:
-            yield f"{self._cpu(tree.root.cpu)}{' ' * _THREAD}|  /* {tree.ending.value} */"
+        comments = [tree.ending.value] if tree.ending is Ending.LOST else []
+        comments += ["calls through pointers may lack"] if tree.is_early else []
+        for comment in comments:
+            yield f"{self._cpu(tree.root.cpu)}{' ' * _THREAD}|  /* {comment} */"
 
     def _call(self, call: Call, tree: Tree, level: int) -> Iterator[str]:
         yield from self._change(call.cpu, tree)

@@ -112,6 +112,19 @@ _TIMES: Mapping[str, Schema] = {
     "count": _a("integer", "Calls"),
     "buckets": _list(_BUCKET, "The buckets that are not empty, in nanoseconds"),
 }
+_IN_GRAPH: Mapping[str, Schema] = {
+    "function": _a("string", "The function"),
+    "cpu": _a("integer", "The CPU where the call began"),
+    "begin": _a("integer", "When it began, in nanoseconds since the guest's boot"),
+    "nanoseconds": _a("integer|null", "How long it took; null where it has not returned"),
+    "calls": _list(_ref("graph_call"), "The calls within it, down to `-depth`, in the order of time"),
+}
+_IN_GRAPH_MORE: Mapping[str, Schema] = {
+    "end_cpu": _a("integer", "The CPU where it returned, if it is another one"),
+    "arguments": _a("object", "Of `-args`: the arguments by name; addresses are strings"),
+    "result": _a("string|integer", "Of `-retval`: what the function has returned; an address is a string"),
+    "interrupt": _a("boolean", "True: the call is the first of an interrupt, which came within the call around it"),
+}
 _OWNER: Mapping[str, Schema] = {"number": _a("integer", "The probe's number")}
 
 DEFINITIONS: Mapping[str, Schema] = {
@@ -411,6 +424,48 @@ DEFINITIONS: Mapping[str, Schema] = {
         },
         {},
     ),
+    "graph_call": _object("A call within another one", _IN_GRAPH, _IN_GRAPH_MORE),
+    "graph": _line(
+        "graph",
+        "Of `graph`: a call of the root",
+        {
+            "pid": _a("integer", "The thread's id"),
+            "comm": _a("string", "The thread's name, or the first eight characters of it"),
+            "ending": _a(
+                "string",
+                "How the tree ends: the root has returned, its thread has died, it is open, what came next is lost",
+                enum=["returned", "died", "open", "lost"],
+            ),
+            "early": _a("boolean", "True: calls through pointers may lack, as where they lead was not known yet"),
+            **_IN_GRAPH,
+        },
+        _IN_GRAPH_MORE,
+    ),
+    "graph_total": _line(
+        "graph_total",
+        "Of `graph`, the last line: what was shown, and what was not",
+        {
+            "function": _a("string", "The root, as it was typed"),
+            "shown": _a("integer", "Calls of the root that were printed"),
+            "early": _a("integer", "Of these, calls that may lack calls through pointers"),
+            "withheld": _a("integer", "Calls of the root that were not printed, from before all pointers were known"),
+            "not_followed": _a("integer", "Calls of the root that were not recorded: another thread had their place"),
+            "lost": _a("integer", "Records that found no room: trees end where they are lost"),
+            "missed": _a("integer", "Calls that were not recorded: too many at once"),
+            "senseless": _a("integer", "Records that no probe of the graph makes"),
+            "learned": _a("integer", "Functions that were found behind pointers, and are known to the next graph"),
+            "not_probed": _a("integer", "Calls through pointers without a probe: what they lead to may lack"),
+            "whole": _a("boolean", "False: the root reaches more functions than were looked at"),
+            "left_out": _list(
+                _object(
+                    "A function",
+                    {"function": _a("string", "Its name"), "text": _a("string", "Why it cannot be probed")},
+                ),
+                "Functions that are called, but not in the graph",
+            ),
+        },
+        {},
+    ),
     "doctor": _object(
         "Of `doctor`: one object",
         {
@@ -454,6 +509,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "profile": ("profile",),
     "latency": ("latency", "latency_total"),
     "calls": ("calls_of",),
+    "graph": ("graph", "graph_total"),
     "run": ("report_probe", "report_map", "report_session_map", "report_record", "report_cost", "run"),
 }
 """By command, the definitions of which each line is one. `add`, `break` and `dprintf` write what `list` does."""

@@ -22,6 +22,7 @@ REPORT_OPTIONS: Mapping[str, str] = {
     "-timeline": "",
     "-folded": "",
     "-html": "FILE",
+    "-last": "",
 }
 SORT_FIELDS = ("hits", "missed", "dropped", "faults", "stops", "time", "number", "symbol")
 RUN_OPTIONS: Mapping[str, str] = {
@@ -79,7 +80,7 @@ class Selection:
     sort, top: of a report, the field of its order ("" for numbers) and how many probes it has at most.
     whole:     a report has each probe of a glob that was never hit.
     timeline, folded: a report has nothing but records, or stacks.
-    html: the file of a page; "" for a report that is printed.
+    html: the file of a page; "" for a report that is printed. last: it is of what the last graph or profile has.
     """
 
     wanted: tuple[int | str, ...] = ()
@@ -91,6 +92,7 @@ class Selection:
     timeline: bool = False
     folded: bool = False
     html: str = ""
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,10 @@ def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
         for other in ("-json", "-timeline", "-folded"):
             if other in options:
                 raise fault(f"{other} and -html exclude each other", options[other].where, "a page has all of it")
+    if "-last" in options and "-html" in known and html is None:
+        raise fault("-last is for -html", options["-last"].where, "optprobe export FORMAT FILE -last")
+    if "-last" in options and html is not None and wanted:
+        raise fault("-last takes no probes", options["-last"].where)
     return Selection(
         tuple(wanted),
         json="-json" in options,
@@ -239,6 +245,7 @@ def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
         timeline="-timeline" in options,
         folded="-folded" in options,
         html=html.value if html else "",
+        last=html is not None and "-last" in options,
     )
 
 

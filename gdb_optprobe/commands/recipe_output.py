@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,9 @@ _MARKS = {10: "1us", 20: "1ms", 30: "1s"}
 LATENCY_TOTAL = "latency_total"
 """The JSON line of all intervals."""
 _PERCENTS = (50, 90, 99)
+_UNTIMED = "not timed: they had begun before, or another call ran within"
+MOST_INTERVALS = 1024
+"""Of a latency that are kept, the newest ones."""
 _SEPARATOR = ";"
 
 
@@ -273,7 +277,8 @@ class _Latency:
     def __init__(self, args: RecipeArguments) -> None:
         self._args, self._histogram = args, Powers(True)
         self._total: tuple[int, ...] = ()
-        self._untimed = self._intervals = 0
+        self._intervals: deque[tuple[int, ...]] = deque(maxlen=MOST_INTERVALS)
+        self._untimed = self._ended = self._kept = 0
 
     def taken(self, name: str, rows: Sequence[Row], is_over: bool) -> str:
         if name == UNTIMED:
@@ -282,14 +287,16 @@ class _Latency:
             return ""
         words: Sequence[int] = rows[0].words if rows else ()
         self._total = tuple(sum(both) for both in zip_longest(self._total, words, fillvalue=0))
-        self._intervals += 1
+        self._ended += 1
         if is_over and not any(words):
             return ""
+        self._intervals.append(tuple(words))
+        self._kept += 1
         # The last interval is shorter than the others.
-        end = None if is_over else round(self._args.every * self._intervals, 3)
+        end = None if is_over else round(self._args.every * self._ended, 3)
         if self._args.json:
             return self._line(LATENCY, {"seconds": end}, words)
-        head = f"{_ruler()}\n" if self._intervals == 1 else ""
+        head = f"{_ruler()}\n" if self._ended == 1 else ""
         when = "the rest" if end is None else f"{end:g}s"
         return f"{head}{when:>9} {sum(words):>12,} |{_shades(self._columns(words))}|\n"
 
@@ -311,7 +318,15 @@ class _Latency:
 
     def gathered(self) -> GatheredView:
         function = self._args.function
-        return GatheredView(f"{LATENCY} {function}", function=function, words=self._total)
+        return GatheredView(
+            f"{LATENCY} {function}",
+            function=function,
+            words=self._total,
+            intervals=tuple(self._intervals),
+            skipped=self._kept - len(self._intervals),
+            every=self._args.every,
+            notes=(f"{self._untimed:,} calls were {_UNTIMED}.",) if self._untimed else (),
+        )
 
     def ended(self) -> str:
         if self._args.json:
@@ -323,7 +338,7 @@ class _Latency:
             parts = [f"{percent}% below {duration(one.high)}" for percent, one in below if one and one.high]
             lines = [f"{lines[0]}; {', '.join(parts)}", *histogram(self._histogram, self._total, NANOSECONDS)]
         if self._untimed:
-            lines.append(f"({self._untimed:,} not timed: they had begun before, or another call ran within)")
+            lines.append(f"({self._untimed:,} {_UNTIMED})")
         return "".join(f"{line}\n" for line in lines)
 
 

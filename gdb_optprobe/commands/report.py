@@ -17,7 +17,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.exports.folded import lines
 from gdb_optprobe.exports.from_views import stacks
 from gdb_optprobe.pages.page import fitting
-from gdb_optprobe.probes.views import ProbeView
+from gdb_optprobe.probes.views import GatheredView, ProbeView
 
 
 class ReportCommand(Subcommand[Selection]):
@@ -26,6 +26,7 @@ class ReportCommand(Subcommand[Selection]):
     optprobe report [N...] [-clear] [-json] [-sort FIELD] [-top N] [-all]
     optprobe report [N...] -timeline | -folded [-clear]
     optprobe report [N...] -html FILE [-sort FIELD] [-top N] [-clear]
+    optprobe report -html FILE -last
 
     Maps of scripts and of blocks in braces follow the probes, as bpftrace prints them.
     A trace that the guest has printed (of an oops, a warning, a panic) up to a probed
@@ -47,8 +48,10 @@ class ReportCommand(Subcommand[Selection]):
     functions from the outermost to the probed one, and how often.
     -html writes a page for a browser, which needs nothing else: costs beside
     Linux's own, histograms, calls over time, flame graphs, what was on which
-    CPU, what was lost. What a record becomes: help optprobe export. FILE is
-    replaced; a new one is for you alone to read.
+    CPU, what was lost. What a record becomes: help optprobe export. With -last,
+    and where there are no probes, the page is of what the last graph, latency,
+    profile, offcpu or calls has shown. FILE is replaced; a new one is for you
+    alone to read.
 
     Examples:
       optprobe report
@@ -56,6 +59,7 @@ class ReportCommand(Subcommand[Selection]):
       optprobe report -top 10
       optprobe report -timeline
       optprobe report -html reads.html
+      optprobe report -html graph.html -last
     """
 
     word = "report"
@@ -70,7 +74,11 @@ class ReportCommand(Subcommand[Selection]):
         probes = chosen(found, args)
         if args.html:
             maps = session.maps(numbers) if session else ()
-            out.lines([_written(Found.of(probes, maps, at_a_glance(), _now(), args.sort), args.html)])
+            last = session.gathered if session is not None else None
+            if args.last or not (probes or maps or args.wanted):
+                out.lines([_written(_of_last(last, args), args.html)])
+            else:
+                out.lines([_written(Found.of(probes, maps, at_a_glance(), _now(), args.sort), args.html)])
         elif args.timeline:
             out.timeline(probes)
         elif args.folded:
@@ -98,10 +106,17 @@ class ReportCommand(Subcommand[Selection]):
         return () if before == "-top" else [*probe_words(), *REPORT_OPTIONS]
 
 
+def _of_last(last: GatheredView | None, args: Selection) -> Found:
+    """Return what the last graph or profile has shown. Raises OptprobeError."""
+    if last is not None:
+        return Found.of_last(last, at_a_glance(), _now())
+    if args.last:
+        raise OptprobeError("nothing was gathered yet", "optprobe graph FUNCTION, or optprobe latency, is first")
+    raise OptprobeError("there are no probes for a page", "optprobe add LOCATION")
+
+
 def _written(found: Found, path: str) -> str:
     """Write the page, and return what was written."""
-    if not found.probes and not found.never and not found.maps:
-        raise OptprobeError("there are no probes for a page", "optprobe add LOCATION")
     data = fitting(partial(page, found))
     host_files.write_typed(path, data)
     return f"Wrote a page of {found.summary} to '{path}', {len(data) // 1000} kB."

@@ -10,27 +10,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 
 from gdb_optprobe import __version__
 from gdb_optprobe.commands.aggregates import bucket_range, duration, short
 from gdb_optprobe.commands.output import BEST, STOPS
 from gdb_optprobe.commands.render_text import asked, cost_of_hit, counted, guest_line, hit_ones, many
-from gdb_optprobe.exports.from_views import recording
+from gdb_optprobe.exports.from_views import gathered, recording
 from gdb_optprobe.exports.own_time import own_times
 from gdb_optprobe.exports.recording import Call, Distribution, Event, Mean, Measure, Number, Recording, Stack, Value
-from gdb_optprobe.maps.aggregate import Bucket
+from gdb_optprobe.maps.aggregate import Bucket, Powers, buckets, quantile
 from gdb_optprobe.pages.bars import Bar, Group, logarithmic
-from gdb_optprobe.pages.flame import Node, Share, by_function, flame, frames, tree
+from gdb_optprobe.pages.flame import Node, Share, Span, by_function, flame, frames, in_time, tree
 from gdb_optprobe.pages.heat_map import heat_map, legend
 from gdb_optprobe.pages.page import LINE, NUMBER, Cell, Column, Figure, Page, Paragraph, Part, Section, Table
 from gdb_optprobe.pages.svg import cut, share_bar
 from gdb_optprobe.pages.timeline import Lane, Lanes, Run, timeline
-from gdb_optprobe.probes.views import GuestView, ProbeView, SessionMapView
+from gdb_optprobe.probes.views import GatheredView, GuestView, ProbeView, SessionMapView
 
 LONGEST = 200
 """Characters of a cell."""
 ROWS, KEYS, MAPS, HISTOGRAMS, RECORDS, PROBES_DRAWN = 25, 12, 20, 20, 40, 12
-HEATED, COLUMNS, INTERVALS = 3, 40, 10
+HEATED, COLUMNS, INTERVALS, GRAPH_ROWS = 3, 40, 10, 120
 FRAMES, RUNS, CPUS, PLACES = 240, 120, 8, 4
 """How much of each there is at most, where the page is not too large."""
 _SECOND = 1_000_000_000
@@ -39,7 +40,10 @@ _SHARE = Column("")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is to show. written: when, in words. order: the field of a report by which the probes are sorted."""
+    """What there is to show. written: when, in words. order: the field of a report by which the probes are sorted.
+
+    last: what a command that probes by itself has shown; then there are no probes.
+    """
 
     probes: Sequence[ProbeView]
     never: Mapping[str, int]
@@ -48,6 +52,11 @@ class Found:
     guest: GuestView
     written: str
     order: str = "hits"
+    last: GatheredView | None = None
+
+    @classmethod
+    def of_last(cls, last: GatheredView, guest: GuestView, written: str) -> Found:
+        return cls((), {}, gathered(last), (), guest, written, last=last)
 
     @classmethod
     def of(
@@ -69,11 +78,12 @@ class Found:
         found = self.recording
         all_probes = len(self.probes) + sum(self.never.values())
         stacks = sum(one.count for one in found.stacks)
+        calls, intervals = (sum(self.last.words), len(self.last.intervals)) if self.last is not None else (0, 0)
         counts = (
-            (all_probes, "probe"), (len(found.calls), "call"), (len(found.events), "event"), (stacks, "stack"),
-            (len(self.maps), "map"),
+            (all_probes, "probe"), (len(found.calls) + calls, "call"), (len(found.events), "event"), (stacks, "stack"),
+            (len(self.maps), "map"), (intervals, "interval"),
         )  # fmt: skip
-        *most, last = (many(count, noun) for count, noun in counts if count)
+        *most, last = [many(count, noun) for count, noun in counts if count] or ["nothing"]
         return f"{', '.join(most)} and {last}" if most else last
 
     @property
@@ -92,6 +102,8 @@ def page(found: Found, share: float = 1.0) -> Page:
         Section("Cost of a hit", _costs(found, limit)),
         Section("Counts and values", [*_values(found, limit)]),
         Section("Histograms", [*_histograms(found, limit)]),
+        Section("Over time", [*_over_time(found, limit)]),
+        Section("Call graph", [*_graph(found, limit)]),
         Section("Calls", [*_calls(found, limit)]),
         Section("Stacks", [*_stacks(found, limit)]),
         Section("By CPU", [*_by_cpu(found, limit)]),
@@ -104,7 +116,8 @@ def page(found: Found, share: float = 1.0) -> Page:
         ("On this page", found.summary),
         ("Written", f"{found.written}, by optprobe {__version__}"),
     ]
-    return Page("optprobe report", facts, [one for one in sections if one.parts])
+    title = "report" if found.last is None else found.last.title
+    return Page(f"optprobe {title}", facts, [one for one in sections if one.parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +233,7 @@ def _histograms(found: Found, limit: _Limit) -> Iterator[Part]:
             ]
             key = f" [{', '.join(str(value) for _, value in one.key)}]" if one.key else ""
             columns = (Column("From, to below", NUMBER), Column("How many", NUMBER), _SHARE)
-            yield Table(_cell(f"{_place(one)}: {one.action}{key}".removeprefix(": ")), columns, rows)
+            yield Table(_cell(f"{_place(one)}: {one.action or one.name}{key}".removeprefix(": ")), columns, rows)
     yield from _others(len(shown) - limit(HISTOGRAMS), "histogram")
 
 
@@ -228,7 +241,7 @@ def _grouped(found: Recording, kinds: tuple[type, ...]) -> list[list[Measure]]:
     """Return what actions gathered, by action and kind of key; what every probe counts is in other tables."""
     groups: dict[tuple[object, ...], list[Measure]] = {}
     for one in found.measures:
-        if one.action and isinstance(one.value, kinds) and not one.name.startswith("lost"):
+        if (one.action or one.source is None) and isinstance(one.value, kinds) and not one.name.startswith("lost"):
             groups.setdefault((one.source, one.action, one.name, *(name for name, _ in one.key)), []).append(one)
     return [*groups.values()]
 
@@ -317,6 +330,104 @@ def _functions(calls: Sequence[Call], functions: Sequence[Share], limit: _Limit)
     return Table(title, columns, rows, _more(len(order) - len(rows), "function"))
 
 
+# a latency, a call graph ----------------------------------------------------------------------------------------------
+
+
+def _over_time(found: Found, limit: _Limit) -> Iterator[Figure]:
+    """Yield how long calls took in each interval of a latency."""
+    last = found.last
+    if last is None or not any(map(any, last.intervals)):
+        return
+    step = -(-len(last.intervals) // limit(COLUMNS))
+    parts = [last.intervals[at : at + step] for at in range(0, len(last.intervals), step)]
+    columns = [_sum(part) for part in parts]
+    cells = {(column, _row(one)): one.count for column, each in enumerate(columns) for one in each if one.count}
+    lowest = min(row for _, row in cells)
+    names = [duration(1 << row) for row in range(lowest, max(row for _, row in cells) + 1)]
+    times = [round(_SECOND * last.every * (last.skipped + step * column)) for column in range(len(columns))]
+    begins = [_after(time) if time else "0" for time in times]
+
+    def note(column: int, row: int, count: int) -> str:
+        return f"{counted(count, 'call')} from {names[row]}, at {begins[column]}"
+
+    rows: list[Sequence[Cell]] = [
+        (begin, sum(one.count for one in each), *(_below(each, percent) for percent in (50, 99, 100)))
+        for begin, each in zip(begins, columns, strict=True)
+    ]
+    titles = ("From", "Calls", "Median below", "99 % below", "All below")
+    title = f"Calls of {cut(last.function)}: how long they took, over time"
+    said = f"{counted(sum(cells.values()), 'call')} in {counted(len(last.intervals), 'interval')}."
+    most = max(cells.values())
+    shifted = {(column, row - lowest): count for (column, row), count in cells.items()}
+    middle = _after(round(_SECOND * last.every * (last.skipped + len(last.intervals) / 2)))
+    ends = (begins[0], middle, _after(round(_SECOND * last.every * (last.skipped + len(last.intervals)))))
+    drawing = heat_map(title, said, shifted, len(columns), names, ends, note)
+    every = f"Every {duration(round(_SECOND * last.every * step))}"
+    yield Figure(drawing, title, legend(most), Table(every, [Column(one, NUMBER) for one in titles], rows))
+
+
+def _sum(intervals: Sequence[Sequence[int]]) -> Sequence[Bucket]:
+    """Return the buckets of several histograms of powers of two together."""
+    words = tuple(sum(each) for each in zip_longest(*intervals, fillvalue=0))
+    return buckets(Powers(True), words) if words else ()
+
+
+def _row(one: Bucket) -> int:
+    return (one.low or 1).bit_length() - 1
+
+
+def _below(found: Sequence[Bucket], percent: float) -> str:
+    one = quantile(found, percent)
+    return duration(one.high) if one is not None and one.high is not None else ""
+
+
+def _graph(found: Found, limit: _Limit) -> Iterator[Part]:
+    """Yield the longest call of a graph's root, and a typical one."""
+    calls = found.recording.calls
+    starts = [at for at, call in enumerate(calls) if call.depth == 0]
+    if found.last is None or not starts:
+        return
+    roots = [calls[at:end] for at, end in zip(starts, [*starts[1:], len(calls)], strict=True)]
+    roots.sort(key=lambda one: one[0].end - one[0].begin)
+    name, many_ = cut(roots[0][0].source.place), counted(len(roots), "call")
+    yield _one_call(roots[-1], f"The longest of {many_} of {name}" if len(roots) > 1 else f"The call of {name}", limit)
+    if len(roots) > 2:
+        yield _one_call(roots[len(roots) // 2], f"A typical one, of median length, of {many_} of {name}", limit)
+
+
+def _one_call(calls: Sequence[Call], title: str, limit: _Limit) -> Figure:
+    """Return a call of the root, and what it called, in the order of time."""
+    root = calls[0]
+    shown, left_out = in_time(
+        [Span(one.source.place, one.depth or 0, one.begin, one.end) for one in calls], limit(FRAMES)
+    )
+    took, thread = duration(root.end - root.begin), root.thread
+    whose = f", {cut(thread.name)} {thread.id}" if thread is not None else ""
+    said = f"{title} took {took}. Time goes from left to right; what a function calls is below it."
+    rows: list[Sequence[Cell]] = [
+        (
+            one.depth or 0,
+            _cell(one.source.place),
+            _after(one.begin - root.begin),
+            duration(one.end - one.begin),
+            _cell(", ".join(f"{name}={value}" for name, value in one.values)),
+        )
+        for one in calls[: limit(GRAPH_ROWS)]
+    ]
+    columns = [
+        Column("Level", NUMBER), Column("Function"), Column("Begins", NUMBER), Column("Took", NUMBER), Column("Values")
+    ]  # fmt: skip
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    more = f" ({_more(left_out, 'box', 'boxes')}, narrow or deep)" if left_out else ""
+    table = Table("Calls, in the order of time", columns, rows, _more(len(calls) - len(rows), "call"))
+    at = f"{title}: {took}{whose}, at {_since_boot(root.begin)} since boot{more}"
+    return Figure(flame(title, said, shown, duration), at, beside=table)
+
+
+# calls over time, stacks ----------------------------------------------------------------------------------------------
+
+
 def _heat(place: str, calls: Sequence[Call], times: tuple[int, int], limit: _Limit) -> Figure:
     """Return how long the calls of a function took, over the time."""
     first, last = times
@@ -352,8 +463,13 @@ def _by_interval(calls: Sequence[Call], times: tuple[int, int]) -> Table:
 
 
 def _stacks(found: Found, limit: _Limit) -> Iterator[Part]:
-    root = tree(found.recording.stacks)
-    yield from _flame("How often each stack was kept", root, by_function(root), lambda count: f"{count:,}", limit)
+    stacks = found.recording.stacks
+    root = tree(stacks)
+    if stacks and all(one.time is not None for one in stacks):
+        yield from _flame("Time of each stack", root, by_function(root), duration, limit)
+    else:
+        title = "How often each stack was " + ("kept" if found.last is None else "seen")
+        yield from _flame(title, root, by_function(root), lambda count: f"{count:,}", limit)
 
 
 def _flame(
@@ -475,6 +591,12 @@ def _lost(found: Found, limit: _Limit) -> Iterator[Part]:
     if rows:
         columns = (Column("Where"), Column("What"), Column("How many", NUMBER))
         yield Table("What is not on this page", columns, rows[: limit(ROWS)], _more(len(rows) - limit(ROWS), "row"))
+    elif found.last is not None:
+        if found.recording.lost:
+            yield Paragraph(f"{many(found.recording.lost, 'record')} found no room.")
+        yield from map(Paragraph, found.last.notes)
+        if found.recording.calls and not (found.recording.lost or found.last.notes):
+            yield Paragraph("Nothing: every record found room, and no call is known to lack.")
     else:
         yield Paragraph("Nothing: every hit, record and value found room, and all memory could be read.")
 

@@ -1,5 +1,7 @@
 """Flame graphs: a box for each path of calls, as wide as its share, callers above what they call.
 
+Or a box for each call, where and as wide as it was in time.
+
     │              all              │
     │ ksys_read          │ ksys_write │
     │ vfs_read    │
@@ -47,24 +49,43 @@ class Frame:
     value: int
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A call, from one time to another. depth: how many are around it."""
+
+    name: str
+    depth: int
+    begin: int
+    end: int
+
+
 def tree(stacks: Sequence[Stack]) -> Node:
     """Return the root, which has the value of all stacks."""
     root = Node("all")
-    for stack in (one for one in stacks if one.count > 0):
+    for stack in (one for one in stacks if one.weight > 0):
         node = root
-        node.value += stack.count
+        node.value += stack.weight
         for name in stack.frames:
             node = node.children.setdefault(name, Node(name))
-            node.value += stack.count
-        node.own += stack.count
+            node.value += stack.weight
+        node.own += stack.weight
     return root
 
 
 def frames(root: Node, most: int) -> tuple[Sequence[Frame], int]:
     """Return the widest boxes, at most so many and so deep, and how many are left out."""
-    found = sorted(_frames(root, root.value or 1, 0, 0.0), key=lambda one: (-one.value, one.depth, one.left))
-    shown = [one for one in found[:most] if one.width >= _NARROWEST and one.depth <= DEEPEST]
-    return sorted(shown, key=lambda one: (one.depth, one.left)), len(found) - len(shown)
+    return _widest([*_frames(root, root.value or 1, 0, 0.0)], most)
+
+
+def in_time(boxes: Sequence[Span], most: int) -> tuple[Sequence[Frame], int]:
+    """Return what came within the first box in the order of time: the widest, at most so many, how many are left out.
+    """
+    begin, whole = boxes[0].begin, max(boxes[0].end - boxes[0].begin, 1)
+    found = [
+        Frame(one.name, one.depth, (one.begin - begin) / whole, (one.end - one.begin) / whole, one.end - one.begin)
+        for one in boxes
+    ]
+    return _widest(found, most)
 
 
 def flame(title: str, description: str, shown: Sequence[Frame], spell: Callable[[int], str]) -> Drawing:
@@ -86,6 +107,12 @@ def by_function(root: Node) -> Sequence[Share]:
         todo += [(child, above | {node.name}) for child in node.children.values()]
     found = ((name, value, whole[name]) for name, value in own.items())
     return sorted(found, key=lambda one: (-one[1], -one[2], one[0]))
+
+
+def _widest(boxes: Sequence[Frame], most: int) -> tuple[Sequence[Frame], int]:
+    found = sorted(boxes, key=lambda one: (-one.value, one.depth, one.left))
+    shown = [one for one in found[:most] if one.width >= _NARROWEST and one.depth <= DEEPEST]
+    return sorted(shown, key=lambda one: (one.depth, one.left)), len(found) - len(shown)
 
 
 def _frames(root: Node, total: int, depth: int, left: float) -> Iterator[Frame]:

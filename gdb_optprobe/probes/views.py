@@ -198,7 +198,9 @@ class GatheredView:
     """What a command that probes by itself has shown. title: the command, with the function that it was given.
 
     calls: each behind the one that it is in, those of a thread in the order of time. function, words: of a latency, a
-    histogram of nanoseconds. lost: records that found no room. notes: lines to print with it.
+    histogram of nanoseconds. intervals: such histograms, one after the other; skipped: how many came before these.
+    every: the seconds of each, but the last, which may be shorter. lost: records that found no room. notes: lines to
+    print with it.
     """
 
     title: str
@@ -206,6 +208,9 @@ class GatheredView:
     stacks: tuple[StackView, ...] = ()
     function: str = ""
     words: tuple[int, ...] = ()
+    intervals: tuple[tuple[int, ...], ...] = ()
+    skipped: int = 0
+    every: float = 0.0
     lost: int = 0
     notes: tuple[str, ...] = ()
 

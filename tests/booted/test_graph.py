@@ -19,6 +19,7 @@ from qemu.rsp_proxy import RspProxy
 from tests.booted.batch import batch
 from tests.booted.conftest import FULL, Boot
 from tests.booted.test_exact import TRACING
+from tests.docs.validate import check
 
 READS = 20
 DD = f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null"
@@ -76,13 +77,15 @@ def exported(path: Path) -> tuple[list[str], list[int]]:
 def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest, tmp_path: Path) -> None:
     """Calls through pointers are learned by the first graph. A root that never returns stays open."""
     read = f"optprobe graph rw_verify_area -depth 4 -guest '{DD}' if $comm == \"dd\""
-    marks = [f"echo {MARK}\\n"] * 3
+    marks = [f"echo {MARK}\\n"] * 4
     death = "optprobe graph do_exit -depth 1 -count 1 -guest 'true'"
     last = [f"optprobe export {word} {tmp_path}/{word} -last" for word in ("speedscope", "csv")]
-    script = [read, marks[0], read, last[0], marks[1], death, last[1], marks[2], "optprobe list", "optprobe check"]
+    told = f"optprobe graph rw_verify_area -depth 1 -count 2 -args -retval -json -guest '{DD}'"
+    script = [read, marks[0], read, last[0], marks[1], death, last[1], marks[2], told, marks[3]]
+    script += ["optprobe list", "optprobe check"]
     finished = batch(each_linux, script)
     assert finished.status == 0, finished.output
-    learning, ours, died, end = (part.splitlines() for part in finished.output.split(f"{MARK}\n"))
+    learning, ours, died, lines, end = (part.splitlines() for part in finished.output.split(f"{MARK}\n"))
     each_linux.check(
         f"mount -t tracefs t {TRACING} 2>/dev/null; cd {TRACING}; echo rw_verify_area > set_graph_function; "
         "echo function_graph > current_tracer; echo nofuncgraph-proc > trace_options; "
@@ -106,6 +109,13 @@ def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest, tmp_path: 
     assert any("exit_signals();" in line for line in died)
     assert any(" had not returned: in the file they end" in line for line in died)
     assert ",do_exit," in (tmp_path / "csv").read_text()
+    json_lines = [line for line in lines if line.startswith("{")]
+    check("".join(f"{line}\n" for line in json_lines), "graph", "graph_total")
+    first, second, total = map(json.loads, json_lines)
+    assert {first["function"], second["function"], total["function"]} == {"rw_verify_area"} and total["shown"] == 2
+    assert first["begin"] + first["nanoseconds"] <= second["begin"] and first["result"] == 0
+    for inner in first["calls"]:
+        assert first["begin"] <= inner["begin"] <= first["begin"] + first["nanoseconds"] - inner["nanoseconds"]
     assert end[:2] == ["No probes.", "The guest's memory holds what we wrote."]
 
 

@@ -23,6 +23,7 @@ def test_options_stand_before_and_behind_the_root() -> None:
     )  # fmt: skip
     assert request.arguments and request.values and args.threads and args.tails
     assert (args.count, args.seconds) == (3, 2.5)
+    assert not args.json and parse_graph("-json vfs_read if count > 1").json
 
 
 def test_all_behind_if_is_the_condition() -> None:
@@ -47,6 +48,7 @@ def test_times_choose_among_calls_that_have_returned() -> None:
         ("vfs_read -depth 65", "is at most 64|too large|at most"),
         ("vfs_read -depth", "-depth needs a value"),
         ("vfs_read -count 1 -last 2", "-count and -last exclude each other"),
+        ("vfs_read -json -proc", "-proc and -json exclude each other"),
         ("vfs_read -count -1", "-count takes a number from 1 on"),
         ("vfs_read -min-time 5", "'5' is no time"),
         ("vfs_read -max-time 1h", "'1h' is no time"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gdb_optprobe.commands.graph_text import GraphText, duration
@@ -113,6 +115,11 @@ def test_interrupts_are_marked() -> None:
         " 1)   0.050 us    |    rw_verify_area();\n"
         " 1)   1.000 us    |  }\n"
     )
+
+
+def test_what_may_lack_is_told_behind_the_tree() -> None:
+    early = replace(tree(call(1, 0, 10)), is_early=True)
+    assert text(early).splitlines()[1:] == [" 1)               |  /* calls through pointers may lack */"]
 
 
 def test_deeper_calls_are_left_out() -> None:

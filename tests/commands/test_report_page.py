@@ -16,17 +16,27 @@ from gdb_optprobe.commands.report_page import RECORDS, ROWS, Found, page
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.exports.recording import Call, Event, Mean, Measure, Number, Recording, Source, Stack, Thread
 from gdb_optprobe.guest.linux.arch.registry import ARCHES
+from gdb_optprobe.maps.aggregate import Powers, update
 from gdb_optprobe.pages.page import LARGEST, Table, encode, fitting
-from gdb_optprobe.probes.views import GuestView, SessionMapView
+from gdb_optprobe.probes.views import CallView, GatheredView, GuestView, SessionMapView, StackView
 from tests.commands.fake_session import boosted, probe
 from tests.commands.in_gdb import ROOT, shared_gdb
+from tests.commands.test_export import GRAPH
 from tests.examples import examples
-from tests.exports.recordings import NASTY, READ, WHOLE, distribution, hostile
+from tests.exports.recordings import NASTY, READ, SECOND, WHOLE, distribution, hostile
 from tests.exports.test_any_recording import RECORDINGS
 from tests.pages.reading import SVG, drawings, is_on_its_own, read
 
 GUEST = GuestView("some ISA", 2, "Linux version 6.1", {"kprobe": 751, "kretprobe": 1050, "uprobe": 1673})
 PROBES = (probe(1, hits=1052), boosted(2, hits=3, stops=3), probe(3, kind="kretprobe", hits=70))
+
+
+def powers(*nanoseconds: int) -> tuple[int, ...]:
+    """Return the words of a histogram of times; none where there is no value."""
+    words: tuple[int, ...] = (0,) * Powers(True).words if nanoseconds else ()
+    for one in nanoseconds:
+        words = update(Powers(True), words, one)
+    return words
 
 
 def found(recording: Recording, *probes: object, guest: GuestView = GUEST) -> Found:
@@ -186,6 +196,98 @@ def test_what_has_no_room_is_counted() -> None:
     assert f"record {RECORDS + 2}" in text and "record 2\n" not in text
 
 
+def of_last(view: GatheredView) -> tuple[bytes, str]:
+    data = fitting(partial(page, Found.of_last(view, GUEST, "2026-01-02 03:04 UTC")))
+    return data, read(data).text
+
+
+def graphed(*names: str, took: int = 1800, pid: int = 412) -> tuple[CallView, ...]:
+    """A call in a call in a call."""
+    return tuple(
+        CallView(name, SECOND + 10 * level, SECOND + took - 10 * level, 0, 0, level, pid, "dd", (("count", 4096),))
+        for level, name in enumerate(names)
+    )
+
+
+def test_a_graph_s_calls_are_drawn_in_the_order_of_time() -> None:
+    calls = [call for took in (1800, 900, 2400) for call in graphed("vfs_read", "rw_verify_area", "f", took=took)]
+    data, text = of_last(GatheredView("graph vfs_read", tuple(calls), lost=2, notes=("1 call had not returned.",)))
+    assert sections(data) == ["Call graph", "Calls", "By CPU", "Lost"] and is_on_its_own(data)
+    assert "optprobe graph vfs_read" in text and "9 calls" in text
+    longest, typical, *_ = (one for one in drawings(data) if one.get("class") == "chart flame")
+    boxes = [(box.get("x"), box.get("width"), box.get("y")) for box in longest.iter(f"{SVG}svg")][1:]
+    assert boxes == [("0%", "100%", "0"), ("0.4167%", "99.1667%", "18"), ("0.8333%", "98.3333%", "36")]
+    assert "The longest of 3 calls of vfs_read: 2.4us, dd 412, at 1.000000 s since boot" in text
+    assert "median length, of 3 calls of vfs_read: 1.8us" in text and typical is not longest
+    assert "\n2\nf\n+20ns\n2.36us\ncount=4096\n" in text, "the same as a table"
+    assert "2 records found no room." in text and "1 call had not returned." in text
+
+
+def test_one_call_of_a_graph_is_drawn_once() -> None:
+    data, text = of_last(GatheredView("graph f", graphed("f", "g")))
+    assert "The call of f: 1.8us" in text and "typical" not in text
+    assert sum(one.get("class") == "chart flame" for one in drawings(data)) == 2, "the call, and the paths"
+
+
+def test_a_latency_is_a_heat_map_over_its_intervals() -> None:
+    intervals = [powers(*times) for times in ((300, 300, 5000), (), (600,))]
+    total = tuple(map(sum, zip(*filter(None, intervals), strict=True)))
+    view = GatheredView("latency vfs_read", function="vfs_read", words=total, intervals=tuple(intervals), every=0.5)
+    data, text = of_last(view)
+    assert sections(data) == ["Histograms", "Over time"] and is_on_its_own(data)
+    (heat,) = (one for one in drawings(data) if one.get("class") == "chart heat")
+    told = [title.text for title in heat.iter(f"{SVG}title")][1:]
+    assert told == ["2 calls from 256ns, at 0", "1 call from 4.1us, at 0", "1 call from 512ns, at +1s"]
+    assert "latency [vfs_read]" in text and "4 calls and 3 intervals" in text
+    assert "\n0\n3\n512ns\n8.19us\n8.19us\n+500ms\n0\n+1s\n1\n1.02us\n" in re.sub(r"\n+", "\n", text)
+
+
+def test_more_intervals_than_columns_are_added_up() -> None:
+    view = GatheredView("latency f", function="f", intervals=(powers(300),) * 100, skipped=1000, every=1.0)
+    data, text = of_last(view)
+    (heat,) = (one for one in drawings(data) if one.get("class") == "chart heat")
+    told = [title.text for title in heat.iter(f"{SVG}title")][1:]
+    assert len(told) == 34 and told[0] == "3 calls from 256ns, at +1000s" and "Every 3s" in text
+
+
+def test_waits_are_drawn_by_their_time_and_samples_by_their_number() -> None:
+    stacks = StackView(("dd", "pipe_read"), 10, 3_000_000), StackView(("sh", "do_wait"), 30, 1_000_000)
+    data, text = of_last(GatheredView("offcpu", stacks=stacks))
+    assert sections(data) == ["Stacks"] and "Time of each stack" in text and "\n3ms\n75.0 %\n" in text
+    _, text = of_last(GatheredView("profile", stacks=tuple(replace(one, time=None) for one in stacks)))
+    assert "How often each stack was seen" in text and "\n30\n75.0 %\n" in text
+
+
+def test_what_a_guest_calls_things_is_text_on_the_page_of_a_graph_too() -> None:
+    evil = "</script><img src=x onerror=alert(1)>"
+    calls = tuple(replace(one, comm=evil, values=((evil, evil),)) for one in graphed(evil, evil))
+    stacks = (StackView((evil,), 1, 5),)
+    view = GatheredView(f"graph {evil}", calls, stacks, evil, powers(3), (powers(3),), every=1.0, notes=(evil,))
+    data, text = of_last(view)
+    assert is_on_its_own(data) and text.count(evil) > 20
+    assert [tag for tag, _ in read(data).tags].count("script") == 1 and "img" not in {tag for tag, _ in read(data).tags}
+
+
+def test_an_empty_graph_is_a_page_and_a_long_one_is_no_larger_than_others() -> None:
+    data, text = of_last(GatheredView("graph f"))
+    assert sections(data) == [] and "nothing" in text
+    names = [f"{number}_{'f' * 90}" for number in range(150)]
+    calls = tuple(call for pid in range(30) for call in graphed(*names, took=100_000 + pid, pid=pid))
+    data, text = of_last(GatheredView("graph f", calls, stacks=(StackView(tuple(names), 1),)))
+    assert LARGEST / 8 < len(data) <= LARGEST and re.search(r"and \d+ calls more", text)
+
+
+def test_the_last_graph_is_a_page_where_it_is_asked_for_or_no_probe_is_there(tmp_path: Path) -> None:
+    ended = shared_gdb(
+        GRAPH, f"optprobe report -html {tmp_path}/alone", "optprobe add vfs_read",
+        f"optprobe report -html {tmp_path}/probes", f"optprobe report -html {tmp_path}/last -last",
+    )  # fmt: skip
+    told = [line for line in ended.out.splitlines() if line.startswith("Wrote")]
+    assert [line.partition(" to ")[0] for line in told] == [
+        "Wrote a page of 2 calls", "Wrote a page of 1 probe", "Wrote a page of 2 calls",
+    ], ended  # fmt: skip
+
+
 @settings(max_examples=examples(40))
 @given(RECORDINGS)
 def test_whatever_was_recorded_is_a_page(recording: Recording) -> None:
@@ -234,6 +336,10 @@ def test_arguments() -> None:
     for other in ("-json", "-timeline", "-folded"):
         with pytest.raises(OptprobeError, match=f"{other} and -html exclude each other"):
             parse_selection(f"-html x {other}", REPORT_OPTIONS)
+    assert parse_selection("-html x -last", REPORT_OPTIONS).last
+    for typed, why in (("-last", "-last is for -html"), ("-html x -last 1", "-last takes no probes")):
+        with pytest.raises(OptprobeError, match=why):
+            parse_selection(typed, REPORT_OPTIONS)
     for typed in ("-html", "-html ''"):
         with pytest.raises(OptprobeError, match="-html needs"):
             parse_selection(typed, REPORT_OPTIONS)

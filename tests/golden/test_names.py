@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gdb_optprobe.commands import options, recipe_arguments
+from gdb_optprobe.commands import graph_arguments, options, recipe_arguments
 from gdb_optprobe.commands.parse import ADD_OPTIONS
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.detours.tier import Tier
@@ -32,6 +32,7 @@ OPTIONS = {
     "profile": recipe_arguments.PROFILE_OPTIONS,
     "latency": recipe_arguments.LATENCY_OPTIONS,
     "calls": recipe_arguments.CALLS_OPTIONS,
+    "graph": graph_arguments.OPTIONS,
 }
 
 

@@ -82,13 +82,16 @@ class Callees:
                     return Reached(depths, pointers, is_whole=False)
                 found = self.calls(filter(None, map(self.find, waiting)))
                 targets = dict.fromkeys(start for calls in found for start in calls.targets)
-                depths |= {start: level + 1 for start in targets if start in starts and start not in depths}
                 pointers = {at: (pointer, level + 1) for calls in found for at, pointer in calls.pointers} | pointers
-                new = [start for start in targets if start not in seen and self._is_wanted(start)]
+                again = {start for start in targets if start in starts and start not in depths}
+                new = [start for start in targets if start in again or (start not in seen and self._is_wanted(start))]
                 traced = self.traced(new)
-                seen |= {start: level + (start in traced) for start in new}
                 depths |= {start: level + 1 for start in new if start in traced}
-                waiting = [start for start in new if start not in traced]
+                # One of the starts may be nearer to another one than it is said to be.
+                nearer = {start: level + (start in traced) for start in new}
+                nearer = {start: at for start, at in nearer.items() if at < seen.get(start, depth + 1)}
+                seen |= nearer
+                waiting = [start for start, at in nearer.items() if at == level]
             level += 1
         return Reached(depths, pointers)
 

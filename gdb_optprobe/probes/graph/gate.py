@@ -43,8 +43,9 @@ PLACE = 2 * WORD
 PLACES = PLACE << BITS
 SITES = 1024
 """Calls through pointers that are watched, at most."""
-_TARGETS = PLACES + PLACE
-SIZE = _TARGETS + SITES * WORD
+TARGETS = PLACES + PLACE
+"""The offset of what calls through pointers have led to."""
+SIZE = TARGETS + SITES * WORD
 _ROOT = Constant(0)
 """The number of the root."""
 _FREE, _OWN, _TAKEN = (Constant(state.value) for state in (State.FREE, State.OWN, State.TAKEN))
@@ -125,7 +126,7 @@ class Gate:
         if pointer.offset is not None:
             target = Load(fold.binary(Op.ADD, target, fold.constant(pointer.offset), 64, False), WORD, False)
         scaled = fold.binary(Op.MUL, site, fold.constant(WORD), 64, False)
-        last = fold.binary(Op.ADD, scaled, fold.constant(self.address + _TARGETS), 64, False)
+        last = fold.binary(Op.ADD, scaled, fold.constant(self.address + TARGETS), 64, False)
         is_new = fold.binary(Op.NE, target, self._load(last), 64, False)
         record = self._record(records.LED, "a target", (self.thread.task, site, target))
         return Program(And(self._is_own, is_new), (record, Put(last, target)))

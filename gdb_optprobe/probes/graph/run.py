@@ -4,8 +4,9 @@
     probes in ─► guest runs ⇄ short stops: records ─► trees ─► probes out ─► memory back
                     ▲             └ targets of calls through pointers ─► more probes
                     └──────────────────────────────────────────────────────┘
-Trees are withheld until such a round has found no new target, for a second at most: those before lack calls. Where no
-tree comes behind them, they are handed over in the end. What was learned is kept by the session, for the next graph.
+A tree that began before the last probes went in may lack calls: it is early. Such trees are withheld for a second at
+most; later ones are shown with a mark. Where no other tree comes, they are handed over in the end, with the mark, too.
+What was learned is kept by the session, for the next graph.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from gdb_optprobe.probes.views import ProbeView
 
 MOST_WITHHELD = 256
 LEARNING = 1.0
-"""Seconds in which trees are withheld, from the first one on, while new targets are found."""
+"""Seconds in which early trees are withheld, from the first one on."""
 MOST_BITS, LEAST_BITS = 13, 8
 """Of the ring: 8,192 records are 400 KB."""
 DEATH = "do_task_dead"
@@ -68,8 +69,8 @@ class _Part:
 class GraphRun:
     """A call graph in a guest. show: gets each tree as it ends. clock: of the host, in seconds.
 
-    lost: records that found no room in the ring. withheld: trees from before all targets were known.
-    is_withheld: whether these were shown. learned: how many functions were found while the guest ran.
+    lost: records that found no room in the ring. withheld: early trees that were not shown.
+    learned: how many functions were found while the guest ran.
     is_whole: whether all functions were looked at that are near enough. unwatched: calls through pointers of which it
     is not seen where they lead.
     """
@@ -80,7 +81,6 @@ class GraphRun:
     clock: Callable[[], float] = time.monotonic
     lost: int = 0
     withheld: int = 0
-    is_withheld: bool = False
     learned: int = 0
     is_whole: bool = True
     unwatched: int = 0
@@ -96,9 +96,12 @@ class GraphRun:
     _watched: dict[int, int] = field(default_factory=dict)
     _sites: int = 0
     _led: list[Led] = field(default_factory=list)
+    _has_dropped: bool = False
+    _latest: int = -1
+    _known_at: int = -1
     _pointers: dict[int, tuple[Pointer, int]] = field(default_factory=dict)
     _early: deque[Tree] = field(default_factory=lambda: deque(maxlen=MOST_WITHHELD))
-    _settled_at: float = math.inf
+    _withheld_until: float = math.inf
     _handed_over: int = 0
 
     def __post_init__(self) -> None:
@@ -143,28 +146,31 @@ class GraphRun:
             if command is not None:
                 command.close()
         if self.request.newest:
-            ended = [*self._drain()]
-            for tree in sorted((*ended, *self.trees.cut(Ending.OPEN)), key=lambda tree: tree.root.time):
-                self.show(tree)
-            return reason
-        self.is_withheld = not self._handed_over and bool(self._early)
-        for tree in (*(self._early if self.is_withheld else ()), *self.trees.cut(Ending.OPEN)):
-            self.show(tree)
+            found = sorted((*self._drain(), *self.trees.cut(Ending.OPEN)), key=lambda tree: tree.root.time)
+            if self._led_to():
+                self._known_at = self._latest
+        else:
+            found = [*(() if self._handed_over else self._early), *self.trees.cut(Ending.OPEN)]
+            self.withheld -= 0 if self._handed_over else len(self._early)
+        for tree in found:
+            self.show(self._marked(tree))
         return reason
 
-    def _hand_over(self, trees: Iterable[Tree], learned: int) -> None:
-        """Show trees, or withhold them. learned: how many functions have become known meanwhile."""
-        found = [*trees]
-        if not found:
-            return
-        self._settled_at = min(self._settled_at, self.clock() + (LEARNING if learned else 0))
-        if self._settled_at <= self.clock():
-            self._handed_over += len(found)
-            for tree in found:
+    def _hand_over(self, trees: Iterable[Tree]) -> None:
+        """Show trees that have ended, or withhold them."""
+        now = self.clock()
+        for tree in map(self._marked, trees):
+            self._withheld_until = min(self._withheld_until, now + LEARNING)
+            if tree.is_early and now < self._withheld_until:
+                self._early.append(tree)
+                self.withheld += 1
+            else:
+                self._handed_over += 1
                 self.show(tree)
-        else:
-            self._early.extend(found)
-            self.withheld += len(found)
+
+    def _marked(self, tree: Tree) -> Tree:
+        """Return a tree with the mark of early ones where it is one."""
+        return replace(tree, is_early=tree.is_early or tree.root.time <= self._known_at)
 
     def take_out(self) -> None:
         """Take the probes out of the guest, and give the memory back."""
@@ -221,17 +227,18 @@ class GraphRun:
             reached = functions.below(starts)
             self.is_whole = self.is_whole and reached.is_whole
             new += [functions.add(start, depth) for start, depth in reached.depths.items()]
-            self._pointers = {**reached.pointers, **self._pointers}
+            for site, (pointer, depth) in reached.pointers.items():
+                self._pointers[site] = pointer, min(depth, self._pointers.get(site, (pointer, depth))[1])
             starts = {}
             for site, (_, depth) in reached.pointers.items():
-                for target in learned.get(site, ()):
-                    if before.get(target, depth + 1) <= depth or not functions.is_callee(target):
+                for target in filter(functions.is_callee, learned.get(site, ())):
+                    is_traced = target in functions.traced([target])
+                    level = depth if is_traced else depth - 1
+                    if level >= min(each.get(target, depth + 1) for each in (before, starts)):
                         continue
-                    if functions.traced([target]):
+                    starts[target] = level
+                    if is_traced:
                         new.append(functions.add(target, depth))
-                        starts[target] = depth
-                    else:
-                        starts[target] = depth - 1
         return [each for each in new if each is not None]
 
     def _reserve(self, arena: Arena) -> None:
@@ -418,35 +425,42 @@ class GraphRun:
         return views
 
     def _learn(self) -> int:
-        """Take note of where calls through pointers have led since the last stop, and put in what is new.
+        """Put in what calls through pointers have led to since the last stop, where it is new.
 
         Return how many functions are.
         """
+        starts = self._led_to()
+        if not starts:
+            return 0
+        traced = self.functions.traced(starts)
+        new = [found for start in traced if (found := self.functions.add(start, starts[start])) is not None]
+        known = set(self._pointers)
+        new += self._extend({start: depth - (start not in traced) for start, depth in starts.items()})
+        pointers = {site: each for site, each in self._pointers.items() if site not in known}
+        self._put_in(new, pointers)
+        if new or pointers:
+            self._known_at = self._latest
+        self.learned += len(new)
+        return len(new)
+
+    def _led_to(self) -> dict[int, int]:
+        """Take note of where calls through pointers have led since the last stop.
+
+        Return functions that were not known to be called there, with their depths.
+        """
         led, self._led = {(each.site, each.target) for each in self._led}, []
-        starts: dict[int, int] = {}
-        new: list[Traced] = []
+        found: dict[int, int] = {}
         for number, target in sorted(led):
             site = self._watched.get(number, 0)
             function = self.session.target.guest.place(target)
             if site not in self._pointers or function is None or target - function.start >= ENTRY:
                 continue
             targets = self.session.learned_calls.setdefault(site, set())
-            if function.start in targets or not self.functions.is_callee(function.start):
-                continue
-            targets.add(function.start)
-            depth = self._pointers[site][1]
-            if not self.functions.traced([function.start]):
-                depth -= 1
-            elif (found := self.functions.add(function.start, depth)) is not None:
-                new.append(found)
-            starts[function.start] = depth
-        if not starts:
-            return 0
-        known = set(self._pointers)
-        new += self._extend(starts)
-        self._put_in(new, {site: each for site, each in self._pointers.items() if site not in known})
-        self.learned += len(new)
-        return len(new)
+            if function.start not in targets and self.functions.is_callee(function.start):
+                targets.add(function.start)
+                depth = self._pointers[site][1]
+                found[function.start] = min(depth, found.get(function.start, depth))
+        return found
 
     # records ---------------------------------------------------------------------------------------------------------
 
@@ -465,7 +479,8 @@ class GraphRun:
                     return reason
                 continue
             found = [*self._drain()]
-            self._hand_over(found, self._learn())
+            self._learn()
+            self._hand_over(found)
             if reason is not None:
                 return reason
         return None
@@ -481,6 +496,7 @@ class GraphRun:
         machine.write(at, found.header)
         self._position = found.position
         self._pause.look(found.fullness)
+        self._latest = max((self._latest, *(record.time for record in found.records)))
         self._waiting = sorted((*self._waiting, *found.records), key=lambda record: record.number)
         # A record that the stop has interrupted comes next time: those behind it wait, as their order matters.
         first = min(found.position.pending, default=1 << 64) if not found.dropped else 1 << 64
@@ -488,7 +504,21 @@ class GraphRun:
         self._waiting = self._waiting[len(ready) :]
         events = [*records.events(ready)]
         self._led += [event for event in events if isinstance(event, Led)]
+        if found.dropped or self._has_dropped:
+            self._led += self._led_last()
+        self._has_dropped = found.dropped > 0
         yield from self.trees.take(events)
         if found.dropped and not found.overwrites:
             self.lost += found.dropped
             yield from self.trees.cut(Ending.LOST)
+
+    def _led_last(self) -> Iterator[Led]:
+        """Yield where each call through a pointer has led last: the record of it may be among those that were dropped.
+
+        A hit that was stopped between its record and this word is found at the next stop.
+        """
+        assert self._gate is not None
+        words = self.session.target.guest.machine.read(self._gate.address + gate.TARGETS, self._sites * records.WORD)
+        for number in range(self._sites):
+            if target := int.from_bytes(words[number * records.WORD :][: records.WORD], "little"):
+                yield Led(number, target)

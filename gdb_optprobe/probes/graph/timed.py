@@ -43,6 +43,11 @@ class KeptTrees:
             self._calls -= self._trees.popleft()[1]
             self.dropped += 1
 
+    @property
+    def early(self) -> int:
+        """Return how many of the trees may lack calls."""
+        return sum(tree.is_early for tree, _ in self._trees)
+
     def timed(self, functions: Mapping[int, Traced], clock: Callable[[int], int]) -> tuple[tuple[CallView, ...], int]:
         """Return the calls, and how many of them had not returned. functions: by number. clock: see Guest.clock."""
         views: list[CallView] = []

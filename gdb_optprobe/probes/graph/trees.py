@@ -52,12 +52,16 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A call of the root, with all that was recorded within it. comm: the thread's name, as the guest has it."""
+    """A call of the root, with all that was recorded within it. comm: the thread's name, as the guest has it.
+
+    is_early: whether it began when not all functions were in the graph that calls through pointers in it lead to.
+    """
 
     root: Call
     pid: int
     comm: bytes
     ending: Ending
+    is_early: bool = False
 
 
 @dataclass(slots=True)

@@ -111,6 +111,13 @@ def test_from_a_function_that_was_learned_the_depth_goes_on() -> None:
     assert found.depths == {code.starts["a"]: 2}
 
 
+def test_of_several_functions_one_may_be_nearer_to_another_than_it_is_said_to_be() -> None:
+    code = Code("root: call hidden", "hidden: call far", "far: call a", "a: call b", "b:", untraced=["hidden"])
+    starts = {code.starts["root"]: 0, code.starts["far"]: 3, code.starts["hidden"]: 2}
+    found = code.callees().reached(starts, 3)
+    assert found.depths == {code.starts[name]: depth for name, depth in (("far", 1), ("a", 2), ("b", 3))}
+
+
 def test_a_search_without_an_end_is_bounded() -> None:
     many = [f"f{number}: call f{number + 1}" for number in range(callees.MOST + 2)]
     code = Code("root: call f0", *many, f"f{callees.MOST + 2}:")

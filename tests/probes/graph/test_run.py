@@ -23,6 +23,8 @@ from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
 from tests.fake_guest import START, TABLES, Body, FakeGuest, Registers
 
+BEHIND_FIRST = START + 0x2000 + 23
+"""Of the calls through pointers in the root."""
 LOOP, ROOT, INNER, LEAVES = START + 0x1000, START + 0x2000, START + 0x3000, START + 0x4000
 COUNT, STEP = 10, 32
 THUNKS = {START + 0x5000: "rax", START + 0x5020: "rbx"}
@@ -129,6 +131,18 @@ def calls_root(found: FakeGuest, number: int) -> None:
 def drained(graph: GraphRun) -> list[str]:
     """Return the trees that have ended, with the PIDs of their threads."""
     return [f"{tree.pid} {shown(graph, tree.root)} {tree.ending.name}" for tree in graph._drain()]
+
+
+def told(graph: GraphRun, trees: list[Tree]) -> list[str]:
+    """Return trees that were shown; early ones have an asterisk."""
+    return [f"{'*' * tree.is_early}{shown(graph, tree.root)}" for tree in trees]
+
+
+def look(graph: GraphRun) -> None:
+    """Do what a stop of a graph's run does."""
+    found = [*graph._drain()]
+    graph._learn()
+    graph._hand_over(found)
 
 
 def shown(graph: GraphRun, one: Call) -> str:
@@ -286,17 +300,69 @@ def test_a_full_ring_cuts_trees_and_tells(monkeypatch: pytest.MonkeyPatch) -> No
     assert drained(graph) == [f"100 {WHOLE} RETURNED"]
 
 
-def test_withheld_trees_come_in_the_end_before_what_is_open() -> None:
-    """Nothing has come behind those in which a function was learned."""
-    found = guest()
+def test_early_trees_come_in_the_end_before_what_is_open_where_no_other_has_come() -> None:
+    found = guest_with_pointers()
     graph, trees = prepared(found)
     calls_root(found, 0)
-    graph._hand_over(graph._drain(), learned=1)
+    look(graph)
+    assert (told(graph, trees), graph.withheld) == ([], 1)
     found.run_to(0, LEAVES + 5)
-    looks = iter((False, True))
-    graph.run(None, "", lambda: next(looks))
-    assert [shown(graph, tree.root) for tree in trees] == [WHOLE, "root?(f0?)"]
-    assert graph.is_withheld
+    look(graph)
+    graph.run(0, "", lambda: False)
+    assert told(graph, trees) == ["*root", "root?(f0?)"] and graph.withheld == 0
+
+
+def test_a_call_that_began_before_what_it_leads_to_was_learned_is_early() -> None:
+    """The stop in which functions go in is within it: the first of them was called before."""
+    found = guest_with_pointers()
+    graph, trees = prepared(found)
+    graph.clock = lambda: 0.0
+    found.run_to(0, BEHIND_FIRST)
+    look(graph)
+    calls_root(found, 1)
+    found.run_to(0, LOOP)
+    look(graph)
+    assert told(graph, trees) == [] and graph.withheld == 2
+    calls_root(found, 0)
+    look(graph)
+    graph.run(0, "", lambda: False)
+    assert told(graph, trees) == ["root(f0 f1 inner(f1))"] and graph.withheld == 2
+
+
+def test_when_the_time_to_learn_is_over_early_trees_are_shown_with_a_mark() -> None:
+    """Each round takes longer than that, on a busy host."""
+    found = guest_with_pointers()
+    graph, trees = prepared(found)
+    times = iter(range(0, 1000, 100))
+    graph.clock = lambda: float(next(times))
+    found.run_to(1, BEHIND_FIRST)
+    calls_root(found, 0)
+    look(graph)
+    assert told(graph, trees) == []
+    found.run_to(1, LOOP)
+    look(graph)
+    assert told(graph, trees) == ["*root(f1 inner(f1))"]
+
+
+def test_what_was_learned_while_the_ring_was_full_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls through pointers record a target once: also one of which the record is dropped."""
+    monkeypatch.setattr(run, "MOST_BITS", 1)
+    monkeypatch.setattr(run, "LEAST_BITS", 1)
+    found = guest_with_pointers()
+    graph, trees = prepared(found)
+    calls_root(found, 0)
+    look(graph)
+    assert graph.lost and graph.learned == 3
+    assert trees == [] and graph.withheld == 1
+
+
+def test_a_nearer_call_through_a_pointer_brings_more_below_it() -> None:
+    found = guest_with_pointers()
+    graph, _ = prepared(found)
+    (site, (pointer, depth)), *_ = graph._pointers.items()
+    graph._pointers[site] = pointer, depth + 2
+    graph._extend({ROOT: 0})
+    assert graph._pointers[site] == (pointer, depth)
 
 
 def test_a_flight_recorder_has_the_last_calls_with_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +377,18 @@ def test_a_flight_recorder_has_the_last_calls_with_what_is_open(monkeypatch: pyt
     graph.run(None, "", lambda: next(looks))
     assert [shown(graph, tree.root) for tree in trees] == [WHOLE, WHOLE, "root?(f0 f1 f2?)"]
     assert trees[-1].ending is Ending.OPEN and graph.lost == 0
+
+
+def test_a_flight_recorder_tells_calls_that_it_cannot_have() -> None:
+    """It learns nothing while the guest runs, but for the next graph."""
+    found = guest_with_pointers()
+    session = found.session()
+    for wanted in ("*root", "root(f0 f1 inner(f1))"):
+        graph, trees = prepared_in(session, newest=True)
+        calls_root(found, 0)
+        graph.run(0, "", lambda: False)
+        graph.take_out()
+        assert told(graph, trees) == [wanted]
 
 
 def test_what_is_not_there_is_refused_and_the_guest_is_as_it_was() -> None:
