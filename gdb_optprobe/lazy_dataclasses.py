@@ -74,10 +74,13 @@ def _stand_in(owner: type, name: str, frozen: bool) -> Callable[..., Any]:
 
 def _compiled(owner: type, name: str, frozen: bool) -> Callable[..., Any]:
     """Return a method that the standard library makes for a class with the same fields."""
+    namespace: dict[str, Any] = {"__doc__": owner.__name__}  # or it is made of a signature, at length
+    if hasattr(owner, "__post_init__"):
+        namespace["__post_init__"] = owner.__post_init__
     alike = dataclasses.make_dataclass(
         owner.__name__,
         [(each.name, each.type, _copied(each)) for each in dataclasses.fields(owner)],
-        namespace={"__post_init__": owner.__post_init__} if hasattr(owner, "__post_init__") else {},
+        namespace=namespace,
         init=name == "__init__",
         repr=name == "__repr__",
         eq=name in ("__eq__", "__hash__"),

@@ -64,12 +64,22 @@ def timed(name: str, command: str) -> str:
 
 
 def batch(
-    guest: Guest, script: Sequence[str | Workload], *, source: bool = True, timeout: float = 300.0, **environment: str
+    guest: Guest,
+    script: Sequence[str | Workload],
+    *,
+    source: bool = True,
+    symbols: Path | None = None,
+    timeout: float = 300.0,
+    **environment: str,
 ) -> Finished:
-    """Run `script` in a GDB that is connected to `guest` and has sourced scripts/optprobe.py."""
+    """Run `script` in a GDB that is connected to `guest` and has sourced scripts/optprobe.py.
+
+    symbols: what GDB has before: a guest that has those of no Linux is not searched for one, which takes seconds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         runner = _Runner(guest, Path(folder))
         lines = ["set pagination off", "set width 0", PATIENTLY, f"target remote {guest.gdb_socket}"]
+        lines += [f"symbol-file {symbols}"] if symbols is not None else []
         lines += [f"source {ROOT}/scripts/optprobe.py"] if source else []
         lines += [runner.line(step) if isinstance(step, Workload) else step for step in script]
         path = Path(folder) / "script.gdb"

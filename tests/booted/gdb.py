@@ -114,8 +114,10 @@ class Console(Gdb):
         self._knows_events = False
         ours, theirs = pty.openpty()
         fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        # Given so, and not typed, the lines do not wait for a prompt each.
+        lines = () if bare else ("set confirm off", "set pagination off", PATIENTLY, *self.lines())
         process = subprocess.Popen(
-            [gdb_program(), "-nx", "-q", *options],
+            [gdb_program(), "-nx", "-q", *options, *(word for line in lines for word in ("-ex", line))],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -125,9 +127,7 @@ class Console(Gdb):
         )
         os.close(theirs)
         super().__init__(process, ours, ours)
-        self.until(re.escape(PROMPT) + "$")
-        for line in () if bare else ("set confirm off", "set pagination off", PATIENTLY, *self.lines()):
-            self(line)
+        self.until(re.escape(PROMPT) + "$", 2 * PATIENCE)
 
     def lines(self) -> tuple[str, ...]:
         """What connects a fresh GDB."""

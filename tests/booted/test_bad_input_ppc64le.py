@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from qemu import micro
 from tests.booted.batch import MARK, Finished, batch, keep
 from tests.booted.conftest import Boot
-from tests.booted.test_micro_probes import TIERS, ready
+from tests.booted.test_micro_probes import READY, TIERS
 
 # What is probed, and what its one line must name.
 WRONG = {
@@ -34,8 +35,8 @@ def attempt(name: str, line: str) -> str:
 def test_no_tier_at_a_wrong_address(boot: Boot, tier: str) -> None:
     option = f" -tier {tier}" if tier else ""
     script = [attempt(str(number), f"optprobe add {place}{option}") for number, place in enumerate(WRONG)]
-    script = ["set optprobe exit-on-error off", *ready("ppc64le"), *script, keep("list", "optprobe list")]
-    finished = batch(boot(arch="ppc64le", micro=True), script)
+    script = ["set optprobe exit-on-error off", *READY, *script, keep("list", "optprobe list")]
+    finished = batch(boot(arch="ppc64le", micro=True), script, symbols=micro.build("ppc64le"))
     assert finished.status == 0, finished.output
     assert finished.json("list") == []
     for number, (place, named) in enumerate(WRONG.items()):
@@ -47,7 +48,7 @@ def test_no_tier_at_a_wrong_address(boot: Boot, tier: str) -> None:
 def test_out_of_a_branch_s_reach(boot: Boot) -> None:
     """The arena is 32 MiB and more away from one, and from what the other branches to."""
     script = ["optprobe add *&hz_beyond_any_branch", "optprobe add *&hz_b_distant_site", keep("list", "optprobe list")]
-    finished = batch(boot(arch="ppc64le", micro=True), [*ready("ppc64le"), *script])
+    finished = batch(boot(arch="ppc64le", micro=True), [*READY, *script], symbols=micro.build("ppc64le"))
     assert finished.status == 0, finished.output
     reasons = {probe["location"]: probe["reason"] for probe in finished.json("list")}
     assert {reason["code"] for reason in reasons.values()} == {"ARENA_OUT_OF_REACH"}

@@ -10,12 +10,13 @@ import re
 import subprocess
 from pathlib import Path
 
+from qemu import micro
 from qemu.guest import Guest
 from tests.booted.batch import Workload, batch, keep
 from tests.booted.conftest import Boot
 from tests.booted.micro_table import STATES
 from tests.booted.test_handlers import records, report
-from tests.booted.test_micro_probes import ONE_ROUND, ready
+from tests.booted.test_micro_probes import ONE_ROUND, READY
 from tests.handlers.oracle import needs_gcc
 
 SOURCE = """
@@ -96,10 +97,10 @@ def test_names_types_and_places(linux: Guest, tmp_path: Path) -> None:
 
 @needs_gcc
 def test_in_a_guest_without_an_operating_system(boot: Boot, tmp_path: Path) -> None:
-    script: list[str | Workload] = ["set confirm off", *ready("x86_64"), "set $place = (long)&hz_add_site"]
+    script: list[str | Workload] = ["set confirm off", *READY, "set $place = (long)&hz_add_site"]
     script += [f'eval "add-symbol-file {compiled(tmp_path)} -s .text.early %#lx", $place']
     script += [f"optprobe add *$place if {test}" for test in ("bytes == $rdx", "bytes != $rdx", "(bytes_t)-1 > 0")]
     script += [*ONE_ROUND, keep("list", "optprobe list"), "optprobe delete"]
-    finished = batch(boot(micro=True), script)
+    finished = batch(boot(micro=True), script, symbols=micro.build("x86_64"))
     assert finished.status == 0, finished.output
     assert [probe["hits"] for probe in finished.json("list")] == [STATES, 0, STATES], finished.output

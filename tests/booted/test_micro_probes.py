@@ -69,10 +69,10 @@ COMMANDS = f"source {Path(__file__).with_name('probe_hazards.py')}"
 ONE_ROUND = ["set var *(long*)&go = 1", "tbreak *&done", "optprobe run"]
 
 
-def ready(arch: str) -> list[str]:
-    """Lines that give GDB symbols, an arena and our commands, and let the guest run its table once."""
-    # Hundreds of breakpoints, taken out and put back at every stop, would be most of the time.
-    return [f"symbol-file {micro.build(arch)}", "set breakpoint always-inserted on", ARENA, COMMANDS, *ONE_ROUND]
+READY = ["set breakpoint always-inserted on", ARENA, COMMANDS, *ONE_ROUND]
+"""Lines that give GDB an arena and our commands, and let the guest run its table once. Hundreds of breakpoints, taken
+out and put back at every stop, would be most of the time.
+"""
 
 
 @pytest.mark.parametrize("tier", TIERS if FULL else ("", "emulated", "boosted"))
@@ -87,7 +87,7 @@ def test_every_hazard_in_every_tier(boot: Boot, tmp_path: Path, arch: str, tier:
         return layout.settled((tmp_path / name).read_bytes())
 
     script = [
-        *ready(arch),
+        *READY,
         dump("before"),
         f'python print("{MARK}probes"); gdb.execute("probe-hazards {tier}")',
         *ONE_ROUND,
@@ -98,7 +98,7 @@ def test_every_hazard_in_every_tier(boot: Boot, tmp_path: Path, arch: str, tier:
         *ONE_ROUND,
         dump("restored"),
     ]
-    finished = batch(boot(arch=arch, micro=True), script)
+    finished = batch(boot(arch=arch, micro=True), script, symbols=micro.build(arch))
     assert finished.status == 0, finished.output
     probes = finished.json("probes")
     before, after = left("before"), left("after")
@@ -145,8 +145,8 @@ INTERRUPTED = (
 
 @pytest.mark.parametrize("arch", EXPECTED)
 def test_neighbours_are_counted_exactly_whichever_of_them_are_there(boot: Boot, arch: str) -> None:
-    script = [*ready(arch), f"probe-neighbours {arch} 1 {SUBSETS}", "optprobe check"]
-    finished = batch(boot(arch=arch, micro=True), script)
+    script = [*READY, f"probe-neighbours {arch} 1 {SUBSETS}", "optprobe check"]
+    finished = batch(boot(arch=arch, micro=True), script, symbols=micro.build(arch))
     assert finished.status == 0, finished.output
     functions = finished.json("neighbours")
     assert len(functions) == EXPECTED[arch].neighbours

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from qemu import micro
 from tests.booted.batch import MARK, batch, keep
 from tests.booted.conftest import FULL, Boot
 from tests.booted.micro_table import LAYOUTS, STATES
-from tests.booted.test_micro_probes import ONE_ROUND, ready
+from tests.booted.test_micro_probes import ONE_ROUND, READY
 from tests.booted.test_returns import total_of
 
 COMMANDS = f"source {Path(__file__).with_name('probe_returns.py')}"
@@ -28,8 +29,8 @@ NUMBER = {"x86_64": ("$rdi", "$rdx"), "ppc64le": ("$r3", "$r4")}
 @pytest.mark.parametrize("arch", REFUSED)
 def test_every_function_leaves_the_same(boot: Boot, arch: str) -> None:
     """The runner relies on all registers, flags and the stack across each call, whatever an ABI says."""
-    script = [*ready(arch), COMMANDS, f"probe-returns {arch} {EVERY}", "optprobe check"]
-    finished = batch(boot(arch=arch, micro=True), script)
+    script = [*READY, COMMANDS, f"probe-returns {arch} {EVERY}", "optprobe check"]
+    finished = batch(boot(arch=arch, micro=True), script, symbols=micro.build(arch))
     assert finished.status == 0, finished.output
     functions = finished.json("returns")
     assert all(why in functions[name][0] for name, why in REFUSED[arch].items() if name in functions)
@@ -50,7 +51,7 @@ def test_calls_within_calls(boot: Boot, tmp_path: Path, arch: str) -> None:
         return f"dump binary memory {tmp_path}/{name} &results ((char*)&results)+{layout.size}"
 
     script = [
-        *ready(arch),
+        *READY,
         f"set var *(long*)&depth = {DEPTH}",
         *ONE_ROUND,
         dump("before"),
@@ -67,7 +68,7 @@ def test_calls_within_calls(boot: Boot, tmp_path: Path, arch: str) -> None:
         total_of(2),
         "optprobe check",
     ]
-    finished = batch(boot(arch=arch, micro=True), script)
+    finished = batch(boot(arch=arch, micro=True), script, symbols=micro.build(arch))
     assert finished.status == 0, finished.output
     before, after = (b"".join(layout.settled((tmp_path / name).read_bytes())) for name in ("before", "after"))
     start = finished.json("arena")

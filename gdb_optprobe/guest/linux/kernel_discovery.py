@@ -158,7 +158,11 @@ def _sought(
 ) -> Known:
     """Return the kernel with its own symbols, or those of the vmlinux that GDB has. Raises NoSymbolTable."""
     kernel = where, memory.read(where.rodata.start, CHUNK)
-    read = _in_chunks(memory)
+
+    def read(address: int, size: int) -> bytes:
+        # Much at once: what is no Linux may have a quarter of a gigabyte to search, and 17 MB are read of a kernel.
+        return memory.read_many([(address, address + size)])[0]
+
     if kernel not in vain.known:
         say("recovering the kernel's symbols from guest memory")
         try:
@@ -225,11 +229,3 @@ def _completed(known: Known, where: Image, files: Files) -> Known:
         return known
     others = vmlinux.load(files[known.build]).at(where.text.start)
     return Known(known.build, vmlinux.completed(known.symbols, others), known.note, None)
-
-
-def _in_chunks(memory: KernelMemory) -> Read:
-    def read(address: int, size: int) -> bytes:
-        end = address + size
-        return b"".join(memory.read(at, min(CHUNK, end - at)) for at in range(address, end, CHUNK))
-
-    return read
