@@ -53,8 +53,8 @@ def some(first: int, count: int) -> tuple[list[str], int, float]:
     """Return what is wrong with so many scripts, how many were refused, and the seconds of a CPU that they took."""
     began, found, refused = time.process_time(), [], Counter[str]()
     for seed in range(first, first + count):
+        statements = made(seed, NATIVE)
         for name in MACHINES:
-            statements = made(seed, NATIVE)
             wrong = trouble(statements, seed, name)
             refused[name] += wrong == REFUSED
             if wrong and wrong != REFUSED:
