@@ -16,6 +16,7 @@ from functools import cache
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.garbage import uncollected
 from gdb_optprobe.handlers.lower_expressions import NotLowered
 from tests.examples import FULL, examples
 from tests.handlers.script import native, random_scripts
@@ -52,13 +53,14 @@ def trouble(statements: Sequence[Statement], seed: int, name: str) -> str:
 def some(first: int, count: int) -> tuple[list[str], int, float]:
     """Return what is wrong with so many scripts, how many were refused, and the seconds of a CPU that they took."""
     began, found, refused = time.process_time(), [], Counter[str]()
-    for seed in range(first, first + count):
-        statements = made(seed, NATIVE)
-        for name in MACHINES:
-            wrong = trouble(statements, seed, name)
-            refused[name] += wrong == REFUSED
-            if wrong and wrong != REFUSED:
-                found.append(reported(statements, seed, name))
+    with uncollected():
+        for seed in range(first, first + count):
+            statements = made(seed, NATIVE)
+            for name in MACHINES:
+                wrong = trouble(statements, seed, name)
+                refused[name] += wrong == REFUSED
+                if wrong and wrong != REFUSED:
+                    found.append(reported(statements, seed, name))
     return found, refused.total(), time.process_time() - began
 
 
