@@ -143,9 +143,9 @@ def lower(program: Program, around: LoweringContext, machine: Backend) -> Code:
     of_cpu = {node.name for node in nodes(around.cpu) if isinstance(node, Register)} if around.cpu else set()
     # A stop shows all registers, the dead ones too.
     dead = around.dead if program.stop is None else Dead()
-    reads = around.kept.in_place(program.registers | of_cpu)
-    before = EntryState(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
     facts = Facts(program)
+    reads = around.kept.in_place(facts.registers | of_cpu)
+    before = EntryState(dead, reads, around.per_cpu, around.base, around.readers, around.kept)
     reading = common_reading(facts)
 
     def emit(variables: int, may_hold: bool, used: UsedRegisters) -> tuple[Emitter, UsedRegisters]:

@@ -730,19 +730,23 @@ class MapLowering:
     def _lent(self, count: int, names: Sequence[str] = ()) -> Iterator[None]:
         """Have so many registers for the block, and these, which code in front of it need not save."""
         emit, pool = self._emit, self._emit.pool
-        taken = pool.taken
-        usable = [name for name in pool.order if name not in taken]
-        saved = {name for name in usable if pool.is_saved(name)}
-        ready = [name for name in usable if name in saved and name not in emit.swap_clobbers]
-        others = [name for name in usable if name not in saved and name not in pool.read]
-        needed = [name for name in others if name not in emit.swap_clobbers][: max(count - len(ready), 0)]
+        ready, others = 0, list[str]()
+        for name in pool.order:
+            if pool.is_taken(name):
+                continue
+            if pool.is_saved(name):
+                ready += name not in emit.swap_clobbers
+            elif name not in pool.read:
+                others.append(name)
+        needed = [name for name in others if name not in emit.swap_clobbers][: max(count - ready, 0)]
         lent = [*needed, *(name for name in names if name in others)]
-        if lent:
-            emit.save(lent)
+        if not lent:
+            yield
+            return
+        emit.save(lent)
         with pool.lending(lent):
             yield
-        if lent:
-            emit.restore(lent)
+        emit.restore(lent)
 
     def _entry_of(self, to: str, number: str, table: _Table) -> None:
         """Load the address of an entry by its number."""

@@ -50,6 +50,7 @@ from gdb_optprobe.handlers.ir import (
     Program,
     Put,
     Records,
+    Register,
     Return,
     Set,
     Slice,
@@ -151,7 +152,16 @@ class Facts:
         program, actions = self.program, (Update, Emit, Put, Stop)
         if program.quiet or program.maps or not all(isinstance(each, actions) for each in program.actions):
             return False
-        return not any(isinstance(node, Variable | Part | Slice | Literal) for node in program.nodes())
+        return not any(isinstance(node, Variable | Part | Slice | Literal) for node in self._nodes)
+
+    @cached_property
+    def _nodes(self) -> tuple[Operand, ...]:
+        return tuple(self.program.nodes())
+
+    @cached_property
+    def registers(self) -> frozenset[str]:
+        """The registers that the program reads as they were at the probed address."""
+        return frozenset(node.name for node in self._nodes if isinstance(node, Register))
 
     @cached_property
     def variables(self) -> list[str]:

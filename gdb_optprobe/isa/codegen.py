@@ -146,6 +146,10 @@ class RegisterPool:
         """Return the registers in use now."""
         return frozenset(self._taken)
 
+    def is_taken(self, register: str) -> bool:
+        """Return whether a register is in use now."""
+        return register in self._taken
+
     @contextmanager
     def holding(self, registers: Iterable[str]) -> Iterator[None]:
         """Have these in use for the block, whatever is in use now: for code that is emitted elsewhere."""
@@ -169,10 +173,11 @@ class RegisterPool:
     def allocate(self, avoid: Collection[str] = ()) -> str:
         """Allocate a register, one that costs nothing first. avoid: prefer others to these. Raises TooManyRegisters."""
         found, least = "", 4
+        taken, free, used, lent = self._taken, self._free, self.used, self._lent
         for register in self.order:
-            if register in self._taken:
+            if register in taken:
                 continue
-            cost = 2 * (register in avoid) + (not self.is_saved(register))
+            cost = 2 * (register in avoid) + (register not in free and register not in used and register not in lent)
             if cost < least:
                 found, least = register, cost
                 if not cost:

@@ -177,12 +177,12 @@ def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
     labels = {label: offset for offset, label in place_labels(items)}
     words: list[int] = []
     for item in items:
-        if isinstance(item, LabelBranch):
+        if isinstance(item, int):
+            words.append(item)
+        elif isinstance(item, LabelBranch):
             words.append(_encoded(item, 4 * len(words), labels[item.label]))
         elif isinstance(item, FarBranch):
             words.append(_branch(at + 4 * len(words), item.target, item.link))
-        elif isinstance(item, int):
-            words.append(item)
     return to_bytes(*words)
 
 

@@ -51,9 +51,17 @@ def place_labels(items: Sequence[Item]) -> Iterator[tuple[int, Label]]:
 
 def _relax(items: Sequence[Item]) -> tuple[frozenset[int], list[int], Mapping[Label, int]]:
     """Return which jumps cannot be short, and the offset of every item and of every label."""
-    jumps = {index: item for index, item in enumerate(items) if isinstance(item, LabelBranch)}
-    marks = {item: index for index, item in enumerate(items) if isinstance(item, Label)}
-    sizes = [SHORT if isinstance(item, LabelBranch) else 0 if isinstance(item, Label) else len(item) for item in items]
+    jumps, marks, sizes = dict[int, LabelBranch](), dict[Label, int](), list[int]()
+    for index, item in enumerate(items):
+        match item:
+            case bytes() | Relative():
+                sizes.append(len(item))
+            case LabelBranch():
+                jumps[index] = item
+                sizes.append(SHORT)
+            case Label():
+                marks[item] = index
+                sizes.append(0)
     long = set[int]()
     while True:
         places = [0, *accumulate(sizes)]

@@ -11,6 +11,7 @@ is completed when its address is known.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gdb_optprobe.isa.codegen import Address
 from gdb_optprobe.isa.x86_64.abi import FLAGS, GENERAL
@@ -18,6 +19,7 @@ from gdb_optprobe.isa.x86_64.writer import fits, rel32, signed
 
 NUMBERS = {name: number for number, name in enumerate(GENERAL)}
 LOCK, GS = b"\xf0", b"\x65"
+_MASKS = {size: (1 << 8 * size) - 1 for size in (1, 2, 4, 8)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def pop(name: str) -> bytes:
 
 def immediate(value: int, size: int) -> bytes:
     """Return a word's lowest bytes."""
-    return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+    return (value & _MASKS[size]).to_bytes(size, "little")
 
 
 def is_relative(memory: Address) -> bool:
@@ -69,6 +71,7 @@ def relative(
     return Relative(head + bytes(4) + tail, len(head), memory.offset)
 
 
+@lru_cache(1 << 12)
 def instruction(
     opcode: bytes, register: str | int, operand: str | Address, size: int = 8, tail: bytes = b"", prefix: bytes = b""
 ) -> bytes:

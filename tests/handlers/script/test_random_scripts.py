@@ -11,12 +11,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.garbage import uncollected
 from gdb_optprobe.handlers.lower_expressions import NotLowered
+from gdb_optprobe.isa.codegen import Backend, Emitter, EntryState
 from tests.examples import FULL, examples
 from tests.handlers.script import native, random_scripts
 from tests.handlers.script.native import Machine
@@ -52,13 +56,14 @@ def trouble(statements: Sequence[Statement], seed: int, name: str) -> str:
 def some(first: int, count: int) -> tuple[list[str], int, float]:
     """Return what is wrong with so many scripts, how many were refused, and the seconds of a CPU that they took."""
     began, found, refused = time.process_time(), [], Counter[str]()
-    for seed in range(first, first + count):
-        for name in MACHINES:
+    with uncollected():
+        for seed in range(first, first + count):
             statements = made(seed, NATIVE)
-            wrong = trouble(statements, seed, name)
-            refused[name] += wrong == REFUSED
-            if wrong and wrong != REFUSED:
-                found.append(reported(statements, seed, name))
+            for name in MACHINES:
+                wrong = trouble(statements, seed, name)
+                refused[name] += wrong == REFUSED
+                if wrong and wrong != REFUSED:
+                    found.append(reported(statements, seed, name))
     return found, refused.total(), time.process_time() - began
 
 
@@ -128,6 +133,34 @@ def test_what_fails_is_made_smaller() -> None:
     seed = next(seed for seed in range(1000) if fails(made(seed, NATIVE)))
     least = smaller(made(seed, NATIVE), fails)
     assert len(least) == 1 and isinstance(least[0], random_scripts.Nest) and len(least[0].body) == 1
+
+
+class _Counted:
+    """A backend, and how often a program was emitted with it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.times = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def emitter(self, before: EntryState) -> Emitter:
+        self.times += 1
+        return self._backend.emitter(before)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_code_that_overwrites_nothing_it_reads_is_made_once(name: str) -> None:
+    """What saves its registers is put before it then. Else it is made again: with these read where they are saved."""
+    counted: Any = _Counted(machine(name).place.backend)
+    here = Machine(replace(machine(name).place, backend=counted))
+    reads = ", ".join(f"arg{number}" for number in range(4))
+    once, again = "@ = arg0;", f"$t = str(arg4); @[{reads}, $t, arg5] = sum(arg0 * arg1 / (arg2 % arg3));"
+    for text, times in ((once, range(1, 2)), (again, range(2, 4))):
+        before = counted.times
+        assert not [*here.differences(f"kprobe:f {{ {text} }}", 1)]
+        assert counted.times - before in times, text
 
 
 def test_a_wrong_result_is_seen() -> None:
