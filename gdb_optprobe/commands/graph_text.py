@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from gdb_optprobe.guest_text import until_zero
 from gdb_optprobe.probes.graph.trees import Call, Ending, Tree
@@ -85,7 +85,10 @@ class GraphText:
 
     def _calls(self, calls: Sequence[Call], tree: Tree, level: int) -> Iterator[str]:
         """Yield the lines of calls one after the other, those of interrupts between marks."""
-        for is_interrupt, some in groupby(calls, lambda call: call.is_interrupt):
+        numbers = accumulate(call.begins for call in calls)
+        interrupts = iter([number if call.is_interrupt else None for number, call in zip(numbers, calls, strict=True)])
+        for interrupt, some in groupby(calls, lambda _: next(interrupts)):
+            is_interrupt = interrupt is not None
             first, *others = some
             if is_interrupt:
                 yield from self._change(first.cpu, tree)

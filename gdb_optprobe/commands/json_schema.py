@@ -123,7 +123,7 @@ _IN_GRAPH_MORE: Mapping[str, Schema] = {
     "end_cpu": _a("integer", "The CPU where it returned, if it is another one"),
     "arguments": _a("object", "Of `-args`: the arguments by name; addresses are strings"),
     "result": _a("string|integer", "Of `-retval`: what the function has returned; an address is a string"),
-    "interrupt": _a("boolean", "True: the call is the first of an interrupt, which came within the call around it"),
+    "interrupt": _a("boolean", "True: the handler of an interrupt makes it, which came within the call around it"),
 }
 _OWNER: Mapping[str, Schema] = {"number": _a("integer", "The probe's number")}
 

@@ -165,6 +165,10 @@ class Guest(ABC):
         """
         raise OptprobeError(f"this guest has no events: no {event}", "probe a function")
 
+    def interrupt_bounds(self) -> tuple[int, int] | None:
+        """Return the functions that handlers of interrupts call first and last; None where they are not known."""
+        return None
+
     def parameters(self, address: int) -> Sequence[str]:
         """Return the names of the parameters of the function at `address`, for completion; none where not known."""
         return ()

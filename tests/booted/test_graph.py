@@ -24,6 +24,7 @@ from tests.docs.validate import check
 READS = 20
 DD = f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null"
 MARK = "@@"
+MARKS = "==========> |", "<========== |"
 _LINE = re.compile(r" +\d+\) .{14}\|  (?P<indent> *)(?P<what>\S.*)")
 
 _ENDED = re.compile(r" +\d+\) . (\d+(?:\.\d+)?) us +\|  (?:\}|rw_verify_area\(\);)")
@@ -117,6 +118,20 @@ def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest, tmp_path: 
     for inner in first["calls"]:
         assert first["begin"] <= inner["begin"] <= first["begin"] + first["nanoseconds"] - inner["nanoseconds"]
     assert end[:2] == ["No probes.", "The guest's memory holds what we wrote."]
+
+
+def test_interrupts_on_the_thread_s_stack_are_marked(ppc_guest: Guest) -> None:
+    """One call takes as long as many ticks of the timer. Linux's own tracer marks none of them."""
+    read = "dd if=/dev/zero of=/dev/null bs=64M count=1 2>/dev/null"
+    finished = batch(ppc_guest, [f"optprobe graph vfs_read -depth 1 -guest '{read}' if $arg3 == 64 << 20"])
+    assert finished.status == 0, finished.output
+    lines = [line.partition(") ")[2] for line in finished.output.splitlines()]
+    begins, ends = ([at for at, line in enumerate(lines) if line.strip() == mark] for mark in MARKS)
+    assert begins and len(begins) == len(ends), finished.output
+    for begin, end in zip(begins, ends, strict=True):
+        assert lines[begin + 1].endswith("|    irq_enter();") and lines[end - 1].endswith("|    irq_exit();"), lines
+    first, last = (sum(line.endswith(f"|    {name}();") for line in lines) for name in ("irq_enter", "irq_exit"))
+    assert first == last >= len(begins), "more where an interrupt comes in another one"
 
 
 @pytest.mark.skipif(not FULL, reason="boots guests of its own, which count instructions: OPTPROBE_FULL=1")

@@ -117,6 +117,15 @@ def test_interrupts_are_marked() -> None:
     )
 
 
+def test_one_interrupt_behind_another_has_marks_of_its_own() -> None:
+    inside = [call(number, 20 * number, 20 * number + 10) for number in (2, 3, 2, 3)]
+    for each in inside:
+        each.is_interrupt, each.begins = True, each.function == 2
+    lines = text(tree(call(0, 0, 1000, *inside, call(1, 300, 350)))).splitlines()[1:-2]
+    one = ["==========> |", "0.010 us    |", "0.010 us    |", "<========== |"]
+    assert [line[4:19].strip() for line in lines] == [*one, *one]
+
+
 def test_what_may_lack_is_told_behind_the_tree() -> None:
     early = replace(tree(call(1, 0, 10)), is_early=True)
     assert text(early).splitlines()[1:] == [" 1)               |  /* calls through pointers may lack */"]

@@ -61,6 +61,8 @@ HEAD = 8
 """Bytes of a function that show where its entry is."""
 TRACE_PRINTERS = ("show_trace_log_lvl", "show_stack")
 """The first that a kernel has: where it has both, an oops passes by the first alone."""
+INTERRUPT_BOUNDS = ("irq_enter", "irq_exit")
+"""kernel/softirq.c."""
 RETURN_HOOKS = ("return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 
 
@@ -318,6 +320,10 @@ class LinuxGuest(Guest):
     @cached_property
     def syscall_events(self) -> SyscallEvents:
         return SyscallEvents(self.kernel, self.arch.syscalls)
+
+    def interrupt_bounds(self) -> tuple[int, int] | None:
+        first, last = map(self.kernel.symbols.address, INTERRUPT_BOUNDS)
+        return (first, last) if first is not None and last is not None else None
 
     def parameters(self, address: int) -> Sequence[str]:
         found = self.names_at(address).names

@@ -100,7 +100,7 @@ class Functions:
     """The functions of a graph. root: None before it is found. by_number: of those with probes, as records have it.
 
     left_out: why functions are not in it, by their names. known: what led out of functions with this code, by their
-    starts.
+    starts. bounds: see Guest.interrupt_bounds.
     """
 
     guest: Guest
@@ -110,6 +110,7 @@ class Functions:
     by_number: dict[int, Traced] = field(default_factory=dict)
     depths: dict[int, int] = field(default_factory=dict)
     left_out: dict[str, OptprobeError] = field(default_factory=dict)
+    bounds: tuple[int, int] | None = None
     _numbers: int = 1  # the root's is 0
 
     def below(self, starts: dict[int, int]) -> Reached:
@@ -135,6 +136,13 @@ class Functions:
         """Return those of the functions that have a tracer's site."""
         entries = zip(starts, self.guest.entries(starts), strict=True)
         return {start for start, entry in entries if self.guest.is_traceable(start, entry + NEAR)}
+
+    def bound(self, number: int) -> int:
+        """Return 1 for a function that handlers of interrupts call first, -1 for the one that they call last, else 0.
+        """
+        if self.bounds is None or (function := self.by_number.get(number)) is None:
+            return 0
+        return 1 if function.start == self.bounds[0] else -1 if function.start == self.bounds[1] else 0
 
     def is_callee(self, start: int) -> bool:
         """Return whether the function there may be in the graph where it is called."""

@@ -106,7 +106,7 @@ class GraphRun:
 
     def __post_init__(self) -> None:
         self.functions = Functions(self.session.target.guest, self.request, self.session.known_exits)
-        self.trees = Trees(self.functions.by_number)
+        self.trees = Trees(self.functions.by_number, self.functions.bound)
 
     @property
     def hertz(self) -> int:
@@ -214,6 +214,14 @@ class GraphRun:
                     continue
                 if (found := functions.add(function.start, 1)) is not None:
                     self._new.append(found)
+        self._find_bounds()
+
+    def _find_bounds(self) -> None:
+        """Find what tells interrupts that are handled on the stack of the thread."""
+        functions, bounds = self.functions, self.session.target.guest.interrupt_bounds()
+        if bounds is not None and all(map(functions.is_callee, bounds)) and {*bounds} <= {*functions.traced(bounds)}:
+            functions.bounds = bounds
+            self._new += filter(None, (functions.add(start, 1) for start in bounds))
 
     def _extend(self, starts: dict[int, int]) -> list[Traced]:
         """Return functions that are new in the graph: what those at these depths reach, by their code and by what was

@@ -3,12 +3,14 @@
     thread ── contexts ──┬─ the thread's stack   │ root │ a │ b │      open calls, the innermost last
                          └─ an interrupt's stack │ c │                 entered meanwhile, with the thread's task
 An entry is in an interrupt if its stack pointer is not below that of the context's first call, within a stack's size.
+Where interrupts are handled on the thread's own stack, there are functions that their handlers call first and last:
+what is called between these two, from there on down the stack, is in a context of its own, too.
 Calls with frames that are gone by then never return: nothing closes them, as in Linux's function_graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -24,7 +26,10 @@ DEEPEST = 200
 
 @dataclass(slots=True)
 class Call:
-    """One call. end: of one that has returned: the CPU, the time, the value. is_interrupt: an interrupt's first one."""
+    """One call. end: of one that has returned: the CPU, the time, the value.
+
+    is_interrupt: a call that an interrupt's handler makes. begins: the first one, where that is known.
+    """
 
     function: int
     cpu: int
@@ -34,6 +39,7 @@ class Call:
     calls: list[Call] = field(default_factory=list)
     end: tuple[int, int, int] | None = None
     is_interrupt: bool = False
+    begins: bool = False
 
     @property
     def ticks(self) -> int | None:
@@ -66,11 +72,16 @@ class Tree:
 
 @dataclass(slots=True)
 class _Thread:
-    """state: of the gate. contexts: never empty ones, once the root is entered. root: None before that."""
+    """state: of the gate. contexts: never empty ones, once the root is entered. root: None before that.
+
+    interrupts: of handlers of interrupts that have not ended, the innermost one last: where the stack pointer was as
+    they began, and the call that they interrupted.
+    """
 
     pid: int
     comm: bytes
     state: int
+    interrupts: list[tuple[int, Call]] = field(default_factory=list)
     contexts: list[list[Call]] = field(default_factory=list)
     root: Call | None = None
 
@@ -86,9 +97,11 @@ class Trees:
     tree is made of these. strays: events outside of any tree.
     functions: the numbers of those that are probed; None for any. senseless: entries that no probe of the graph makes:
     the guest, or what else writes there, has made them.
+    bound: returns 1 for a function that handlers of interrupts call first, -1 for the one that they call last, else 0.
     """
 
     functions: Container[int] | None = None
+    bound: Callable[[int], int] = lambda function: 0
     unfollowed: int = 0
     strays: int = 0
     senseless: int = 0
@@ -110,12 +123,15 @@ class Trees:
                         self.senseless += 1
                     elif (thread := self._threads.get(task)) is None:
                         self.strays += 1
-                    elif not _enter(thread, event):
+                    elif not _enter(thread, event, self.bound(event.function) > 0):
                         self.senseless += 1
                 case Returned(task=task):
                     if (thread := self._threads.get(task)) is None or not _leave(thread, event):
                         self.strays += 1
-                    elif not thread.contexts:
+                    elif thread.contexts:
+                        if self.bound(event.function) < 0:
+                            del thread.interrupts[-1:]
+                    else:
                         thread.state = thread.state if event.has_place else State.TAKEN
                         found = self._end(task, Ending.RETURNED)
             if found is not None:
@@ -137,10 +153,15 @@ class Trees:
         return thread.tree(ending)
 
 
-def _enter(thread: _Thread, event: Entered) -> bool:
-    """Open a call; return whether the thread can be in so many."""
+def _enter(thread: _Thread, event: Entered, begins: bool) -> bool:
+    """Open a call; return whether the thread can be in so many. begins: whether a handler of an interrupt does."""
     contexts = thread.contexts
-    place = next((at for at, calls in enumerate(contexts) if _is_on_stack(event.stack, calls[0])), None)
+    place = _context(thread, event.stack)
+    if begins and contexts:
+        around = contexts[-1][-1]
+        begins = all(call is not around for _, call in thread.interrupts)
+        thread.interrupts.append((event.stack, around))
+        place = None
     if place is not None:
         del contexts[place + 1 :]  # these interrupts are over
         calls = contexts[place]
@@ -155,11 +176,24 @@ def _enter(thread: _Thread, event: Entered) -> bool:
     else:
         above.calls.append(call)
     if place is None:
-        call.is_interrupt = above is not None
+        call.is_interrupt, call.begins = above is not None, begins and above is not None
         contexts.append([call])
     else:
         contexts[place].append(call)
     return True
+
+
+def _context(thread: _Thread, stack: int) -> int | None:
+    """Return the place of the context that a call with this stack pointer is in; None where it has none yet."""
+    on_stack = [at for at, calls in enumerate(thread.contexts) if _is_on_stack(stack, calls[0])]
+    if not on_stack or not thread.interrupts:
+        return on_stack[0] if on_stack else None
+    first = thread.contexts[on_stack[0]][0]
+    thread.interrupts = [one for one in thread.interrupts if one[0] >= stack or not _is_on_stack(one[0], first)]
+    handlers = [at for at, _ in thread.interrupts if _is_on_stack(at, first) and at < first.stack]
+    if not handlers:
+        return on_stack[0]
+    return next((at for at in on_stack if thread.contexts[at][0].stack <= min(handlers)), None)
 
 
 def _leave(thread: _Thread, event: Returned) -> bool:

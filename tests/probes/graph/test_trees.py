@@ -51,10 +51,20 @@ def history(text: str, task: int = DD, top: int = TOP, state: int = State.FREE) 
             yield Entered(0, time, task, *open_calls[-1])
 
 
+def on_stack(text: str) -> Iterator[Event]:
+    """Yield the events of `a-0 b-64 .b`: names are entered with the stack pointer so far down, `.b` is a return."""
+    yield Began(DD, 100, b"dd\0\0\0\0\0\0", State.FREE)
+    for time, word in enumerate(text.split()):
+        if word[0] == ".":
+            yield Returned(0, time, DD, ord(word[1]) - ord("a"), True)
+        else:
+            yield Entered(0, time, DD, ord(word[0]) - ord("a"), TOP - int(word[1:]))
+
+
 def shown(call: Call) -> str:
-    """Return a call as `a(b c)`: `!` before an interrupt's, `?` behind what never returned."""
+    """Return a call as `a(b c)`: `!` before an interrupt's, `!!` before its first, `?` behind what never returned."""
     inside = f"({' '.join(map(shown, call.calls))})" if call.calls else ""
-    return f"{'!' * call.is_interrupt}{chr(ord('a') + call.function)}{'?' * (call.end is None)}{inside}"
+    return f"{'!' * (call.is_interrupt + call.begins)}{chr(ord('a') + call.function)}{'?' * (call.end is None)}{inside}"
 
 
 def trees(found: Sequence[Event]) -> list[str]:
@@ -191,3 +201,27 @@ def test_records_say_what_happened() -> None:
 def test_a_tree_knows_its_thread() -> None:
     (tree,) = Trees().take(history("a ."))
     assert isinstance(tree, Tree) and (tree.pid, tree.comm[:3]) == (100, b"dd\0")
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        # x: a handler's first call, y: its last one. What is called between them is not the thread's.
+        ("a0 b64 x900 .x c900 d964 .d .c y900 .y e128 .e .b .a", "a(b(!!x !c(d) !y e))"),
+        # Later calls of the thread go further down than the handler was.
+        ("a0 b64 x300 .x y300 .y c200 d400 .d .c .b .a", "a(b(!!x !y c(d)))"),
+        # An interrupt in an interrupt, and soft ones on a stack of their own, within the last call.
+        ("a0 x300 .x c300 x900 .x d900 .d y900 .y .c y300 e-900000 .e .y b64 .b .a", "a(!!x !c(!!x !d !y) !y(!e) b)"),
+        # The last call is lost: the next one that is above the handler is the thread's.
+        ("a0 b64 x300 .x c300 .c e128 .e .b .a", "a(b(!!x !c e))"),
+        # Two, one after the other; and one in another one, around which nothing is probed.
+        ("a0 x300 .x y300 .y x300 .x y300 .y .a", "a(!!x !y !!x !y)"),
+        ("a0 x300 .x x900 .x y900 .y y300 .y x300 .x .a", "a(!!x !x !y !y !!x)"),
+        # The handler calls nothing that is probed.
+        ("a0 x300 .x y300 .y b64 .b .a", "a(!!x !y b)"),
+    ],
+)
+def test_interrupts_on_the_thread_s_own_stack_are_between_the_first_and_the_last_call(text: str, tree: str) -> None:
+    bounds = {ord("x") - ord("a"): 1, ord("y") - ord("a"): -1}
+    found = Trees(bound=lambda function: bounds.get(function, 0))
+    assert [shown(one.root) for one in found.take(on_stack(text))] == [tree] and not found.strays
