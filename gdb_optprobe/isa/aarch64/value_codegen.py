@@ -162,7 +162,7 @@ class ValueEmitter:
         if isinstance(right, int) and right.bit_count() == 1:
             self._shift(Arithmetic.SHL, to, left, right.bit_length() - 1, bits, signed)
             return
-        if isinstance(right, int) and bits == 64 and (right - 1).bit_count() == 1:
+        if isinstance(right, int) and right and bits == 64 and (right - 1).bit_count() == 1:
             self._code(shifted("add", to, left, left, right.bit_length() - 1))
             return
         with self._in_register(right, left) as other:
