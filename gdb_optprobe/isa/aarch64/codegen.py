@@ -101,7 +101,7 @@ class A64Emitter(ValueEmitter):
 
     def load(self, to: str, value: MemoryValue) -> None:
         memory, name = value.memory, _LOADS[value.size, value.signed]
-        if value.size == 8 and memory.base is not None and memory.index is not None and not memory.offset:
+        if value.size == 8 and memory.base and memory.index and _is_sum(memory):
             self._code(plain("ldr_index", to, memory.base, memory.index))
             return
         with self._reached(memory, value.size, to) as (base, offset):
@@ -166,7 +166,7 @@ class A64Emitter(ValueEmitter):
     # memory
 
     def store(self, memory: Address, word: str | int, size: int = 8) -> None:
-        if size == 8 and isinstance(word, str) and memory.base and memory.index and not memory.offset:
+        if size == 8 and isinstance(word, str) and memory.base and memory.index and _is_sum(memory):
             self._code(plain("str_index", word, memory.base, memory.index))
             return
         with self._reached(memory, size) as (base, offset), self._stored(word, base, size) as source:
@@ -327,6 +327,11 @@ class A64Emitter(ValueEmitter):
             return
         with self._in_register(word, busy) as register:
             yield register
+
+
+def _is_sum(memory: Address) -> bool:
+    """Return whether an address is that of its registers alone."""
+    return not (memory.offset or memory.per_cpu)
 
 
 def _is_near(offset: int, size: int) -> bool:

@@ -1,6 +1,7 @@
 """Scripts as native code in Unicorn, one after the other in one emulator: what hits leave is what the interpreter says.
 
-Memory is that of running.py (x86-64), of power.py (ppc64le) and of arm.py (aarch64); arguments are in registers, two of them lead to texts.
+Memory is that of running.py (x86-64), of power.py (ppc64le) and of arm.py (aarch64); arguments are in registers, two of
+them lead to texts.
 """
 
 from __future__ import annotations
