@@ -149,6 +149,11 @@ class Trial:
     def code(self) -> bytes:
         return lower(self.program, self.around, BACKEND)(CODE)
 
+    @property
+    def is_lowered(self) -> bool:
+        """Whether there is native code for it."""
+        return True
+
     @cached_property
     def registers(self) -> Mapping[str, int]:
         rng = random.Random(self.seed + 3)
