@@ -15,7 +15,8 @@ from gdb_optprobe.handlers.ir import Binary, Cell, Constant, Emit, HashMap, Op, 
 from gdb_optprobe.handlers.lower_maps import layout
 from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.isa.aarch64 import AARCH64, abi
-from gdb_optprobe.isa.aarch64.codegen import BACKEND
+from gdb_optprobe.isa.aarch64.codegen import BACKEND, BACKEND_LSE
+from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Count
@@ -128,13 +129,17 @@ class Interrupted:
         return machine
 
 
+each_backend = pytest.mark.parametrize("backend", [BACKEND, BACKEND_LSE], ids=["exclusive", "atomic"])
+
+
+@each_backend
 @pytest.mark.parametrize("hits", [1, 2])
-def test_a_hit_inside_a_hit_of_a_ring_that_overwrites(hits: int) -> None:
+def test_a_hit_inside_a_hit_of_a_ring_that_overwrites(hits: int, backend: Backend) -> None:
     """Before each instruction of the one, as many others: a round of them may find its place taken, or take it."""
     outer, others = (Program(None, (Emit(Records("r", COLUMNS), BY),) * number) for number in (1, hits))
     contexts = [running.overwriting(running.surroundings(each, faults=FAULTS)) for each in (outer, others)]
     code, inner = (
-        lower(each, replace(around, address=at), BACKEND)(at)
+        lower(each, replace(around, address=at), backend)(at)
         for each, around, at in zip((outer, others), contexts, (CODE, INNER), strict=True)
     )
     (ring_at,) = contexts[0].objects
@@ -150,8 +155,9 @@ def test_a_hit_inside_a_hit_of_a_ring_that_overwrites(hits: int) -> None:
     assert found == {1: {(0, 1)}, 2: {(0, 1), (1, 2)}}[hits]
 
 
+@each_backend
 @pytest.mark.parametrize("kind", AGGREGATES, ids=str)
-def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:
+def test_a_hit_inside_a_hit(kind: aggregate.Aggregate, backend: Backend) -> None:
     """Before each instruction of the one, all of the other: of one key, and of a record."""
     value = None if isinstance(kind, Count) else Register("x2")
     target = HashMap("t", COLUMNS, kind)
@@ -160,7 +166,7 @@ def test_a_hit_inside_a_hit(kind: aggregate.Aggregate) -> None:
         (Update(target, value, BY), Emit(Records("r", COLUMNS), BY), Update(Cell("c", kind), value)),
     )
     around = running.surroundings(program, faults=FAULTS)
-    code, inner = (lower(program, replace(around, address=at), BACKEND)(at) for at in (CODE, INNER))
+    code, inner = (lower(program, replace(around, address=at), backend)(at) for at in (CODE, INNER))
     interrupted = Interrupted(code, inner, running.objects(program, FAULTS))
     words = aggregate.update(kind, aggregate.update(kind, aggregate.initial(kind), 77), 77)
     table = layout(target, running.TABLE_BITS)

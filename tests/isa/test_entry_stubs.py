@@ -17,8 +17,14 @@ RETURN = {
     X86_64.name: bytes.fromhex("31c05dc3"), PPC64LE.name: bytes.fromhex("2000804e"),
     AARCH64.name: bytes.fromhex("bf2303d5 c0035fd6"),
 }  # fmt: skip
-AWAY = {X86_64.name: bytes.fromhex("e900100000"), PPC64LE.name: bytes.fromhex("00100048"), AARCH64.name: bytes.fromhex("00040014")}
-FOREVER = {X86_64.name: bytes.fromhex("ebfe"), PPC64LE.name: bytes.fromhex("00000048"), AARCH64.name: bytes.fromhex("00000014")}
+AWAY = {
+    X86_64.name: bytes.fromhex("e900100000"), PPC64LE.name: bytes.fromhex("00100048"),
+    AARCH64.name: bytes.fromhex("00040014"),
+}  # fmt: skip
+FOREVER = {
+    X86_64.name: bytes.fromhex("ebfe"), PPC64LE.name: bytes.fromhex("00000048"),
+    AARCH64.name: bytes.fromhex("00000014"),
+}  # fmt: skip
 EACH = pytest.mark.parametrize("isa", [X86_64, PPC64LE, AARCH64], ids=lambda isa: isa.name)
 
 

@@ -52,11 +52,11 @@ class _A64ReturnBackend:
     order = staticmethod(BACKEND.order)
     kept = staticmethod(BACKEND.kept)
 
-    def __init__(self, stubs: EntryStubs | None) -> None:
-        self.stubs = stubs
+    def __init__(self, has_atomics: bool, stubs: EntryStubs | None) -> None:
+        self._has_atomics, self.stubs = has_atomics, stubs
 
     def emitter(self, before: EntryState) -> ReturnEmitter:
-        return _ReturnEmitter(before)
+        return _ReturnEmitter(before, self._has_atomics)
 
     def saved(self, kept: Collection[str]) -> Dead:
         return Dead(FLAGS in kept, frozenset(kept) - {FLAGS})
@@ -83,9 +83,12 @@ class _Stubs:
     begin = b""
     kept = frozenset((_NEXT,))
 
+    def __init__(self, has_atomics: bool) -> None:
+        self._has_atomics = has_atomics
+
     @property
     def entry(self) -> ReturnBackend:
-        return _A64ReturnBackend(None)
+        return _A64ReturnBackend(self._has_atomics, None)
 
     def end(self, displaced: bytes, text: int) -> bytes:
         return displaced + to_bytes(plain("ret", n=_NEXT))
@@ -113,5 +116,5 @@ class _Stubs:
         return False
 
 
-RETURN_BACKEND = _A64ReturnBackend(_Stubs())
+RETURN_BACKEND, RETURN_BACKEND_LSE = (_A64ReturnBackend(atomics, _Stubs(atomics)) for atomics in (False, True))
 _: ReturnBackend = RETURN_BACKEND

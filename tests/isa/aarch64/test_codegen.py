@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import unicorn
 
 from gdb_optprobe.isa.aarch64 import AARCH64, abi
-from gdb_optprobe.isa.aarch64.codegen import BACKEND, A64Emitter
+from gdb_optprobe.isa.aarch64.codegen import BACKEND, BACKEND_LSE, A64Backend, A64Emitter
 from gdb_optprobe.isa.aarch64.encodings import mask_fields
 from gdb_optprobe.isa.base import Dead, OutOfReach
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, EntryState, Label, RegisterPool
@@ -29,7 +29,7 @@ def before(at: int) -> bytes:
 
 def attempt(rng: random.Random) -> Attempt:
     """Before a verb: anything in the registers, and anything dead."""
-    emitter = BACKEND.emitter(EntryState(Dead(rng.random() < 0.5), per_cpu=1))
+    emitter = rng.choice((BACKEND, BACKEND_LSE)).emitter(EntryState(Dead(rng.random() < 0.5), per_cpu=1))
     registers = {name: word(rng) for name in abi.GENERAL}
     registers |= {abi.FLAGS: rng.getrandbits(4) << 28, abi.SP: STACK}
     return Attempt(emitter, registers, USABLE, FAULTS, before, BASE, FAR)
@@ -180,21 +180,36 @@ def test_too_far() -> None:
 
 def test_order_of_stores_and_loads() -> None:
     """It cannot be seen on one CPU."""
-    where, label = Address("x4"), Label()
-    published, acquired, claimed, swapped = (BACKEND.emitter(EntryState()) for _ in range(4))
-    published.publish(where, "x3")
-    acquired.acquire()
-    claimed.claim(where, label)
-    claimed.bind(label)
-    swapped.compare_and_swap(where, 0, "x3", label)
-    swapped.bind(label)
+    where = Address("x4")
+    assert names(BACKEND, lambda emit, _: emit.publish(where, "x3")) == ["stlr"]
+    assert names(BACKEND, lambda emit, _: emit.acquire()) == ["dmb"]
 
-    def names(emitter: A64Emitter) -> list[str]:
-        return [insn.text.split()[0] for insn in AARCH64.decode(emitter.finish(0), 0)]
+    def claim(emit: A64Emitter, label: Label) -> None:
+        emit.claim(where, label)
 
-    assert names(published) == ["stlr"] and names(acquired) == ["dmb"]
-    assert names(claimed) == ["ldaxr", "tbnz", "orr", "stxr", "cbnz"]
-    assert names(swapped) == ["ldxr", "cbnz", "stlxr", "cbnz"]
+    def swap(emit: A64Emitter, label: Label) -> None:
+        emit.compare_and_swap(where, 0, "x3", label)
+
+    assert names(BACKEND, claim) == ["ldaxr", "tbnz", "orr", "stxr", "cbnz"]
+    assert names(BACKEND, swap) == ["ldxr", "cbnz", "stlxr", "cbnz"]
+    assert names(BACKEND_LSE, claim) == ["mov", "ldseta", "tbnz"]
+    assert names(BACKEND_LSE, swap) == ["mov", "casl", "cbnz"]
+
+
+def test_atomics_of_newer_cpus_are_one_instruction() -> None:
+    where = Address("x4")
+    assert names(BACKEND_LSE, lambda emit, _: emit.atomic_add(where, "x3")) == ["stadd"]
+    assert names(BACKEND_LSE, lambda emit, _: emit.atomic_add(where, 1)) == ["mov", "stadd"]
+    assert names(BACKEND_LSE, lambda emit, _: emit.atomic_fetch_add("x3", where, 1)) == ["mov", "ldadd"]
+    assert names(BACKEND_LSE, lambda emit, _: emit.atomic_extreme(Comparison.GT, where, "x3", True)) == ["stsmax"]
+
+
+def names(backend: A64Backend, verb: Callable[[A64Emitter, Label], None]) -> list[str]:
+    """Return the names of a verb's instructions, before the label that it may jump to."""
+    emitter, label = backend.emitter(EntryState()), Label()
+    verb(emitter, label)
+    emitter.bind(label)
+    return [insn.text.split()[0] for insn in AARCH64.decode(emitter.finish(0), 0)]
 
 
 def test_nothing_but_registers_is_between_a_load_exclusive_and_its_store() -> None:
@@ -203,6 +218,7 @@ def test_nothing_but_registers_is_between_a_load_exclusive_and_its_store() -> No
     pairs = 0
     for _ in range(CASES):
         made = attempt(rng)
+        made.emitter = BACKEND.emitter(EntryState(per_cpu=1))
         atomic(rng, made)
         inside = False
         for insn in AARCH64.decode(made.emitter.finish(CODE), CODE):
