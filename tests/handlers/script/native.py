@@ -91,6 +91,8 @@ class Machine:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._uc: Any = unicorn.Uc(*place.side.engine)
+        if place.side.engine == ARM.engine:
+            self._uc.ctl_set_cpu_model(arm64_const.UC_CPU_ARM64_MAX)
         self._uc.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
         self._frames: dict[int, int] = {}
         physical = PAGE
