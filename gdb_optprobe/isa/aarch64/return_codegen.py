@@ -10,12 +10,12 @@ own frame, signed where the CPU authenticates pointers: the entry comes before `
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from struct import unpack
+from struct import Struct, unpack
 
 from gdb_optprobe.isa.aarch64.abi import FLAGS, LR, SP
 from gdb_optprobe.isa.aarch64.codegen import BACKEND, A64Emitter
-from gdb_optprobe.isa.aarch64.encodings import FarBranch, Item, PageAddress, constant, encode_items, number, plain
-from gdb_optprobe.isa.aarch64.fields import BRK, PAGE, is_b, signed, to_bytes
+from gdb_optprobe.isa.aarch64.encodings import constant, number, plain
+from gdb_optprobe.isa.aarch64.fields import BRK, PAGE, B, fits, is_b, signed, to_bytes
 from gdb_optprobe.isa.aarch64.liveness import dead_at
 from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, ReadMemory
 from gdb_optprobe.isa.codegen import Address, EntryState
@@ -97,14 +97,23 @@ class _Stubs:
         return registers[_NEXT], sp
 
     def encode(self, at: int, step: int, shared: int, ends: Sequence[int], first: int = 0) -> bytes:
-        if first + len(ends) > 1 << 16:
+        branch, behind, rest = at + self.size - 4, first + len(ends), to_bytes(*[BRK] * ((step - self.size) // 4))
+        reached = [fits(shared - one, 28) for one in (branch, branch + step * len(ends))]
+        pages = [signed((end & -PAGE) - (at + step * each & -PAGE)) // PAGE for each, end in enumerate(ends)]
+        if behind > 1 << 16 or not all(reached) or not all(fits(page, 21) for page in (min(pages, default=0), max(pages, default=0))):
             raise OutOfReach(at, shared)
-        rest = to_bytes(*[BRK] * ((step - self.size) // 4))
-        stubs = []
-        for each, (place, end) in enumerate(zip(range(at, at + step * len(ends), step), ends, strict=True), first):
-            items: list[Item] = [PageAddress(_NEXT, end), number("addi", _NEXT, _NEXT, end % PAGE)]
-            stubs.append(encode_items([*items, *constant(self.number, each), FarBranch(shared)], place) + rest)
-        return b"".join(stubs)
+        page, low = plain("adrp", _NEXT), number("addi", _NEXT, _NEXT, 0)
+        (load,) = constant(self.number, 0)
+        pack = Struct(f"<4I{len(rest)}s").pack
+        return b"".join(
+            [
+                pack(
+                    page | (distance & 3) << 29 | (distance >> 2 & 0x7_FFFF) << 5, low | end % PAGE << 10,
+                    load | each << 5, B | (shared - branch - step * (each - first)) >> 2 & 0x03FF_FFFF, rest,
+                )
+                for each, (distance, end) in enumerate(zip(pages, ends, strict=True), first)
+            ]
+        )  # fmt: skip
 
     def may_return(self, code: bytes, start: int) -> bool:
         size = len(code) & ~3
