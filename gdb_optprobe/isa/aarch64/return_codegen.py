@@ -100,7 +100,8 @@ class _Stubs:
         branch, behind, rest = at + self.size - 4, first + len(ends), to_bytes(*[BRK] * ((step - self.size) // 4))
         reached = [fits(shared - one, 28) for one in (branch, branch + step * len(ends))]
         pages = [signed((end & -PAGE) - (at + step * each & -PAGE)) // PAGE for each, end in enumerate(ends)]
-        if behind > 1 << 16 or not all(reached) or not all(fits(page, 21) for page in (min(pages, default=0), max(pages, default=0))):
+        reached += [fits(page, 21) for page in (min(pages, default=0), max(pages, default=0))]
+        if behind > 1 << 16 or not all(reached):
             raise OutOfReach(at, shared)
         page, low = plain("adrp", _NEXT), number("addi", _NEXT, _NEXT, 0)
         (load,) = constant(self.number, 0)
