@@ -39,7 +39,7 @@ _SOURCES = {
                 "ldurb w0, [x0]", "ldursb x0, [x0]", "ldurh w0, [x0]", "ldursh x0, [x0]", "ldursw x0, [x0]",
                 "ldur x0, [x0]", "strb w0, [x0]", "strh w0, [x0]", "str x0, [x0]", "sturb w0, [x0]", "sturh w0, [x0]",
                 "stur x0, [x0]", "ldxr x0, [x0]", "ldaxr x0, [x0]", "stlr x0, [x0]",
-                "isb", "br x0", "blr x0",
+                "isb", "blr x0",
             )),
             ("w", (
                 "add w0, w0, w0", "sub w0, w0, w0", "orn w0, w0, w0", "madd w0, w0, w0, w0", "ldr w0, [x0]",
