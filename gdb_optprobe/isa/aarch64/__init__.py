@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
-from gdb_optprobe.isa.aarch64 import abi, decoder, emulator, exclusives, liveness, relocator, writer
+from gdb_optprobe.isa.aarch64 import (
+    abi,
+    codegen,
+    decoder,
+    emulator,
+    exclusives,
+    liveness,
+    relocator,
+    return_codegen,
+    routines,
+    writer,
+)
 from gdb_optprobe.isa.aarch64.fields import BRK, to_bytes
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.codegen import Backend
@@ -36,9 +46,7 @@ class _AArch64:
     system = abi.SYSTEM
     convention = abi.CONVENTION
     elf = abi.MACHINE
-    codegen = cast(Backend, None)
-    returning: ReturnBackend | None = None
-    routines: Sequence[RoutineCalls] = ()
+    routines: Sequence[RoutineCalls] = routines.ROUTINE_CALLS
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)
@@ -62,6 +70,10 @@ class _AArch64:
     def __init__(self, has_atomics: bool) -> None:
         counting = writer.Counting(has_atomics)
         self.count, self.counts = counting.count, counting.counts
+        self.codegen: Backend = codegen.BACKEND_LSE if has_atomics else codegen.BACKEND
+        self.returning: ReturnBackend | None = (
+            return_codegen.RETURN_BACKEND_LSE if has_atomics else return_codegen.RETURN_BACKEND
+        )
 
     def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
         """Return what all CPUs can run: with atomics where each of them has these."""
