@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
 
-ISAS: tuple[Isa, ...] = (X86_64, PPC64LE)
+ISAS: tuple[Isa, ...] = (X86_64, PPC64LE, AARCH64)
 
 
 def by_name(name: str, isas: Sequence[Isa] = ISAS) -> Isa:

@@ -1,0 +1,68 @@
+"""aarch64: `AARCH64` is the `Isa`; each verb has a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from gdb_optprobe.isa.aarch64 import abi, decoder, emulator, exclusives, liveness, relocator, writer
+from gdb_optprobe.isa.aarch64.fields import BRK, to_bytes
+from gdb_optprobe.isa.base import Insn
+from gdb_optprobe.isa.codegen import Backend
+from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.return_codegen import ReturnBackend
+from gdb_optprobe.isa.routines import RoutineCalls
+
+
+class _AArch64:
+    """The verbs of `Isa`."""
+
+    name = "aarch64"
+    other_modes: tuple[str, ...] = ("arm", "aarch64:ilp32")
+    alignment = 4
+    branch_size = writer.BRANCH_SIZE
+    branch_reach = writer.BRANCH_REACH
+    data_reach = writer.DATA_REACH
+    pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
+    registers: tuple[str, ...] = abi.REGISTERS
+    trap = to_bytes(0x6F70)  # udf: an undefined instruction on every CPU, with a number that is read by none
+    traps: tuple[bytes, ...] = (trap,)
+    landing = b""  # a frame pointer leads to saved PCs, not past the stack pointer
+    breakpoint = to_bytes(BRK)
+    short_registers: tuple[str, ...] = abi.SHORT
+    stub_numbers: Mapping[str, int] = abi.STUB_NUMBERS
+    system = abi.SYSTEM
+    convention = abi.CONVENTION
+    elf = abi.MACHINE
+    codegen = cast(Backend, None)
+    returning: ReturnBackend | None = None
+    routines: Sequence[RoutineCalls] = ()
+
+    decode = staticmethod(decoder.decode)
+    branch = staticmethod(writer.branch)
+    branches = staticmethod(writer.branches)
+    redirect = staticmethod(writer.redirect)
+    relocate = staticmethod(relocator.relocate)
+    hazard = staticmethod(relocator.hazard)
+    forbidden = staticmethod(exclusives.forbidden)
+    moves_as_it_is = staticmethod(relocator.moves_as_it_is)
+    fills = staticmethod(relocator.fills)
+    shadows = staticmethod(relocator.shadows)
+    restarts = staticmethod(relocator.restarts)
+    dead_at = staticmethod(liveness.dead_at)
+    dead_at_entry = staticmethod(liveness.dead_at_entry)
+    dead_at_return = staticmethod(liveness.dead_at_return)
+    count = staticmethod(writer.count)
+    counts = staticmethod(writer.counts)
+    pushed = staticmethod(writer.pushed)
+    saves = staticmethod(writer.saves)
+    emulate = staticmethod(emulator.emulate)
+    pointer = staticmethod(emulator.pointer)
+
+    def bases(self, start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
+        """Return no value: no register has one that counters are addressed by."""
+        return {}
+
+
+AARCH64 = _AArch64()
+_: Isa = AARCH64

@@ -1,0 +1,128 @@
+"""Encode branches and the counter, and saves of registers around it.
+
+    count, three registers are dead        count, nothing is dead
+    ┌───────────────────────────────┐      ┌──────────────────────────────────┐
+    │ adrp add  x16, counter        │      │ stp    x16, x17, [sp, #-16]!     │
+    │ 1: ldxr   x17, [x16]          │      │ str    x15, [sp, #-16]!          │
+    │    add    x17, x17, #1        │      │   … as on the left …             │
+    │    stxr   w15, x17, [x16]     │      │ ldr    x15, [sp], #16            │
+    │    cbnz   w15, 1b             │      │ ldp    x16, x17, [sp], #16       │
+    └───────────────────────────────┘      └──────────────────────────────────┘
+No flag changes. Nothing is kept below the stack pointer (Procedure Call Standard, 6.4.5), which moves by 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gdb_optprobe.isa.aarch64.fields import (
+    BRK,
+    PAGE,
+    B,
+    fits,
+    is_b,
+    is_tb,
+    moves_base,
+    rn,
+    signed,
+    to_bytes,
+    word_of,
+)
+from gdb_optprobe.isa.aarch64.templates import address, word
+from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, padded
+
+BRANCH_SIZE = 4
+BRANCH_REACH = (1 << 27) - 4
+DATA_REACH = (1 << 32) - PAGE
+SP = 31
+
+# Where values may be held, the first choice first: those that veneers use, then what a call does not preserve.
+_CHOICE = (16, 17, *range(15, -1, -1))
+
+
+def branch(source: int, target: int, link: bool = False) -> bytes:
+    """Encode `b` or `bl`. Raises OutOfReach."""
+    offset = signed(target - source)
+    if not fits(offset, 28) or offset & 3:
+        raise OutOfReach(source, target)
+    return to_bytes(link << 31 | B | offset >> 2 & 0x03FF_FFFF)
+
+
+def branches(sources: Sequence[int], targets: Sequence[int]) -> list[bytes]:
+    """Encode `b` from each of `sources`. Raises OutOfReach."""
+    return [branch(source, target) for source, target in zip(sources, targets, strict=True)]
+
+
+def redirect(insn: Insn, target: int) -> bytes:
+    """Encode a direct branch with another target. Raises OutOfReach."""
+    first = word_of(insn.data)
+    if is_b(first):
+        return branch(insn.address, target, bool(first >> 31))
+    offset, bits = signed(target - insn.address), 16 if is_tb(first) else 21
+    if not fits(offset, bits) or offset & 3:
+        raise OutOfReach(insn.address, target)
+    field = (1 << bits - 2) - 1 << 5
+    return to_bytes(first & ~field | offset << 3 & field)
+
+
+def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
+    """Return code for `to` that adds one, atomically, to the 8-byte `counter` and changes nothing that lives."""
+    pointer, value, status = registers = _scratch(3, dead)
+    before, after = keep([register for register in registers if f"x{register}" not in dead.registers])
+    return to_bytes(
+        *before,
+        *address(pointer, counter, to + 4 * len(before)),
+        word("load_exclusive", value, pointer),
+        word("add", value, value) | 1 << 10,
+        word("store_exclusive", value, pointer, rm=status),
+        word("repeat", status),
+        *after,
+    )
+
+
+def counts(
+    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, moved: bytes = b""
+) -> bytes:
+    """Return counts that follow one another, `step` bytes each, with `moved` and a branch to each of `ends`.
+
+    Raises OutOfReach.
+    """
+    places = range(at, at + step * len(counters), step)
+    pieces = [count(counter, place, dead) + moved for place, counter in zip(places, counters, strict=True)]
+    return padded(pieces, at, step, ends, branch, to_bytes(BRK))
+
+
+def keep(registers: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Encode saves of general registers, by number, on the stack, and what restores them."""
+    before, after = list[int](), list[int]()
+    for first, second in zip(registers[::2], (*registers[1::2], None), strict=False):
+        if second is None:
+            before.append(word("push", first))
+            after.insert(0, word("pop", first))
+        else:
+            before.append(word("push_pair", first, ra=second))
+            after.insert(0, word("pop_pair", first, ra=second))
+    return before, after
+
+
+def _scratch(needed: int, dead: Dead) -> list[int]:
+    """Return dead registers, then live ones."""
+    return sorted(_CHOICE, key=lambda register: f"x{register}" not in dead.registers)[:needed]
+
+
+def pushed(insn: Insn) -> int:
+    """Return by how many bytes `insn` of a lowered program moves the stack pointer down; negative for up."""
+    first = word_of(insn.data)
+    if rn(first) != SP:
+        return 0
+    if first >> 24 in _ADDS and first & 31 == SP:
+        return _ADDS[first >> 24] * ((first >> 10 & 0xFFF) << (12 if first >> 22 & 1 else 0))
+    return -(moves_base(first) or 0)
+
+
+def saves(_: Insn) -> str:
+    """Return "": a frame depends on sp and x29 alone, which no program changes."""
+    return ""
+
+
+_ADDS = {0x91: -1, 0xD1: 1}  # add and sub, of 64 bits, of a number
