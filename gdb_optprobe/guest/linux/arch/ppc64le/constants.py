@@ -22,9 +22,8 @@ from struct import Struct
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le.sched_clock import sched_clock
 from gdb_optprobe.guest.linux.derived_data import LARGEST_FUNCTION, Constants, Derived, sources, table
-from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, NoSuchKernel
+from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, NoSuchKernel, Symbols
 from gdb_optprobe.guest.machine import Memory
-from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Overlay
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
@@ -85,7 +84,7 @@ def constants(code: Sequence[Insn], toc: int, clobbered: Callable[[Insn], Collec
 class DerivedSymbols:
     """`symbols`, and names of data that are derived when they are first looked up."""
 
-    symbols: SymbolTable
+    symbols: Symbols
     memory: Memory
     _known: dict[str, int | None] = field(default_factory=dict)
     _clobbered: dict[int, Collection[int]] = field(default_factory=dict)

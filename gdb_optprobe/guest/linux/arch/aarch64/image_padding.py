@@ -1,0 +1,88 @@
+"""Memory for detours on aarch64: what the kernel's own image ends in, of its code and of all.
+
+    … __idmap_text_end │ linker's tables │ zeros │ _etext …          … .bss │ init_pg_dir │ zeros │ the image's end
+                                         └ code ─┘ R X                                    └ data ─┘ RW
+
+Segments are aligned to 64 KiB (SEGMENT_ALIGN), so that either tail is less than that, of a size that is chance. Page
+tables stay as they are. Code is taken if all of it is zero; it belongs to the text, which is never freed. Of the data
+the kernel has given the first page tables to its allocator, which may have given them on: only pages are taken of
+which the kernel's record (struct page) says that they are reserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.aarch64 import find as finding
+from gdb_optprobe.guest.linux.arch.aarch64.find import PageTables
+from gdb_optprobe.guest.linux.arch.aarch64.page_records import PageRecords
+from gdb_optprobe.guest.linux.arch.base import Room
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.machine import Machine
+
+FILL = 0
+SEGMENT = 1 << 16
+PAGE = 1 << 12
+LINE = 128  # counters share no cache line with the guest's data
+LEAST_CODE, LEAST_DATA = 1 << 10, 1 << 12
+JOURNAL_SHARE = 2
+"""Of the data, one part in so many is for the journal."""
+ADVICE = "set optprobe arena code=START-END data=START-END"
+
+Range = tuple[int, int]
+
+
+class NoPadding(OptprobeError):
+    """This kernel's image has no gap that could hold detours."""
+
+
+def find(machine: Machine, kernel: Kernel) -> Room:
+    """Return the memory. Raises NoPadding."""
+    (place,) = places(machine, kernel)
+    code = _zeros(kernel, place.code[0])
+    if code[1] - code[0] < LEAST_CODE:
+        raise NoPadding(f"the text of this kernel ends in {code[1] - code[0]:,} bytes that no code uses", ADVICE)
+    if any(kernel.read(*place.data)) or any(kernel.read(*place.journal)):
+        raise NoPadding("what should be a gap of this kernel's image holds something", ADVICE)
+    start, end = place.data
+
+    def give_back() -> None:
+        used = kernel.read(start, end).rstrip(b"\0")
+        kernel.memory.write(start, bytes(len(used)))
+
+    return Room((code,), place.data, FILL, give_back=give_back, journal=place.journal)
+
+
+def places(machine: Machine, kernel: Kernel) -> Iterator[Room]:
+    """Yield the place where `find` may have found memory before, whatever it holds now. Raises OptprobeError."""
+    end = kernel.address("_etext")
+    start, last = _data(machine, kernel)
+    journal = last - (last - start) // JOURNAL_SHARE // PAGE * PAGE
+    code = (end - SEGMENT, end)
+    yield Room(
+        (code,), (start, journal), FILL, journal=(journal, last), as_found=lambda: (_zeros(kernel, code),)
+    )
+
+
+def _zeros(kernel: Kernel, code: Range) -> Range:
+    """Return the part of a range, at its end, that is zero."""
+    used = len(kernel.read(*code).rstrip(bytes([FILL])))
+    return min(code[0] + -(-used // LINE) * LINE, code[1]), code[1]
+
+
+def _data(machine: Machine, kernel: Kernel) -> Range:
+    """Return the pages at the image's end that are reserved, of one segment. Whether they are zero is another question:
+    what they hold changes, and where they are must not. Raises NoPadding.
+    """
+    found = finding.find(machine)
+    if found is None or not isinstance(found[1], PageTables):
+        raise NoPadding("the kernel's page tables are not found")
+    image, view = found[0], found[1]
+    records = PageRecords.of(kernel, view)
+    end = start = image.data.end & -PAGE
+    while start > max(end - SEGMENT, image.data.start) and records.is_reserved(start - PAGE):
+        start -= PAGE
+    if end - start < 2 * LEAST_DATA:
+        raise NoPadding("the data of this kernel end in no page that only the kernel's image has", ADVICE)
+    return start, end
