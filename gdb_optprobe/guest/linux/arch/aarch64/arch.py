@@ -154,7 +154,8 @@ class _Linux:
         assert isinstance(text, ArmText)
         entry = areas.entry_text(kernel)
         record = record_in_registers(text, entry)
-        return FrameRecords(kernel.range("_stext", "_etext"), entry, record, text.through(read), read)
+        ranges = kernel.range("_stext", "_etext"), kernel.range("_sinittext", "_einittext")
+        return FrameRecords(*ranges, entry, record, text.through(read), read)
 
 
 LINUX_AARCH64 = _Linux()

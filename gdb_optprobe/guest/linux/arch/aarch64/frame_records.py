@@ -34,9 +34,12 @@ ENDS = frozenset((Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN, Flow.TRAP))
 
 @dataclass(frozen=True, slots=True)
 class FrameRecords:
-    """Unwind by frame records. entry: text that exceptions lead to; record: where pt_regs has the record in it."""
+    """Unwind by frame records. init: text that is freed after boot, from which idle threads were called.
+    entry: text that exceptions lead to. record: where pt_regs has the record in it.
+    """
 
     text: tuple[int, int]
+    init: tuple[int, int]
     entry: tuple[int, int]
     record: int
     code: ArmText
@@ -44,7 +47,7 @@ class FrameRecords:
     how = "frame records"
 
     def knows(self, pc: int) -> bool:
-        return self.text[0] <= pc < self.text[1]
+        return any(start <= pc < end for start, end in (self.text, self.init))
 
     def caller(self, registers: Mapping[str, int], exact: bool) -> tuple[Mapping[str, int], bool] | None:
         pc, frame = registers[PC], registers[FP]
