@@ -1,12 +1,12 @@
 """Memory for detours on aarch64: what the kernel's own image ends in, of its code and of all.
 
-    … __idmap_text_end │ linker's tables │ zeros │ _etext …          … .bss │ init_pg_dir │ zeros │ the image's end
+    … __idmap_text_end │ linker's tables │ zeros │ _etext …          … .bss │ init_pg_dir │ zeros │ its end
                                          └ code ─┘ R X                                    └ data ─┘ RW
 
 Segments are aligned to 64 KiB (SEGMENT_ALIGN), so that either tail is less than that, of a size that is chance. Page
 tables stay as they are. Code is taken if all of it is zero; it belongs to the text, which is never freed. Of the data
-the kernel has given the first page tables to its allocator, which may have given them on: only pages are taken of
-which the kernel's record (struct page) says that they are reserved.
+the kernel may have given the first page tables to its allocator, and that to others: only pages are taken of which the
+kernel's record (struct page) says that they are reserved, and that no symbol is in.
 """
 
 from __future__ import annotations
@@ -80,9 +80,24 @@ def _data(machine: Machine, kernel: Kernel) -> Range:
         raise NoPadding("the kernel's page tables are not found")
     image, view = found[0], found[1]
     records = PageRecords.of(kernel, view)
-    end = start = image.data.end & -PAGE
-    while start > max(end - SEGMENT, image.data.start) and records.is_reserved(start - PAGE):
-        start -= PAGE
+    end = image.data.end & -PAGE
+    start = _behind_all(kernel, records, image.data.start, end)
     if end - start < 2 * LEAST_DATA:
         raise NoPadding("the data of this kernel end in no page that only the kernel's image has", ADVICE)
     return start, end
+
+
+def _behind_all(kernel: Kernel, records: PageRecords, data: int, end: int) -> int:
+    """Return where what the image has in [data, end) ends: at the last of its symbols, or else behind the last page
+    that the allocator has got. Raises NoPadding.
+    """
+    last = kernel.symbols.at(end - 1)
+    named = end - 1 - last.offset if last is not None else 0
+    least = max(end - SEGMENT, named + PAGE - 1 & -PAGE)
+    start = end
+    while start > least and records.is_reserved(start - PAGE):
+        start -= PAGE
+    # Without symbols, pages that are reserved without an end may be data.
+    if named < data and start == least:
+        raise NoPadding("where the data of this kernel's image end is not known", ADVICE)
+    return start
