@@ -26,8 +26,8 @@ SEGMENT = 1 << 16
 PAGE = 1 << 12
 LINE = 128  # counters share no cache line with the guest's data
 LEAST_CODE, LEAST_DATA = 1 << 10, 1 << 12
-JOURNAL_SHARE = 2
-"""Of the data, one part in so many is for the journal."""
+LARGE_CODE, JOURNAL = 1 << 14, 3 << 13
+"""Bytes of code beside which there is room for a journal, and those of the journal; see detours/journal.py."""
 ADVICE = "set optprobe arena code=START-END data=START-END"
 
 Range = tuple[int, int]
@@ -39,8 +39,9 @@ class NoPadding(OptprobeError):
 
 def find(machine: Machine, kernel: Kernel) -> Room:
     """Return the memory. Raises NoPadding."""
-    (place,) = places(machine, kernel)
-    code = _zeros(kernel, place.code[0])
+    first, second = places(machine, kernel)
+    large, small = _zeros(kernel, first.code[0]), _zeros(kernel, second.code[0])
+    place, code = (first, large) if large[1] - large[0] >= LARGE_CODE else (second, small)
     if code[1] - code[0] < LEAST_CODE:
         raise NoPadding(f"the text of this kernel ends in {code[1] - code[0]:,} bytes that no code uses", ADVICE)
     if any(kernel.read(*place.data)) or any(kernel.read(*place.journal)):
@@ -55,14 +56,18 @@ def find(machine: Machine, kernel: Kernel) -> Room:
 
 
 def places(machine: Machine, kernel: Kernel) -> Iterator[Room]:
-    """Yield the place where `find` may have found memory before, whatever it holds now. Raises OptprobeError."""
+    """Yield the places where `find` may have found memory before, whatever they hold now: with the journal behind the
+    code, where that is large, or behind the data. Raises OptprobeError.
+    """
     end = kernel.address("_etext")
     start, last = _data(machine, kernel)
-    journal = last - (last - start) // JOURNAL_SHARE // PAGE * PAGE
-    code = (end - SEGMENT, end)
-    yield Room(
-        (code,), (start, journal), FILL, journal=(journal, last), as_found=lambda: (_zeros(kernel, code),)
-    )
+    yield _place(kernel, (end - SEGMENT, end - JOURNAL), (start, last), (end - JOURNAL, end))
+    middle = start + (last - start) // 2 // PAGE * PAGE
+    yield _place(kernel, (end - SEGMENT, end), (start, middle), (middle, last))
+
+
+def _place(kernel: Kernel, code: Range, data: Range, journal: Range) -> Room:
+    return Room((code,), data, FILL, journal=journal, as_found=lambda: (_zeros(kernel, code),))
 
 
 def _zeros(kernel: Kernel, code: Range) -> Range:
