@@ -10,7 +10,7 @@ SIGNS = re.compile(
     r"\bWARNING\b|\bBUG\b|\bOops\b|\b[Ss]tall(s|ed)?\b|ftrace (bug|failed|faulted)|general protection"
     r"|\b(soft|hard) lockup\b|\blockup\b|[Kk]ernel panic|unable to handle|[Uu]nable to handle"
     r"|double fault|stack (segment|guard|overflow)|invalid opcode|bad page|blocked for more than"
-    r"|Modules linked in|Call Trace|cut here|use-after-free|scheduling while atomic|suspicious RCU"
+    r"|Modules linked in|Call [Tt]race|Internal error: |cut here|use-after-free|scheduling while atomic|suspicious RCU"
     r"|self-detected|hung task|unexpected machine check|Unrecoverable|softlockup|Disabling IRQ"
 )
 # Lines every healthy boot prints that hold one of the words above.

@@ -16,6 +16,7 @@ class Machine:
     cpu:      the default `-cpu`.
     console:  the guest's device for the kernel log, on QEMU's first serial port.
     channel:  the guest's device for commands, on the second.
+    second:   arguments that make it of the character device `channel`.
     binutils: what the names of its assembler and linker begin with; nothing for the host's own.
     debian:   Debian's name of the architecture.
     package:  the kernel booted when none is named.
@@ -26,10 +27,13 @@ class Machine:
     cpu: str
     console: str
     channel: str
+    second: tuple[str, ...]
     binutils: str
     debian: str
     package: str
 
+
+SERIAL = ("-serial", "chardev:channel")
 
 MACHINES = {
     "x86_64": Machine(
@@ -38,6 +42,7 @@ MACHINES = {
         cpu="qemu64",
         console="ttyS0",
         channel="ttyS1",
+        second=SERIAL,
         binutils="",
         debian="amd64",
         package="linux-image-cloud-amd64",
@@ -50,8 +55,22 @@ MACHINES = {
         cpu="power10",
         console="hvc0",
         channel="hvc1",
+        second=SERIAL,
         binutils="powerpc64le-linux-gnu-",
         debian="ppc64el",
         package="linux-image-powerpc64le",
+    ),
+    "aarch64": Machine(
+        qemu="qemu-system-aarch64",
+        board=("-machine", "virt"),
+        # It is up in half the time that `max` takes, and its kernel runs with page-table isolation.
+        cpu="cortex-a72",
+        console="ttyAMA0",
+        channel="ttyS0",
+        # The board has one serial port.
+        second=("-device", "pci-serial,chardev=channel"),
+        binutils="aarch64-linux-gnu-",
+        debian="arm64",
+        package="linux-image-cloud-arm64",
     ),
 }

@@ -38,9 +38,11 @@ class Need:
 NEEDS = (
     Need("qemu-system-x86", programs=("qemu-system-x86_64",)),
     Need("qemu-system-ppc", programs=("qemu-system-ppc64",)),
+    Need("qemu-system-arm", programs=("qemu-system-aarch64",)),
     Need("gdb-multiarch", programs=("gdb-multiarch",)),
     Need("binutils", programs=("as", "ld", "objcopy")),
     Need("binutils-powerpc64le-linux-gnu", programs=("powerpc64le-linux-gnu-as", "powerpc64le-linux-gnu-ld")),
+    Need("binutils-aarch64-linux-gnu", programs=("aarch64-linux-gnu-as", "aarch64-linux-gnu-ld")),
     Need("qemu-user", programs=("qemu-ppc64le",)),
     Need("python3-venv", modules=("venv", "ensurepip")),
 )

@@ -122,15 +122,16 @@ class LinuxGuest(Guest):
         layouts: GDB's, of this kernel.
         """
 
+        names = arch.names(memory, recovered.symbols)
+
         def blob() -> bytes:
-            kernel = Kernel(memory, recovered.symbols)
-            start, end = kernel.range("__start_BTF", "__stop_BTF")
+            start, end = Kernel(memory, names).range("__start_BTF", "__stop_BTF")
             if not 0 < end - start <= LARGEST_BTF:
                 raise OptprobeError("this kernel has no type information (BTF)", NO_TYPES)
             return memory.read_many([(start, end)])[0]
 
         structures = KernelStructures(blob, layouts)
-        kernel = arch.kernel(memory, recovered.symbols, structures)
+        kernel = arch.kernel(memory, names, structures)
         core = arch.text(kernel, unpatched, recovered.shelf, say)
         text = arch.modular(kernel, core)
         text.handlers = HandlerText(isa)

@@ -64,7 +64,7 @@ class LoadedText:
         self.core = core
         self.handlers = handlers
         self._kernel = kernel
-        self._area = area
+        self._area, self._own = area, kernel.range("_stext", "_etext")
         self._text_of = text_of
         self._reader: Modules | None = None
         self._texts: dict[Identity, ModuleCode] = {}
@@ -138,7 +138,7 @@ class LoadedText:
 
     def at(self, address: int) -> ModuleCode | None:
         """Return the module with `address` in its text or init text."""
-        if not self._area[0] <= address < self._area[1]:
+        if not self._may_be(address):
             return None
         self.modules()
         return self.known(address)
@@ -146,7 +146,7 @@ class LoadedText:
     def known(self, address: int) -> ModuleCode | None:
         """Return what `at` returns, from what was read last: nothing is read now."""
         place = bisect_right(self._starts, address) - 1
-        if place < 0 or not self._area[0] <= address < self._area[1]:
+        if place < 0 or not self._may_be(address):
             return None
         end, text = self._ends[place]
         return text if address < end else None
@@ -154,7 +154,7 @@ class LoadedText:
     def identity(self, address: int) -> Identity | None:
         """Return the code of the module around `address`. Raises OptprobeError where the modules are unknown."""
         found = self.at(address)
-        if found is None and self._area[0] <= address < self._area[1]:
+        if found is None and self._may_be(address):
             self.check()
         return found.module.identity if found is not None else None
 
@@ -165,6 +165,11 @@ class LoadedText:
 
     def _staying(self) -> Iterator[ModuleCode]:
         return (text for text in self.modules() if text.module.state is not State.GOING)
+
+    def _may_be(self, address: int) -> bool:
+        """Return whether a module may have text there: the kernel's own may be in the middle of their area."""
+        own = self._own[0] <= address < self._own[1]
+        return self._area[0] <= address < self._area[1] and not own
 
     # --- names -----------------------------------------------------------------------------------------------------
 
@@ -200,7 +205,7 @@ class LoadedText:
     def ftrace_of(self, address: int) -> FtraceSites:
         """Return the ftrace sites of the text around `address`."""
         found = self.at(address)
-        if found is None and self._area[0] <= address < self._area[1]:
+        if found is None and self._may_be(address):
             return FtraceSites(self._kernel, NO_SITE, of=(0, 0))
         return found.ftrace if found is not None else self.core.ftrace
 

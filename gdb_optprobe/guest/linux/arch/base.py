@@ -25,7 +25,7 @@ from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.linux.clock import ClockRate, LogClock
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
-from gdb_optprobe.guest.linux.kernel import Kernel, Structures
+from gdb_optprobe.guest.linux.kernel import Kernel, Structures, Symbols
 from gdb_optprobe.guest.linux.kernel_discovery import Finder
 from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.linux.modules import Module
@@ -289,7 +289,11 @@ class LinuxArch(Finder, Protocol):
     tracepoints: TracepointArch | None
     event_costs: Mapping[str, int]
 
-    def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel: ...
+    def names(self, memory: Memory, symbols: SymbolTable) -> Symbols:
+        """Return `symbols`, with names of data that are found in another way where the kernel's table has none."""
+
+    def kernel(self, memory: Memory, symbols: Symbols, structures: Structures) -> Kernel:
+        """Return the kernel. symbols: as `names` returned them."""
 
     def log_clock(self, kernel: Kernel) -> LogClock | None: ...
 

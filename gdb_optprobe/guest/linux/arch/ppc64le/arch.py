@@ -47,7 +47,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.arch.ppc64le.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current, unknown
-from gdb_optprobe.guest.linux.kernel import Kernel, Structures
+from gdb_optprobe.guest.linux.kernel import Kernel, Structures, Symbols
 from gdb_optprobe.guest.linux.kernel_discovery import View
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
@@ -116,7 +116,10 @@ class _Linux:
         assert isinstance(view, finding.LinearMap)
         return finding.complete(where, symbols), KernelMap(view, symbols)
 
-    def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
+    def names(self, memory: Memory, symbols: SymbolTable) -> Symbols:
+        return symbols
+
+    def kernel(self, memory: Memory, symbols: Symbols, structures: Structures) -> Kernel:
         """Return the kernel. Without types its structures are derived from its code; the layout of tables is then the
         one that kernels have had for long.
         """

@@ -1,22 +1,15 @@
 """Names of the kernel's data where kallsyms has none: from the constants in the functions that use them.
 
-    find_bug:   addis r9,r2,347      search_exception_tables   __start___ex_table, __stop___ex_table
-                addi  r9,r9,32512    find_bug                  __start___bug_table, __stop___bug_table
-                addis r10,r2,349     jump_label_text_reserved  __start___jump_table, __stop___jump_table
-                addi  r10,r10,-12892 do_barrier_nospec_fixups  __start___barrier_nospec_fixup, __stop___…
-                cmpld r9,r10         ftrace_location_range     ftrace_pages_start, by a load
-                                     search_kernel_restart_table   __start___restart_table, __stop___restart_table
-                             is_ftrace_trampoline      ftrace_ops_list, by a load, and ftrace_list_end
-                                     find_module_all            modules, with three others that walk the list
-                                     udelay                    tb_ticks_per_usec, by a load
-                                     sched_clock               boot_tb, tb_to_ns_scale, tb_to_ns_shift, by loads
-                                     get_kprobe                kprobe_table
-                                     rcu_inkernel_boot_has_ended    rcu_boot_ended, by a load
-                                     flags_string              gfpflag_names, or what prints events of the allocator
-                                     get_syscall_name          syscalls_metadata, by a load
+    addis r9,r2,347      an address, relative to the TOC
+    addi  r9,r9,32512
+    cmpld r9,r10
 
-Each is accepted only where the memory that it leads to is what it must be: a table of references to text, a list of
-pages.
+guest/linux/derived_data.py has the functions of every ISA. Here are those of ppc64le alone:
+
+    do_barrier_nospec_fixups      __start___barrier_nospec_fixup, __stop___barrier_nospec_fixup
+    search_kernel_restart_table   __start___restart_table, __stop___restart_table
+    udelay                        tb_ticks_per_usec, by a load
+    sched_clock                   boot_tb, tb_to_ns_scale, tb_to_ns_shift, by loads
 """
 
 from __future__ import annotations
@@ -24,14 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from struct import Struct, iter_unpack
+from struct import Struct
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import bug_table, gfp, jump_labels, kprobes
 from gdb_optprobe.guest.linux.arch.ppc64le.sched_clock import sched_clock
-from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, NoSuchKernel
+from gdb_optprobe.guest.linux.derived_data import LARGEST_FUNCTION, Constants, Derived, sources, table
+from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, NoSuchKernel, Symbols
 from gdb_optprobe.guest.machine import Memory
-from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Overlay
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
@@ -43,26 +35,12 @@ EXCEPTION_ROW = Struct("<ii")
 
 LOADS_AND_STORES = range(32, 56)
 CLOBBERED_BY_CALLS = (0, *range(3, 13))
-LINEAR = 0xC << 60
-LARGEST_FUNCTION = 1 << 14
 LARGEST_EXIT_TEXT = 1 << 16
-LARGEST_TABLE = 1 << 22
-SAMPLES = 64
 TICKS_A_MICROSECOND = range(1, 10_000)
 BARRIER_ROW = Struct("<q")
 """asm/feature-fixups.h, NOSPEC_BARRIER_FIXUP_SECTION: the address of a barrier or its nop, relative to itself."""
-
-PRINTS_FLAGS = ("flags_string", "trace_raw_output_mm_page_alloc", "trace_raw_output_kmalloc")
 RESTART_ROW = Struct("<QQQ")
 """asm/interrupt.h, struct restart_table_entry: start, end, and where it continues."""
-
-
-@dataclass(frozen=True, slots=True)
-class Constants:
-    """Addresses that a function makes (`made`) and those that it reads or writes (`used`), in order, each once."""
-
-    made: tuple[int, ...]
-    used: tuple[int, ...]
 
 
 def by_abi(_: Insn) -> Collection[int]:
@@ -106,7 +84,7 @@ def constants(code: Sequence[Insn], toc: int, clobbered: Callable[[Insn], Collec
 class DerivedSymbols:
     """`symbols`, and names of data that are derived when they are first looked up."""
 
-    symbols: SymbolTable
+    symbols: Symbols
     memory: Memory
     _known: dict[str, int | None] = field(default_factory=dict)
     _clobbered: dict[int, Collection[int]] = field(default_factory=dict)
@@ -232,36 +210,6 @@ def _leaves(insn: Insn) -> bool:
     return insn.flow in (Flow.INDIRECT_CALL, Flow.INDIRECT_JUMP, Flow.SYSTEM, Flow.TRAP) and not flushes
 
 
-Derived = Mapping[str, int | None]
-
-
-def _table(first: str, last: str, function: str, row: Struct, columns: int) -> Callable[[DerivedSymbols], Derived]:
-    """Return how to derive a table. Each of its rows begins with `columns` references to text, relative to themselves.
-    """
-
-    def derive(symbols: DerivedSymbols) -> Derived:
-        for start, end in permutations(symbols.constants_of(function).made, 2):
-            if 0 < end - start <= LARGEST_TABLE and not (end - start) % row.size and holds(symbols, start, end):
-                return {first: start, last: end}
-        return {first: None, last: None}
-
-    def holds(symbols: DerivedSymbols, start: int, end: int) -> bool:
-        """Return whether the first and the last rows have references to text."""
-        for at in {start, max(start, end - SAMPLES * row.size)}:
-            size = min(SAMPLES * row.size, end - at, CHUNK)
-            try:
-                rows = row.iter_unpack(symbols.memory.read(at, size))
-            except OptprobeError:
-                return False
-            for number, values in enumerate(rows):
-                here = at + number * row.size
-                if not all(symbols.in_text(here + 4 * n + values[n] & MASK) for n in range(columns)):
-                    return False
-        return True
-
-    return derive
-
-
 def _restarts(symbols: DerivedSymbols) -> Derived:
     """Derive a table of addresses of text."""
     first, last = "__start___restart_table", "__stop___restart_table"
@@ -275,45 +223,6 @@ def _restarts(symbols: DerivedSymbols) -> Derived:
         if all(row[0] < row[1] and all(map(symbols.in_text, row)) for row in rows):
             return {first: start, last: end}
     return {first: None, last: None}
-
-
-def _ftrace_pages(symbols: DerivedSymbols) -> Derived:
-    """Derive the variable that leads to a page of records, the first of which has an address of text."""
-    for variable in symbols.constants_of("ftrace_location_range").used:
-        page = symbols.word(variable)
-        records = symbols.word(page + 8) if page is not None else None
-        first = symbols.word(records) if records is not None else None
-        if first is not None and symbols.in_text(first):
-            return {"ftrace_pages_start": variable}
-    return {"ftrace_pages_start": None}
-
-
-def _ftrace_ops(symbols: DerivedSymbols) -> Derived:
-    """Derive the head of the list, and the member by which every list ends: its `next` is null."""
-    found = symbols.constants_of("is_ftrace_trampoline")
-    for variable in found.used:
-        for end in found.made:
-            at: int | None = symbols.word(variable)
-            for _ in range(LARGEST_FUNCTION):
-                if at == end:
-                    return {"ftrace_ops_list": variable, "ftrace_list_end": end}
-                at = symbols.word(at + 8) if at else None
-                if at is None:
-                    break
-    return {"ftrace_ops_list": None, "ftrace_list_end": None}
-
-
-def _modules(symbols: DerivedSymbols) -> Derived:
-    """Derive the head of the list of modules: the one that all functions that walk it begin with."""
-    walkers = ("find_module_all", "module_get_kallsym", "module_kallsyms_lookup_name", "print_modules")
-    used = [found.used for name in walkers if (found := symbols.constants_of(name)).used]
-    common = set.intersection(*map(set, used)) if len(used) > 1 else set()
-    heads = []
-    for head in common:
-        following, last = symbols.word(head), symbols.word(head + 8)
-        if following and last and symbols.word(following + 8) == head == symbols.word(last):
-            heads.append(head)
-    return {"modules": heads[0] if len(heads) == 1 else None}
 
 
 def _ticks(symbols: DerivedSymbols) -> Derived:
@@ -337,70 +246,19 @@ def _sched_clock(symbols: DerivedSymbols) -> Derived:
     return dict(zip(names, found[0] if len(found) == 1 else (None,) * 3, strict=True))
 
 
-def _boot_ended(symbols: DerivedSymbols) -> Derived:
-    """Derive the only variable that the function reads: a bool."""
-    used = symbols.constants_of("rcu_inkernel_boot_has_ended").used
-    plausible = len(used) == 1 and (word := symbols.word(used[0])) is not None and word & 0xFF in (0, 1)
-    return {"rcu_boot_ended": used[0] if plausible else None}
-
-
-def _flags(symbols: DerivedSymbols) -> Derived:
-    """Derive the table of the page allocator's flags; events have tables of their own with the same rows."""
-    made = (at for name in PRINTS_FLAGS for at in symbols.constants_of(name).made)
-    return {gfp.TABLE: next((at for at in made if gfp.is_table(symbols.memory, at)), None)}
-
-
-def _syscalls_metadata(symbols: DerivedSymbols) -> Derived:
-    """Derive the only variable that the function reads: the address of a table. What the table lists is checked."""
-    used = symbols.constants_of("get_syscall_name").used
-    return {"syscalls_metadata": used[0] if len(used) == 1 else None}
-
-
-_EX = _table("__start___ex_table", "__stop___ex_table", "search_exception_tables", EXCEPTION_ROW, 2)
-_BUG = _table("__start___bug_table", "__stop___bug_table", "find_bug", bug_table.VERBOSE, 1)
-_JUMP = _table("__start___jump_table", "__stop___jump_table", "jump_label_text_reserved", jump_labels.ROW, 2)
-
-_BARRIER = _table(
+_BARRIER = table(
     "__start___barrier_nospec_fixup", "__stop___barrier_nospec_fixup", "do_barrier_nospec_fixups", BARRIER_ROW, 1
 )
 
 
-def _kprobes(symbols: DerivedSymbols) -> Derived:
-    """Derive the array of lists: each is empty or leads to kernel memory. The lists of kprobes are verified at each
-    read.
-    """
-    size = 8 << kprobes.BITS
-    for start in symbols.constants_of("get_kprobe").made:
-        try:
-            heads = [head for (head,) in iter_unpack("<Q", symbols.memory.read(start, size))]
-        except OptprobeError:
-            continue
-        if all(not head or (head >= LINEAR and not head & 7) for head in heads):
-            return {"kprobe_table": start}
-    return {"kprobe_table": None}
-
-
 _SOURCES: Mapping[str, Callable[[DerivedSymbols], Derived]] = {
-    "__start___ex_table": _EX,
-    "__stop___ex_table": _EX,
-    "__start___bug_table": _BUG,
-    "__stop___bug_table": _BUG,
-    "__start___jump_table": _JUMP,
-    "__stop___jump_table": _JUMP,
+    **sources(EXCEPTION_ROW),
     "__start___barrier_nospec_fixup": _BARRIER,
     "__stop___barrier_nospec_fixup": _BARRIER,
     "__start___restart_table": _restarts,
     "__stop___restart_table": _restarts,
-    "ftrace_pages_start": _ftrace_pages,
-    "ftrace_ops_list": _ftrace_ops,
-    "ftrace_list_end": _ftrace_ops,
     "tb_ticks_per_usec": _ticks,
     "boot_tb": _sched_clock,
     "tb_to_ns_scale": _sched_clock,
     "tb_to_ns_shift": _sched_clock,
-    "modules": _modules,
-    "kprobe_table": _kprobes,
-    "rcu_boot_ended": _boot_ended,
-    gfp.TABLE: _flags,
-    "syscalls_metadata": _syscalls_metadata,
 }

@@ -14,8 +14,9 @@ from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.arch.ppc64le import image_padding, kernel_tree, probe_read, radix
-from gdb_optprobe.guest.linux.arch.ppc64le.constants import LARGEST_FUNCTION, DerivedSymbols
+from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.arch.ppc64le.probe_read import ADDRESS_BITS, LINEAR_BITS, LINEAR_MAP, Linear
+from gdb_optprobe.guest.linux.derived_data import LARGEST_FUNCTION
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.codegen import ProbeReadCode

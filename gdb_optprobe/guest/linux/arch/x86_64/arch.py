@@ -49,7 +49,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.arch.x86_64.vmalloc_loan import Borrower
 from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current
-from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures, Symbols
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
@@ -92,7 +92,10 @@ class _Linux:
     complete = staticmethod(finding.complete)
     notes = staticmethod(finding.notes)
 
-    def kernel(self, memory: Memory, symbols: SymbolTable, structures: Structures) -> Kernel:
+    def names(self, memory: Memory, symbols: SymbolTable) -> Symbols:
+        return symbols
+
+    def kernel(self, memory: Memory, symbols: Symbols, structures: Structures) -> Kernel:
         return Kernel(memory, symbols, structures)
 
     def text(self, kernel: Kernel, overlay: Overlay, shelf: Shelf | None, say: Say) -> LinuxText:

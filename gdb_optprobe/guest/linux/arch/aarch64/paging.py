@@ -1,0 +1,176 @@
+"""Walk the kernel's page tables through physical memory (Arm ARM DDI 0487, D8).
+
+    address   63            48|47      39|38      30|29      21|20      12|11        0     granule of 4 KiB, T1SZ = 16
+             ┌───────────────┬──────────┬──────────┬──────────┬──────────┬───────────┐
+             │ all set       │ level 0  │ level 1  │ level 2  │ level 3  │ offset    │
+             └───────────────┴──────────┴──────────┴──────────┴──────────┴───────────┘
+    entry     54 UXN │ 53 PXN │ 52 contiguous │ 49..12 physical │ 10 AF │ 7 read-only │ 1 table or page │ 0 valid
+
+TCR_EL1 says how large the granule is and how many bits an address has. With TCR_EL1.DS (LPA2) there is one level more
+for 52 bits, with a root of 16 entries, and entries have bits 51 and 50 of the physical address in bits 9 and 8.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gdb_optprobe.budget import Budget
+
+ReadPhysical = Callable[[int, int], bytes]
+
+VALID, TABLE, USER, READ_ONLY, ACCESSED = 1 << 0, 1 << 1, 1 << 6, 1 << 7, 1 << 10
+CONTIGUOUS, NO_EXECUTE = 1 << 52, 1 << 53
+TABLE_READ_ONLY, TABLE_NO_EXECUTE = 1 << 62, 1 << 59  # APTable[1], PXNTable
+GRANULES = {1: 14, 2: 12, 3: 16}
+"""Of TCR_EL1.TG1: the bits of an address within a page."""
+USER_GRANULES = {0: 12, 1: 16, 2: 14}
+"""Of TG0."""
+DS = 1 << 59
+ENTRY_SIZE = 8
+LEAST_BITS, MOST_BITS = 25, 52
+MOST_TABLES = 1 << 13
+"""A limit (budget.py), of tables that are read in one search: the kernel's own with 512 MB has 40."""
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page or a block. at: the physical address of its entry; size: of the page, whatever is contiguous with it."""
+
+    address: int
+    physical: int
+    size: int
+    writable: bool
+    executable: bool
+    entry: int
+    at: int
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """How TTBR1_EL1's tables are read, or TTBR0_EL1's.
+
+    granule: bits of an address within a page. bits: of an address, below those that are all the same. wide: TCR_EL1.DS.
+    start: the lowest address.
+    """
+
+    granule: int
+    bits: int
+    wide: bool
+    start: int
+
+    @classmethod
+    def of(cls, tcr: int) -> Regime | None:
+        """Return what TCR_EL1 says of TTBR1_EL1; None where it says nothing that can be walked."""
+        granule, bits = GRANULES.get(tcr >> 30 & 3), 64 - (tcr >> 16 & 0x3F)
+        if granule is None or not LEAST_BITS <= bits <= MOST_BITS:
+            return None
+        return cls(granule, bits, bool(tcr & DS), _MASK << bits & _MASK)
+
+    @classmethod
+    def of_user(cls, tcr: int) -> Regime | None:
+        """Return the same of TTBR0_EL1."""
+        granule, bits = USER_GRANULES.get(tcr >> 14 & 3), 64 - (tcr & 0x3F)
+        if granule is None or not LEAST_BITS <= bits <= MOST_BITS:
+            return None
+        return cls(granule, bits, bool(tcr & DS), 0)
+
+    @property
+    def shifts(self) -> Sequence[int]:
+        """Return what an address is shifted by to be an index, from the root's level down to that of pages."""
+        return tuple(range(self.granule, self.bits, self.granule - 3))[::-1]
+
+    def entries(self, level: int) -> int:
+        """Return how many entries a table has, of the level that many below the root's."""
+        shift = self.shifts[level]
+        return 1 << min(self.granule - 3, self.bits - shift)
+
+    def root(self, ttbr: int) -> int:
+        """Return the physical address of the root, without the address-space identifier and what else is there."""
+        found = ttbr & (1 << 48) - 1
+        # Roots are aligned to their size, of 64 bytes at the least: where an address has 52 bits its upper ones follow.
+        if self.wide or self.granule == 16:
+            found = found & ~0x3F | (ttbr >> 2 & 0xF) << 48
+        return found & ~0x3F
+
+    def physical(self, entry: int, shift: int) -> int:
+        """Return where an entry leads to. shift: of what it maps; a table is at a page."""
+        found = entry & (1 << (50 if self.wide else 48)) - 1 & -(1 << shift)
+        if self.wide:
+            found |= (entry >> 8 & 3) << 50
+        elif self.granule == 16:
+            found |= (entry >> 12 & 0xF) << 48
+        return found
+
+    def is_leaf(self, entry: int, level: int) -> bool:
+        return level == len(self.shifts) - 1 or not entry & TABLE
+
+    def is_valid(self, entry: int, level: int) -> bool:
+        """Return whether an entry means anything: on the last level, the bit that else says `table` must be set."""
+        return bool(entry & VALID) and (level < len(self.shifts) - 1 or bool(entry & TABLE))
+
+
+def translate(read_physical: ReadPhysical, regime: Regime, root: int, address: int) -> Page | None:
+    """Return the page that maps `address`; None where none does. Raises what `read_physical` raises."""
+    if not regime.start <= address < regime.start + (1 << regime.bits):
+        return None
+    table, above = root, 0
+    for level, shift in enumerate(regime.shifts):
+        at = table + ENTRY_SIZE * (address >> shift & regime.entries(level) - 1)
+        entry = int.from_bytes(read_physical(at, ENTRY_SIZE), "little")
+        if not regime.is_valid(entry, level):
+            return None
+        if regime.is_leaf(entry, level):
+            return _page(regime, entry, at, address & -(1 << shift), shift, above)
+        table, above = regime.physical(entry, regime.granule), above | entry
+    return None
+
+
+def pages(read_physical: ReadPhysical, regime: Regime, root: int, start: int, end: int) -> Iterator[Page]:
+    """Yield all pages in [start, end), ascending. Each table is read whole; those that map nothing there are not read.
+    """
+    budget = Budget(MOST_TABLES, "the kernel's page tables", "tables")
+    yield from _pages(read_physical, regime, root, (max(start, regime.start), end), 0, regime.start, 0, budget)
+
+
+def _pages(
+    read_physical: ReadPhysical,
+    regime: Regime,
+    table: int,
+    span: tuple[int, int],
+    level: int,
+    base: int,
+    above: int,
+    budget: Budget,
+) -> Iterator[Page]:
+    budget.spend()
+    shift, count = regime.shifts[level], regime.entries(level)
+    size = 1 << shift
+    first = max(0, span[0] - base >> shift)
+    last = min(count, -(-(span[1] - base) >> shift))
+    if first >= last:
+        return
+    at = table + ENTRY_SIZE * first
+    data = read_physical(at, ENTRY_SIZE * (last - first))
+    for number, (entry,) in enumerate(struct.iter_unpack("<Q", data)):
+        if not regime.is_valid(entry, level):
+            continue
+        address = base + (first + number) * size
+        if regime.is_leaf(entry, level):
+            yield _page(regime, entry, at + ENTRY_SIZE * number, address, shift, above)
+        else:
+            below = regime.physical(entry, regime.granule)
+            yield from _pages(read_physical, regime, below, span, level + 1, address, above | entry, budget)
+
+
+def _page(regime: Regime, entry: int, at: int, address: int, shift: int, above: int) -> Page:
+    """Return the page of an entry. above: the bits set in any of the entries that lead to its table."""
+    writable = not entry & READ_ONLY and not above & TABLE_READ_ONLY
+    executable = not entry & NO_EXECUTE and not above & TABLE_NO_EXECUTE
+    return Page(address, regime.physical(entry, shift), 1 << shift, writable, executable, entry, at)
