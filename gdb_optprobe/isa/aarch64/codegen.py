@@ -43,6 +43,7 @@ from gdb_optprobe.isa.codegen import (
     EntryState,
     Label,
     MemoryValue,
+    noted_save,
 )
 
 # By size, and whether signed. Those that are not scaled have another name.
@@ -72,6 +73,8 @@ class A64Emitter(ValueEmitter):
         super().__init__(before)
         self._has_atomics = has_atomics
         self._keeping = Spills(before)
+        self._opened = 0  # items before the `save` to come
+        self._asked = set[str]()  # registers that the code since then reads
 
     # registers
 
@@ -82,6 +85,18 @@ class A64Emitter(ValueEmitter):
 
     def restore(self, names: Sequence[str], dead: Dead = NOTHING_DEAD) -> None:
         self._code(*self._keeping.restore())
+
+    def open_save(self) -> None:
+        self._opened, self._asked = len(self._items), set()
+
+    def close_save(self, names: Sequence[str]) -> bool:
+        if names and (not self._asked.isdisjoint((SP, *names)) or any(map(self._keeping.has, self._asked))):
+            return False
+        behind = self._items[self._opened :]
+        del self._items[self._opened :]
+        noted_save(self, names)
+        self._items += behind
+        return True
 
     def open_frame(self, size: int) -> None:
         self._code(*self._keeping.open_frame(size))
@@ -94,10 +109,12 @@ class A64Emitter(ValueEmitter):
 
     def register(self, name: str) -> str | None:
         """Return a register as Emitter.register does. Verbs use x17, and sp is an operand of few, so neither is one."""
+        self._asked.add(name)
         moved = self._keeping.has(name) or name == SCRATCH
         return None if moved or name not in GENERAL else name
 
     def read(self, to: str, name: str) -> None:
+        self._asked.add(name)
         if self._keeping.has(name):
             self._code(self._keeping.read(to, name))
         elif name == SP:
