@@ -34,6 +34,8 @@ PIECE = 1 << 14
 
 REMEMBERED = 1024
 """Functions kept decoded, so that a sweep over all of them needs no more memory."""
+REMEMBERED_PLACES = 1 << 14
+"""Addresses of which the function is kept: a call graph asks for the same ones again, and symbols do not change."""
 
 
 _BOUNDARY = re.compile(r"__\w+_text_end")
@@ -62,6 +64,7 @@ class CoreText(ABC):
         self._kernel = kernel
         self.originals = originals
         self._functions: dict[int, Function] = {}
+        self._places: dict[int, Place | None] = {}
         self._ordinary: dict[tuple[int, int], bool] = {}
         self._pieces: dict[int, bytes] = {}
         self._shelf = shelf
@@ -130,8 +133,12 @@ class CoreText(ABC):
 
     def place(self, address: int) -> Place | None:
         """See guest.Guest."""
-        bounds = self._bounds(address)
-        return Place(self._name(bounds[0]), *bounds) if bounds is not None else None
+        if address not in self._places:
+            if len(self._places) >= REMEMBERED_PLACES:
+                self._places.clear()
+            bounds = self._bounds(address)
+            self._places[address] = Place(self._name(bounds[0]), *bounds) if bounds is not None else None
+        return self._places[address]
 
     def code(self, places: Sequence[Place]) -> Sequence[bytes | None]:
         """See guest.Guest."""

@@ -4,9 +4,9 @@
     probes in ─► guest runs ⇄ short stops: records ─► trees ─► probes out ─► memory back
                     ▲             └ targets of calls through pointers ─► more probes
                     └──────────────────────────────────────────────────────┘
-A tree that began before the last probes went in may lack calls: it is early. Such trees are withheld for a second at
-most; later ones are shown with a mark. Where no other tree comes, they are handed over in the end, with the mark, too.
-What was learned is kept by the session, for the next graph.
+A tree may lack calls if a function was called in it before it was learned where pointers in that one lead: it is early.
+Such trees are withheld for a second at most; later ones are shown with a mark. Where no other tree comes, they are
+handed over in the end, with the mark, too. What was learned is kept by the session, for the next graph.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ DEATH = "do_task_dead"
 """The function in which a thread ends: kernel/sched/core.c."""
 _LEAST = 0.001
 """Seconds that the guest runs at least between two stops."""
+_ANY = 0
+"""In place of a function."""
 _STOPS = OptprobeError("a hit would stop the guest", "optprobe explain FUNCTION says why")
 
 
@@ -98,7 +100,8 @@ class GraphRun:
     _led: list[Led] = field(default_factory=list)
     _has_dropped: bool = False
     _latest: int = -1
-    _known_at: int = -1
+    _learned_at: dict[int, int] = field(default_factory=dict)
+    _learned_from: set[int] = field(default_factory=set)
     _pointers: dict[int, tuple[Pointer, int]] = field(default_factory=dict)
     _early: deque[Tree] = field(default_factory=lambda: deque(maxlen=MOST_WITHHELD))
     _withheld_until: float = math.inf
@@ -148,7 +151,7 @@ class GraphRun:
         if self.request.newest:
             found = sorted((*self._drain(), *self.trees.cut(Ending.OPEN)), key=lambda tree: tree.root.time)
             if self._led_to():
-                self._known_at = self._latest
+                self._note_learned()
         else:
             found = [*(() if self._handed_over else self._early), *self.trees.cut(Ending.OPEN)]
             self.withheld -= 0 if self._handed_over else len(self._early)
@@ -170,7 +173,25 @@ class GraphRun:
 
     def _marked(self, tree: Tree) -> Tree:
         """Return a tree with the mark of early ones where it is one."""
-        return replace(tree, is_early=tree.is_early or tree.root.time <= self._known_at)
+        learned, functions = self._learned_at, self.functions.by_number
+        any_function = learned.get(_ANY, -1)
+        waiting = [tree.root] if learned else []
+        while waiting:
+            call = waiting.pop()
+            if call.time <= max(any_function, learned.get(functions[call.function].start, -1)):
+                return replace(tree, is_early=True)
+            waiting += call.calls
+        return tree
+
+    def _note_learned(self) -> None:
+        """Note until when it was not known where calls of functions lead."""
+        recorded = {function.start for function in self.functions.by_number.values()}
+        for site in self._learned_from:
+            place = self.session.target.guest.place(site)
+            # Calls of one that is not recorded, as of the cold part of one, may be in any tree.
+            start = place.start if place is not None and place.start in recorded else _ANY
+            self._learned_at[start] = self._latest
+        self._learned_from.clear()
 
     def take_out(self) -> None:
         """Take the probes out of the guest, and give the memory back."""
@@ -447,7 +468,8 @@ class GraphRun:
         pointers = {site: each for site, each in self._pointers.items() if site not in known}
         self._put_in(new, pointers)
         if new or pointers:
-            self._known_at = self._latest
+            self._note_learned()
+        self._learned_from.clear()
         self.learned += len(new)
         return len(new)
 
@@ -466,6 +488,7 @@ class GraphRun:
             targets = self.session.learned_calls.setdefault(site, set())
             if function.start not in targets and self.functions.is_callee(function.start):
                 targets.add(function.start)
+                self._learned_from.add(site)
                 depth = self._pointers[site][1]
                 found[function.start] = min(depth, found.get(function.start, depth))
         return found

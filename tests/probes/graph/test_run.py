@@ -344,6 +344,20 @@ def test_when_the_time_to_learn_is_over_early_trees_are_shown_with_a_mark() -> N
     assert told(graph, trees) == ["*root(f1 inner(f1))"]
 
 
+def test_a_call_without_the_function_that_leads_to_something_new_is_whole() -> None:
+    """What was learned of a function tells nothing of calls in which it was not called."""
+    found = guest_with_pointers()
+    graph, _ = prepared(found)
+    calls_root(found, 0)
+    (tree,) = graph._drain()
+    graph._learn()
+    assert graph._marked(tree).is_early
+    graph._learned_at = {INNER: tree.root.time}
+    assert not graph._marked(tree).is_early
+    graph._learned_at = {0: tree.root.time}
+    assert graph._marked(tree).is_early, "calls of a function that is not recorded may be in any tree"
+
+
 def test_what_was_learned_while_the_ring_was_full_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls through pointers record a target once: also one of which the record is dropped."""
     monkeypatch.setattr(run, "MOST_BITS", 1)
