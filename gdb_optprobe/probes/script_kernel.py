@@ -19,7 +19,7 @@ from gdb_optprobe.handlers.ctype import CType
 from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.handlers.scope import Lvalue, Missing, Rvalue
 from gdb_optprobe.handlers.script.host import HostScope
-from gdb_optprobe.handlers.script.scope import HitScope, Matched, Meaning, Unsupported
+from gdb_optprobe.handlers.script.scope import HitScope, Matched, Meaning, Unmatched, Unsupported
 from gdb_optprobe.probes import script_events
 from gdb_optprobe.probes.script_events import ScriptEvents
 from gdb_optprobe.probes.script_programs import PROGRAMS, ScriptPrograms
@@ -123,7 +123,10 @@ class ScriptKernel:
         if provider not in PROBED:
             known = ", ".join((*PROBED, "interval", "BEGIN", "END"))
             return Unsupported(f"{provider} probes are not supported yet", f"{known} are")
-        return [*self._functions(provider, target, name, offset)]
+        try:
+            return [*self._functions(provider, target, name, offset)]
+        except OptprobeError as error:
+            return () if target else Unmatched(error.message, error.hint)
 
     def _on_host(self, provider: str) -> HostScope:
         numbers = {} if provider == "interval" else _OF_OWN_PROCESS
@@ -153,13 +156,12 @@ class ScriptKernel:
         return KernelHit(provider, names, address, self.timing, abi.of(self.target.guest.isa).result)
 
     def _functions(self, provider: str, target: str, name: str, offset: int) -> Iterator[Matched]:
-        """Yield the functions of a name, which may have wildcards, that a probe can be attached to."""
+        """Yield the functions of a name, which may have wildcards, that a probe can be attached to.
+
+        Raises OptprobeError where there is none.
+        """
         glob = any(sign in name for sign in "*?[")
-        try:
-            addresses = self.target.debugger.resolve(f"{target}:{name}" if target else name, glob)
-        except OptprobeError:
-            return
-        for address in addresses:
+        for address in self.target.debugger.resolve(f"{target}:{name}" if target else name, glob):
             guest, at = self.target.guest, address + offset
             names = guest.names_at_return(at) if provider in RETURNS else guest.names_at(at)
             if names is None:
@@ -174,6 +176,8 @@ class ScriptKernel:
         event = event_name.parse(f"{provider}:{target}:{name}" if target else f"{provider}:{name}")
         if provider not in EVENTS or event is None:
             found = self.matches(provider, target, name, offset)
+            if isinstance(found, Unmatched):
+                return ()
             return found if isinstance(found, Missing) else sorted({match.name for match in found})
         try:
             return sorted(map(str, self.target.guest.events(event)))

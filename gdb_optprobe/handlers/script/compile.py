@@ -20,7 +20,7 @@ from gdb_optprobe.handlers.script.expressions import BUILTINS
 from gdb_optprobe.handlers.script.place import wrong
 from gdb_optprobe.handlers.script.preprocessor import preprocess
 from gdb_optprobe.handlers.script.requests import Request
-from gdb_optprobe.handlers.script.scope import Kernel, Matched, Unsupported
+from gdb_optprobe.handlers.script.scope import Kernel, Matched, Unmatched, Unsupported
 from gdb_optprobe.handlers.script.settings import Settings, configured
 from gdb_optprobe.handlers.script.statements import Statements
 from gdb_optprobe.handlers.script.types import Nothing
@@ -217,9 +217,9 @@ def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
 
 
 def _missing(point: AttachPoint, why: Missing | None) -> OptprobeError:
-    if why is not None:
+    if why is not None and not isinstance(why, Unmatched):
         return wrong(why.message, point.where, why.hint)
-    error = wrong(f"No probes to attach: nothing matches '{point}'", point.where)
+    error = wrong(f"No probes to attach: nothing matches '{point}'", point.where, why.hint if why is not None else "")
     named = point.provider in _ATTACHED_BY_NAME and not point.has_wildcard
     return NotAttached(error.message, error.hint) if named else error
 

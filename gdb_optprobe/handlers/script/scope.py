@@ -29,6 +29,11 @@ class Unsupported(Missing):
 
 
 @dataclass(frozen=True, slots=True)
+class Unmatched(Missing):
+    """Why nothing has a name, and which one may be meant."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gate:
     """What lets only some hits through. statements: of every hit. passes: an expression behind them, 0 for those that
     are not.
