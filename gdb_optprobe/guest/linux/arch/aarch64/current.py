@@ -27,17 +27,18 @@ def current(kernel: Kernel) -> Current:
 
 def _task(kernel: Kernel) -> Expr:
     """Raises OptprobeError."""
-    return _variable(kernel.address("runqueues") + kernel.offset("rq", "curr"), 8)
+    return variable(kernel.address("runqueues") + kernel.offset("rq", "curr"), 8)
 
 
 def _cpu(kernel: Kernel) -> Expr:
     """Raises OptprobeError."""
     try:
-        return _variable(kernel.address("cpu_number"), 4)
+        return variable(kernel.address("cpu_number"), 4)
     except OptprobeError:
         offset = kernel.offset("task_struct", "thread_info.cpu")
         return Load(plus(_task(kernel), offset), 4, signed=False, mapped=True)
 
 
-def _variable(offset: int, size: int) -> Load:
+def variable(offset: int, size: int) -> Load:
+    """Return a per-CPU variable of this CPU."""
     return Load(plus(PerCpuBase(), offset), size, signed=False, mapped=True)
