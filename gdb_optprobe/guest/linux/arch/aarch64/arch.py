@@ -106,7 +106,8 @@ class _Linux:
         return {}
 
     def per_cpu(self, kernel: Kernel) -> int | None:
-        return None
+        """Return the exception level whose TPIDR has it: kernels at EL2 are not found."""
+        return 1
 
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks:
         return stacks.Stacks(kernel, machine, registers)
