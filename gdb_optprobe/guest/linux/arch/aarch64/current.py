@@ -19,14 +19,14 @@ FRAME = ("sp", "x29", "x30")
 
 def current(kernel: Kernel) -> Current:
     """Return the expressions."""
-    task = or_missing(partial(_task, kernel))
+    thread = or_missing(partial(task, kernel))
     cpu = or_missing(partial(_cpu, kernel))
     members = {name: or_missing(partial(kernel.offset, "task_struct", name)) for name in MEMBERS}
-    return Current(task, cpu, PerCpuBase(), members, Frame((*FRAME,), room_to(Register(FRAME[0]), STACK_SIZE)))
+    return Current(thread, cpu, PerCpuBase(), members, Frame((*FRAME,), room_to(Register(FRAME[0]), STACK_SIZE)))
 
 
-def _task(kernel: Kernel) -> Expr:
-    """Raises OptprobeError."""
+def task(kernel: Kernel) -> Expr:
+    """Return the running thread. Raises OptprobeError."""
     return _variable(kernel.address("runqueues") + kernel.offset("rq", "curr"), 8)
 
 
@@ -36,7 +36,7 @@ def _cpu(kernel: Kernel) -> Expr:
         return _variable(kernel.address("cpu_number"), 4)
     except OptprobeError:
         offset = kernel.offset("task_struct", "thread_info.cpu")
-        return Load(plus(_task(kernel), offset), 4, signed=False, mapped=True)
+        return Load(plus(task(kernel), offset), 4, signed=False, mapped=True)
 
 
 def _variable(offset: int, size: int) -> Load:
