@@ -24,7 +24,7 @@ TABLES, RAM, HOLE = 0x100_0000, 0x4000_0000, 0x4_0000_0000
 LINEAR, MODULES = 0xFFFF_0000_0000_0000, 0xFFFF_8000_0000_0000
 CODE, STACK = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0901_0000
 CODE_AT, STACK_AT = 0x1000, 0x2000
-TCR = 16 | 16 << 16 | 2 << 30 | 3 << 37 | 2 << 32  # 48 bits and 4 KiB in both halves, TBI, physical addresses of 40 bits
+TCR = 16 | 16 << 16 | 2 << 30 | 3 << 37 | 2 << 32  # 48 bits, 4 KiB, TBI, physical addresses of 40 bits
 # By crn, crm, op0, op1, op2.
 PAR, DAIF = (7, 4, 3, 0, 0), (4, 2, 3, 3, 1)
 TTBR0, TTBR1, TCR_EL1, SCTLR = (2, 0, 3, 0, 0), (2, 0, 3, 0, 1), (2, 0, 3, 0, 2), (1, 0, 3, 0, 0)
