@@ -9,8 +9,7 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.arch.aarch64 import reads
-from gdb_optprobe.guest.linux.arch.aarch64.paging import ACCESSED, TABLE, VALID
-from gdb_optprobe.guest.linux.arch.aarch64.probe_read import USER
+from gdb_optprobe.guest.linux.arch.aarch64.paging import ACCESSED, TABLE, USER, VALID
 from tests.guest.linux.fake_kernel import Pages, kernel
 
 TCR = 16 | 16 << 16 | 2 << 30
