@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux.arch.aarch64 import areas, current, image_padding, record_walk, sched_clock, stacks
+from gdb_optprobe.guest.linux.arch.aarch64 import (
+    areas,
+    current,
+    image_padding,
+    record_walk,
+    sched_clock,
+    stacks,
+    user_walk,
+)
 from gdb_optprobe.guest.linux.arch.aarch64 import find as finding
 from gdb_optprobe.guest.linux.arch.aarch64 import reads as reading
 from gdb_optprobe.guest.linux.arch.aarch64.frame_records import FrameRecords, record_in_registers
@@ -128,7 +136,7 @@ class _Linux:
         return current.current(kernel)
 
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
-        return reading.reads(machine, kernel)
+        return reading.reads(machine, kernel, physical)
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
         raise _unbuilt("traps inside the guest are")
@@ -146,10 +154,10 @@ class _Linux:
         return None
 
     def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
-        return record_walk.user_walker(kernel)
+        return user_walk.walker(kernel)
 
     def program_walker(self, bits: int, returned: bool) -> Walker:
-        return record_walk.of_program()
+        return user_walk.of_program(bits)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere

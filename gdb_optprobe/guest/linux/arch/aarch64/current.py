@@ -19,26 +19,25 @@ FRAME = ("sp", "x29", "x30")
 
 def current(kernel: Kernel) -> Current:
     """Return the expressions."""
-    task = or_missing(partial(_task, kernel))
+    thread = or_missing(partial(task, kernel))
     cpu = or_missing(partial(_cpu, kernel))
     members = {name: or_missing(partial(kernel.offset, "task_struct", name)) for name in MEMBERS}
-    return Current(task, cpu, PerCpuBase(), members, Frame((*FRAME,), room_to(Register(FRAME[0]), STACK_SIZE)))
+    return Current(thread, cpu, PerCpuBase(), members, Frame((*FRAME,), room_to(Register(FRAME[0]), STACK_SIZE)))
 
 
-def _task(kernel: Kernel) -> Expr:
-    """Raises OptprobeError."""
-    return variable(kernel.address("runqueues") + kernel.offset("rq", "curr"), 8)
+def task(kernel: Kernel) -> Expr:
+    """Return the running thread. Raises OptprobeError."""
+    return _variable(kernel.address("runqueues") + kernel.offset("rq", "curr"), 8)
 
 
 def _cpu(kernel: Kernel) -> Expr:
     """Raises OptprobeError."""
     try:
-        return variable(kernel.address("cpu_number"), 4)
+        return _variable(kernel.address("cpu_number"), 4)
     except OptprobeError:
         offset = kernel.offset("task_struct", "thread_info.cpu")
-        return Load(plus(_task(kernel), offset), 4, signed=False, mapped=True)
+        return Load(plus(task(kernel), offset), 4, signed=False, mapped=True)
 
 
-def variable(offset: int, size: int) -> Load:
-    """Return a per-CPU variable of this CPU."""
+def _variable(offset: int, size: int) -> Load:
     return Load(plus(PerCpuBase(), offset), size, signed=False, mapped=True)

@@ -1,80 +1,63 @@
-"""Reads of memory that may not be mapped, by the CPU's own translation and the kernel's linear map.
+"""Reads of memory that may not be mapped, by what the CPU translates and by this kernel's linear map.
 
-memstart_addr is the physical address that the linear map begins with (arch/arm64/include/asm/memory.h): the map of
-kernels for 48 bits begins at -(1 << 48). What that makes of the text's first page is compared with the page tables.
+Threads come from an allocator that gives memory by its address in the linear map, so one tells where that is. It is
+accepted if the kernel's text, which is mapped at another address too, appears in it at the same physical address.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
-from gdb_optprobe.guest.linux.arch.aarch64 import find as finding
-from gdb_optprobe.guest.linux.arch.aarch64 import paging, probe_read
-from gdb_optprobe.guest.linux.arch.aarch64.find import PageTables
+from gdb_optprobe.guest.linux.arch.aarch64 import probe_read
 from gdb_optprobe.guest.linux.arch.aarch64.paging import Regime
-from gdb_optprobe.guest.linux.arch.aarch64.probe_read import KERNEL_HALF, PAGE
+from gdb_optprobe.guest.linux.arch.aarch64.probe_read import PAGE, Linear
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.codegen import ProbeReadCode
 
-BITS = (48, 52, 39)
-"""Of addresses, for which kernels with 4 KiB pages are built."""
+CONTROL = "TCR_EL1"
+ROOTS = ("TTBR0_EL1", "TTBR1_EL1")
 HINT = "memory that is known to be mapped can be read: $task, $comm, the kernel's own variables"
 
 
 @dataclass(frozen=True)
 class Reads:
-    """See guest.linux.arch.base.Reads. linear: from a physical address to the linear map's. user: how programs' tables
-    are read.
-    """
+    """See guest.linux.arch.base.Reads. memory: the kernel's, by virtual address."""
 
-    view: PageTables
-    user: Regime
-    linear: int
+    linear: Linear
+    memory: Callable[[int, int], bytes]
 
     @cached_property
     def routine(self) -> ProbeReadCode:
         return probe_read.routine(self.linear)
 
     def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:
+        roots = registers[ROOTS[0]], registers[ROOTS[1]]
         data = b""
         while len(data) < size:
             at = address + len(data)
-            place = self._place(registers, at)
-            if place is None:
+            found = probe_read.place(self._physical, roots, at, self.linear) if at <= MASK else None
+            if found is None:
                 raise Unreadable(at, size - len(data))
-            data += self.view.machine.read_physical(place, min(size - len(data), PAGE - at % PAGE))
+            data += self._physical(found, min(size - len(data), PAGE - at % PAGE))
         return data
 
-    def _place(self, registers: Mapping[str, int], address: int) -> int | None:
-        """Return the physical address from which the routine would read `address`; None where it would not read it."""
-        if address >> KERNEL_HALF & 1:
-            page = self.view.page(address)
-        else:
-            root = self.user.root(registers["TTBR0_EL1"])
-            page = paging.translate(self.view.machine.read_physical, self.user, root, address)
-            page = page if page is not None and page.entry & paging.USER else None
-        if page is None:
-            return None
-        physical = page.physical + address - page.address
-        return physical if self.view.page(self.linear + physical & MASK) is not None else None
+    def _physical(self, address: int, size: int) -> bytes:
+        return self.memory(self.linear.at(address), size)
 
 
-def reads(machine: Machine, kernel: Kernel) -> Reads:
-    """Return how to read. Raises OptprobeError."""
-    found = finding.find(machine)
-    user = Regime.of_user(machine.registers(machine.vcpus()[0], ("TCR_EL1",))["TCR_EL1"])
-    if found is None or user is None or not isinstance(found[1], PageTables):
-        raise OptprobeError("page tables of this guest cannot be walked", HINT)
-    view = found[1]
-    start = view.page(kernel.address("_stext"))
-    begins = kernel.word(kernel.address("memstart_addr"))
-    for bits in BITS:
-        linear = (-1 << bits) - begins & MASK
-        alias = view.page(linear + start.physical & MASK) if start is not None else None
-        if alias is not None and start is not None and alias.physical <= start.physical < alias.physical + alias.size:
-            return Reads(view, user, linear)
+def reads(machine: Machine, kernel: Kernel, physical: Callable[[int], int | None]) -> Reads:
+    """Return how to read. Raises OptprobeError. physical: translates by the kernel's page tables."""
+    control = machine.registers(machine.vcpus()[0], (CONTROL,))[CONTROL]
+    regime, user = Regime.of(control), Regime.of_user(control)
+    thread = kernel.word(kernel.address("init_task") + kernel.offset("task_struct", "tasks"))
+    frame, text = physical(thread), physical(kernel.address("_stext"))
+    if regime is not None and user is not None and frame is not None and text is not None:
+        linear = Linear(thread - frame & MASK, regime, user)
+        image = linear.at(text)
+        if linear.has(thread) and linear.has(image) and physical(image) == text:
+            return Reads(linear, kernel.memory.read)
     raise OptprobeError("the address of this kernel's linear map is not known", HINT)

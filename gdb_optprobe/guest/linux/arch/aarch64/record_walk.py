@@ -1,8 +1,8 @@
 """Walk the kernel's stack at a hit by its frame records: frame_records.py as statements of a program (handlers/ir.py).
 
-Whether the innermost function has made its record follows from its code, when the probe is added. Every read may be of
-memory that is not there, which ends the walk. Behind an exception comes the code that it has interrupted; whether that
-has a record is not known at a hit, and where it has none its caller is left out, as in the kernel's own traces.
+Whether the innermost function has made its record follows from its code, when the probe is added: if not, its caller is
+in x30. Of an interrupted function that is not known at a hit: where it has made none yet its caller is left out, as in
+the kernel's own stack traces.
 """
 
 from __future__ import annotations
@@ -10,134 +10,128 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gdb_optprobe.guest.linux.arch.aarch64 import current
-from gdb_optprobe.guest.linux.arch.aarch64.frame_records import MODE, SAVED_PC, SAVED_STATE, FrameRecords
+from gdb_optprobe.guest.linux.arch.aarch64 import current, vectors
+from gdb_optprobe.guest.linux.arch.aarch64.frame_records import (
+    FP_NUMBER,
+    MODE,
+    SAVED_PC,
+    SAVED_STATE,
+    FrameRecords,
+)
 from gdb_optprobe.guest.linux.arch.aarch64.stacks import KERNEL_HALF, SIGNED
-from gdb_optprobe.guest.linux.arch.aarch64.vectors import frame_size, thread_size
 from gdb_optprobe.guest.linux.arch.base import WalkedFrom
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import (
     WORD,
+    And,
     Assign,
     Break,
     Constant,
     Expr,
     If,
+    Loop,
     Op,
     Or,
     Register,
     Statement,
     Variable,
 )
-from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.handlers.stack_walk import LOST, PC, binary, plus, word
-from gdb_optprobe.isa.aarch64.abi import FP, LR
-from gdb_optprobe.isa.aarch64.abi import PC as NIP
+from gdb_optprobe.handlers.stack_walk import DEEPEST, LOST, PC, binary, lost, plus, word
+from gdb_optprobe.isa.aarch64.abi import FP, LR, SP
 
-_FP, _FIRST, _REGS, _STATE = (Variable(f"%walk.{name}") for name in ("fp", "first", "regs", "state"))
-_SAVED_FP = 29 * WORD
-_OF_32_BITS = 1 << 4
-"""Of PSTATE: nRW."""
-_USER_BITS = 48
-INTERRUPTED = "__irq_regs"
+SAVED_FP = FP_NUMBER * WORD
+_AT, _FRAME, _REGS, _FIRST = (Variable(f"%walk.{name}") for name in ("at", "frame", "regs", "first"))
+_SEEN = Variable("%walk.seen")
+_RECORD = 2 * WORD
 
 
 @dataclass(frozen=True)
 class RecordWalk:
-    """A Walker. has_record: whether the innermost function has made it. interrupted: the registers of the code that the
-    stack is asked of instead.
+    """A Walker.
+
+    in_link: the probed function has no record. stack, size: of the running thread.
+    entry:   start and end of the text that exceptions lead to. record: where pt_regs has the record in it.
     """
 
     place: WalkedFrom
-    has_record: bool
-    interrupted: Expr | None
+    in_link: bool
+    stack: Expr
+    size: int
+    entry: tuple[int, int]
+    record: int
 
     @property
     def begin(self) -> Sequence[Statement]:
-        if self.interrupted is not None:
-            is_kernel = binary(Op.AND, word(_REGS, SAVED_STATE, mapped=False), MODE)
-            saved = Assign(PC, word(_REGS, SAVED_PC, mapped=False)), Assign(_FP, word(_REGS, _SAVED_FP, mapped=False))
-            nothing = Assign(_FIRST, Constant(0)), Assign(PC, Constant(0)), Assign(_FP, Constant(0))
-            return (*nothing, Assign(_REGS, self.interrupted), If(is_kernel, saved))
         returned = self.place.returned
-        is_first = returned is None and not self.has_record
-        at = fold.constant(self.place.address) if returned is None else returned
-        return (Assign(PC, at), Assign(_FP, Register(FP)), Assign(_FIRST, Constant(int(is_first))))
+        own = (
+            Assign(PC, fold.constant(self.place.address) if returned is None else returned),
+            Assign(_AT, Register(SP)),
+            Assign(_FRAME, Register(FP)),
+            Assign(_FIRST, Constant(int(self.in_link and returned is None))),
+        )
+        if (interrupted := self.place.interrupted) is None:
+            return own
+        if interrupted.registers is not None:
+            return (*own, Assign(_FIRST, Constant(0)), Assign(_REGS, interrupted.registers), *self._saved())
+        up = (Assign(_SEEN, self._in_entry()), *self.step, If(_SEEN, (Break(),)))
+        is_found = And(_SEEN, binary(Op.EQ, LOST, 0))
+        return (*own, Assign(_SEEN, Constant(0)), Loop(up, most=DEEPEST), If(is_found, (), (Assign(PC, Constant(0)),)))
 
     @property
     def step(self) -> Sequence[Statement]:
-        unaligned, half = binary(Op.AND, _FP, WORD - 1), binary(Op.AND, _FP, 1 << KERNEL_HALF)
-        record = (
-            If(Or(unaligned, binary(Op.EQ, half, 0)), (Break(),)),
-            Assign(PC, word(_FP, WORD, mapped=False)),
-            Assign(_FP, word(_FP, mapped=False)),
+        by_link = (Assign(_FIRST, Constant(0)), Assign(PC, Register(LR)), *_address(PC))
+        regs = Assign(_REGS, plus(_FRAME, -self.record))
+        by_registers = (regs, self._up_to(_REGS), self._up_to(_FRAME), *self._saved())
+        by_record = (
+            self._up_to(_FRAME),
+            Assign(PC, word(_FRAME, WORD)),
+            Assign(_AT, _FRAME),
+            Assign(_FRAME, word(_FRAME)),
         )
-        first = Assign(_FIRST, Constant(0)), Assign(PC, Register(LR))
         return (
-            If(_FIRST, first, record) if not self.has_record else If(Constant(1), record),
-            # The end has a record of zeros, and what cannot be read is 0.
+            If(_FIRST, by_link, (If(self._in_entry(), by_registers, (*by_record, *_address(PC))),)),
             If(binary(Op.EQ, PC, 0), (Break(),)),
-            Assign(PC, binary(Op.OR, PC, SIGNED)),
         )
 
+    def _saved(self) -> tuple[Statement, ...]:
+        """Return what goes to the code that an exception has interrupted; PC is 0 where that is a program's."""
+        is_kernel = binary(Op.AND, word(_REGS, SAVED_STATE), MODE)
+        found = (Assign(PC, word(_REGS, SAVED_PC)), Assign(_AT, _REGS), Assign(_FRAME, word(_REGS, SAVED_FP)))
+        return (If(is_kernel, found, (Assign(PC, Constant(0)),)),)
 
-@dataclass(frozen=True)
-class UserWalk:
-    """A Walker of a program's frame records."""
+    def _in_entry(self) -> Expr:
+        return binary(Op.LT, plus(PC, -self.entry[0]), self.entry[1] - self.entry[0])
 
-    begin: Sequence[Statement]
+    def _up_to(self, place: Variable) -> Statement:
+        """Return what ends the walk unless a record may be at `place`: further up in this stack, or in the thread's.
 
-    @property
-    def step(self) -> Sequence[Statement]:
-        beyond = binary(Op.GE, _FP, 1 << _USER_BITS)
-        return (
-            If(Or(Or(binary(Op.EQ, _FP, 0), beyond), binary(Op.AND, _FP, WORD - 1)), (Break(),)),
-            Assign(PC, binary(Op.AND, word(_FP, WORD, mapped=False), (1 << _USER_BITS) - 1)),
-            If(binary(Op.EQ, PC, 0), (Break(),)),
-            Assign(_FP, word(_FP, mapped=False)),
-        )
+        Stacks are aligned to their size, records to theirs, and a pt_regs as one.
+        """
+        here = And(binary(Op.GE, place, _AT), self._same(place, _AT))
+        elsewhere = binary(Op.EQ, self._same(_AT, self.stack), 0)
+        return If(binary(Op.EQ, Or(here, And(elsewhere, self._same(place, self.stack))), 0), lost())
+
+    def _same(self, place: Expr, stack: Expr) -> Expr:
+        """Return whether two places are of one stack, and a number of whole records apart."""
+        return binary(Op.EQ, binary(Op.AND, binary(Op.XOR, place, stack), ~(self.size - _RECORD)), 0)
 
 
 def walker(kernel: Kernel, unwinder: FrameRecords, place: WalkedFrom) -> RecordWalk:
     """Return the walk from a probed instruction. Raises OptprobeError."""
-    if unwinder.code.function(place.address) is None:
-        raise NoSuchKernel("what the probed code has done to its stack is not known")
-    interrupted: Expr | None = None
-    if place.interrupted is not None:
-        interrupted = place.interrupted.registers or current.variable(kernel.address(INTERRUPTED), WORD)
-    return RecordWalk(place, unwinder.has_record(place.address), interrupted)
+    if not unwinder.record:
+        raise NoSuchKernel("where an exception saves registers is not known")
+    in_link = unwinder.frame(place.address).record is None
+    size = vectors.thread_size(kernel)
+    return RecordWalk(place, in_link, thread_stack(kernel), size, unwinder.entry, unwinder.record)
 
 
-def user_walker(kernel: Kernel) -> UserWalk:
-    """Return the walk of a hit in the kernel: its thread's program has left its registers at the stack's end. Raises
-    OptprobeError.
-    """
-    task = current.current(kernel).task
-    if isinstance(task, Missing):
-        raise NoSuchKernel(task.message, task.hint)
-    stack = word(task, kernel.offset("task_struct", "stack"))
-    regs = plus(stack, thread_size(kernel) - frame_size(kernel))
-    state = binary(Op.AND, _STATE, MODE)
-    found = (
-        Assign(PC, word(_REGS, SAVED_PC)),
-        If(
-            binary(Op.AND, _STATE, _OF_32_BITS),
-            (Assign(LOST, Constant(1)),),
-            (Assign(_FP, word(_REGS, _SAVED_FP)),),
-        ),
-    )
-    return UserWalk(
-        (
-            Assign(PC, Constant(0)),
-            Assign(_FP, Constant(0)),
-            Assign(_REGS, regs),
-            Assign(_STATE, word(_REGS, SAVED_STATE)),
-            If(binary(Op.EQ, state, 0), found),
-        )
-    )
+def thread_stack(kernel: Kernel) -> Expr:
+    """Return where the running thread's stack begins. Raises OptprobeError."""
+    return word(current.task(kernel), kernel.offset("task_struct", "stack"))
 
 
-def of_program() -> UserWalk:
-    """Return the walk of a hit in a program."""
-    return UserWalk((Assign(PC, Register(NIP)), Assign(_FP, Register(FP))))
+def _address(value: Variable) -> tuple[Statement, ...]:
+    """Return what makes a signed address of the kernel's the address that it is."""
+    is_kernel = binary(Op.AND, value, 1 << KERNEL_HALF)
+    return (If(is_kernel, (Assign(value, binary(Op.OR, value, SIGNED)),)),)
