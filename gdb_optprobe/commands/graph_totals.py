@@ -1,4 +1,4 @@
-"""What is told of a graph when it has ended: which calls and functions it does not show, and why."""
+"""The notes at the end of a graph: which calls and functions it does not show, and why."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Totals:
             yield f"the root reaches more than {MOST:,} functions: not all are there"
 
     def lines(self) -> Iterator[str]:
-        """Yield what is told in the end."""
+        """Yield the notes at the end."""
         if self.lost:
             yield f"{many(self.lost, 'record')} found no room: trees end where they are lost"
         if self.learned:
@@ -87,7 +87,7 @@ class Totals:
         yield from self.lacking()
 
     def lacking(self) -> Iterator[str]:
-        """Yield which calls there were that are not shown."""
+        """Yield which calls are not shown."""
         if self.unfollowed:
             yield f"{many(self.unfollowed, 'call')} of the root not shown: other threads had their place"
         if self.withheld:
