@@ -1,7 +1,7 @@
-"""Dataclasses whose methods are compiled at their first use: compiling them all was half of a start in GDB.
+"""Dataclasses with methods that are compiled at their first use: compiling them all was half of a start in GDB.
 
     @dataclass(frozen=True, slots=True)        at import: fields, slots, and a placeholder for each method
-    class Site: …                              first Site(…): `__init__` is compiled and takes the place of the placeholder
+    class Site: …                              first Site(…): `__init__` is compiled, and put in its place
 
 A session makes objects of a third of the 750 classes, and compares, hashes or prints fewer. The standard library makes
 both fields and methods, the latter for a class with the same fields.
