@@ -1,7 +1,7 @@
-"""Dataclasses whose methods are compiled at their first use: compiling them all was half of a start in GDB.
+"""Dataclasses with methods that are compiled at their first use: compiling them all was half of a start in GDB.
 
-    @dataclass(frozen=True, slots=True)        at import: fields, slots, and a stand-in for each method
-    class Site: …                              first Site(…): `__init__` is compiled and takes the place of the stand-in
+    @dataclass(frozen=True, slots=True)        at import: fields, slots, and a placeholder for each method
+    class Site: …                              first Site(…): `__init__` is compiled, and put in its place
 
 A session makes objects of a third of the 750 classes, and compares, hashes or prints fewer. The standard library makes
 both fields and methods, the latter for a class with the same fields.
@@ -49,10 +49,10 @@ def _waiting(cls: type, frozen: bool = False, slots: bool = False) -> type:
     defined = {name for name in _METHODS if name in own and not (name == "__hash__" and own[name] is None)}
     if cls.__doc__ is None:
         cls.__doc__ = cls.__name__  # or the standard library writes one, of a signature that is not there yet
-    # One that is derived must be as its bases are: the standard library sees to it. They need not be of this module.
+    # One that is derived must be as its bases are: the standard library checks that. They need not be of this module.
     is_derived = any(map(is_dataclass, cls.__bases__))
     made: Any = _EAGER(init=False, repr=False, eq=False, slots=slots, frozen=frozen and is_derived)(cls)
-    methods: dict[str, object] = {name: _stand_in(made, name, frozen) for name in _METHODS}
+    methods: dict[str, object] = {name: _placeholder(made, name, frozen) for name in _METHODS}
     if not frozen:
         methods["__hash__"] = None
     elif not is_derived:
@@ -64,7 +64,7 @@ def _waiting(cls: type, frozen: bool = False, slots: bool = False) -> type:
     return made  # type: ignore[no-any-return]
 
 
-def _stand_in(owner: type, name: str, frozen: bool) -> Callable[..., Any]:
+def _placeholder(owner: type, name: str, frozen: bool) -> Callable[..., Any]:
     def method(self: object, *args: Any, **keywords: Any) -> Any:
         setattr(owner, name, _compiled(owner, name, frozen))
         return getattr(owner, name)(self, *args, **keywords)

@@ -12,9 +12,9 @@ from qemu.debugger import Debugger
 from qemu.guest import Guest
 from qemu.rsp_proxy import RspProxy
 
-FIRST, COLD, EACH, A_PROBE, LISTED = 5_000, 8_500, 120, 20, 1
+FIRST, COLD, EACH, A_PROBE, LISTED = 3_600, 3_800, 120, 20, 1
 """Packets, both ways: of connecting and the first probe where the kernel is in the cache, and where it is not, of
-another probe, of each of many, of a line of a listing. They were 4,529, 7,753, 84 to 100, 6 and 0.3. So that no guest
+another probe, of each of many, of a line of a listing. They were 3,139, 3,227, 84 to 100, 6 and 0.3. So that no guest
 is believed about another one, a kernel is found in the cache by the tables of its symbols, and its types are read
 anew: both through QEMU's monitor, in a packet each.
 """
