@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from qemu.guest import Guest
 from tests.booted.batch import Workload, batch, keep
+from tests.booted.conftest import FULL, Boot
 from tests.booted.gdb import Console
 from tests.booted.test_handlers import maps, report
 from tests.booted.test_ppc64le import two_dd
@@ -27,8 +30,18 @@ KSTACK = 'kprobe:read_zero / comm == "dd" / { @k[kstack(8)] = count(); @u[ustack
 CALLERS = ("read_zero", "vfs_read", "ksys_read", "__arm64_sys_read", "invoke_syscall")
 
 
+@pytest.mark.skipif(not FULL, reason="boots guests of its own: OPTPROBE_FULL=1")
+@pytest.mark.parametrize("cpu", ["max", "neoverse-n1"])
+def test_the_same_on_other_cpus(boot: Boot, cpu: str) -> None:
+    """With signed return addresses and PAN, and with PAN alone."""
+    guest = boot(arch="aarch64", cpu=cpu)
+    test_memory_that_may_not_be_there_is_read_or_a_fault(guest)
+    test_callers_by_frame_records_and_the_time_of_the_kernel_s_log(guest)
+    test_a_backtrace_passes_the_trampolines_of_functions_that_return_to_them(guest)
+
+
 def test_memory_that_may_not_be_there_is_read_or_a_fault(arm_guest: Guest) -> None:
-    """Each read is one or the other; the guest does not notice. PAN is on where the CPU has it."""
+    """Each read is one or the other; the guest does not notice."""
     script: list[str | Workload] = ["set optprobe table-keys 8"]
     for place in READS.values():
         script.append(f'optprobe add vfs_read if $comm == "dd" do count by (*(long *){place} & 0)')
