@@ -72,7 +72,7 @@ class ScriptCommand(Subcommand[ScriptArguments]):
         if args.pattern:
             out.lines([*_listed(ScriptKernel(session.target), args.pattern)])
             return
-        text = args.text or _read(args.file)
+        text = _read(args.file) if args.file else args.text
         found = compiled(session, text, args.parameters, args.unsafe, args.keep)
         told = warn if args.warns else _nothing
         for warning in found.script.warnings:

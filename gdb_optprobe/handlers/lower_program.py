@@ -199,8 +199,8 @@ def _emit(
                 if reading is not None and not words.locals.held and Clock() in nodes(part):
                     words.locals.held[reading] = _read_clock(emit, pc, program, reading)
                 words.jump(part, False, end)
-        if used_only := _unsaved(condition, saved, machine, before):
-            return UsedRegisters(used_only)
+        if unsaved := _unsaved(condition, saved, machine, before):
+            return UsedRegisters(unsaved)
     # What is saved may be overwritten.
     dead = replace(before.dead, registers=before.dead.registers | {*saved})
     emit.pool = actions = _pool(machine, replace(before, dead=dead))
@@ -219,6 +219,7 @@ def _emit(
     if not used.actions:
         more = [name for name in machine.kept(actions.used, before) if name not in saved]
         if not emit.close_save(more):
+            assert actions.used, "what was read is in a register"
             return UsedRegisters(actions=frozenset(actions.used))
     with noted(emit, RESTORED):
         emit.restore(more)
