@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gdb_optprobe.guest.linux.arch.aarch64 import leaf_entry
-from gdb_optprobe.guest.linux.arch.aarch64.user_stops import STOPPING
 from gdb_optprobe.isa.aarch64 import AARCH64, user_code
 from gdb_optprobe.isa.aarch64.abi import CALLEE_SAVED, FLAGS, GENERAL, LR, PC, SP
 from gdb_optprobe.isa.aarch64.codegen import BACKEND, A64Emitter
@@ -94,7 +93,7 @@ class ArmUser:
     registers: ClassVar[Mapping[str, int]] = REGISTERS
     resident: ClassVar[Mapping[str, str]] = {}
     frames: ClassVar[Mapping[int, UserFrames]] = FRAMES
-    stopping: ClassVar[UserStopping | None] = STOPPING
+    stopping: ClassVar[UserStopping | None] = None
     order = staticmethod(BACKEND.order)
     decode = staticmethod(user_code.decoded)
     copy = staticmethod(user_code.copied)
