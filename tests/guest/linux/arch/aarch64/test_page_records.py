@@ -34,7 +34,7 @@ class View:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Kernel]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernel]:
     monkeypatch.setattr(page_records, "_reserved", lambda kernel: RESERVED)
 
     def make(first: int, free: int = THREAD) -> Kernel:
@@ -55,16 +55,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Kernel]:
 
 
 @pytest.mark.parametrize("first", [-(1 << 42), -(1 << 30) - (1 << 41)])
-def test_where_kernels_have_them(made: Callable[[int], Kernel], first: int) -> None:
+def test_where_kernels_have_them(made: Callable[..., Kernel], first: int) -> None:
     found = PageRecords.of(made(first), View(regime()))  # type: ignore[arg-type]
     assert found.is_reserved(TEXT) and not found.is_reserved(THREAD)
 
 
-def test_somewhere_else(made: Callable[[int], Kernel]) -> None:
+def test_somewhere_else(made: Callable[..., Kernel]) -> None:
     with pytest.raises(OptprobeError, match="not where they are looked for"):
         PageRecords.of(made(-(1 << 41)), View(regime()))  # type: ignore[arg-type]
 
 
-def test_where_every_page_is_reserved(made: Callable[[int], Kernel]) -> None:
+def test_where_every_page_is_reserved(made: Callable[..., Kernel]) -> None:
     with pytest.raises(OptprobeError, match="not where they are looked for"):
         PageRecords.of(made(-(1 << 42), free=TEXT), View(regime()))  # type: ignore[arg-type]
