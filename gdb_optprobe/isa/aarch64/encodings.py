@@ -113,7 +113,7 @@ _WORDS = {
 }
 PAGE = 4096
 
-# Condition codes (Arm ARM, C1.2.4). The lowest bit turns one into its opposite.
+# Condition codes (DDI 0487, condition code). The lowest bit turns one into its opposite.
 _UNSIGNED = {Comparison.EQ: 0, Comparison.NE: 1, Comparison.GE: 2, Comparison.LT: 3, Comparison.GT: 8, Comparison.LE: 9}
 _SIGNED = _UNSIGNED | {Comparison.GE: 10, Comparison.LT: 11, Comparison.GT: 12, Comparison.LE: 13}
 
@@ -204,7 +204,7 @@ def masked(name: str, d: str, n: str, mask: int) -> int | None:
 @cache
 def mask_fields(mask: int) -> int | None:
     """Return the fields N, immr and imms of a mask of 64 bits: equal parts, each a rotated run of ones; None if it is
-    not of that form (Arm ARM, C3.4.2).
+    not of that form (DDI 0487, DecodeBitMasks).
     """
     size = 64
     while size > 2 and mask >> size // 2 & (1 << size // 2) - 1 == mask & (1 << size // 2) - 1:
