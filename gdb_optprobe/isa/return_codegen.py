@@ -61,8 +61,11 @@ class ReturnBackend(Protocol):
     def key_after(self, sp: int) -> int:
         """Return the key of a call by the stack pointer after its return."""
 
-    def shown_at(self, key: int) -> int:
-        """Return the address on the stack where a call's function stores the return address."""
+    def shown_at(self, key: int) -> int | None:
+        """Return the address on the stack where a call's function stores the return address.
+
+        None where functions have it at different places: only where `link` is a register.
+        """
 
 
 class EntryStubs(Protocol):

@@ -144,6 +144,13 @@ def return_backend(guest: Guest) -> ReturnBackend:
     return found
 
 
+def stacked_at(key: int, guest: Guest) -> int:
+    """Return where a call has its return address at its entry, on an ISA that has it on the stack."""
+    at = return_backend(guest).shown_at(key)
+    assert at is not None, "a register has it"
+    return at
+
+
 def compile_kretprobe(
     spec: Spec, address: int, guest: Guest, limits: ProgramLimits
 ) -> tuple[Program, NamesAt, EntryProgram]:

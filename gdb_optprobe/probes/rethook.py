@@ -42,7 +42,7 @@ from gdb_optprobe.maps.call_table import SAVED, WORD, CallCounts, CallSlot, Call
 from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.kretprobe import return_backend
+from gdb_optprobe.probes.kretprobe import return_backend, stacked_at
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.return_program import entry_parts, may_leave_out, return_handler, slot_word
 from gdb_optprobe.probes.return_stops import EntryHit, FindReturn, ReturnStops
@@ -402,7 +402,7 @@ class Rethook:
         if not any(wanted):
             return
         key = isa.key_of(hit.regs[guest.isa.sp])
-        back = hit.regs[isa.link] if isa.link else int.from_bytes(hit.read(isa.shown_at(key), WORD), "little")
+        back = hit.regs[isa.link] if isa.link else int.from_bytes(hit.read(stacked_at(key, guest), WORD), "little")
         before = self._read(guest)
         new, alive = CallSlot(key, back), self.is_arena_code(back) or back in guest.hidden_returns
         timed = any(Clock() in nodes(node) for part in self.parts for at, node in part.kept if at != part.time)
@@ -484,7 +484,7 @@ class Rethook:
         if isa.link is not None:
             write({isa.link: address})
         else:
-            guest.machine.write(isa.shown_at(key), address.to_bytes(WORD, "little"))
+            guest.machine.write(stacked_at(key, guest), address.to_bytes(WORD, "little"))
 
     def undo_entry(self, guest: Guest) -> None:
         """Take the last entry back, which will be made again."""
@@ -536,7 +536,7 @@ def _own_words(probe: Probe) -> int:
 
 
 def return_address_slot(key: int, guest: Guest) -> int | None:
-    """Return where the stack shows the return address of a call; None while its key is not known yet."""
+    """Return where the stack shows the return address of a call; None where that is not known, or not yet."""
     return return_backend(guest).shown_at(key) if key > 1 else None
 
 

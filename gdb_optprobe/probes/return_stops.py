@@ -23,7 +23,7 @@ from gdb_optprobe.handlers.scope import Rvalue
 from gdb_optprobe.maps.aggregate import number
 from gdb_optprobe.maps.call_table import WORD, CallTable, CallTableLayout
 from gdb_optprobe.probes.installed_detour import install_pad
-from gdb_optprobe.probes.kretprobe import return_backend
+from gdb_optprobe.probes.kretprobe import return_backend, stacked_at
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.stops import Hit, Move, ReturnStop, StoppedReturn, StopPoint
 from gdb_optprobe.probes.target import Target
@@ -212,7 +212,7 @@ class ReturnStops:
         if not numbers:
             return None
         key = isa.key_of(regs[guest.isa.sp])
-        at = int.from_bytes(machine.read(isa.shown_at(key), WORD), "little") if isa.link is None else regs[isa.link]
+        at = regs[isa.link] if isa.link else int.from_bytes(machine.read(stacked_at(key, guest), WORD), "little")
         value = retval(self.address, regs, machine.read, guest)
         function = guest.text.function(self.address)
         name = function.name if function is not None else guest.symbol(self.address)

@@ -13,7 +13,6 @@ Programs are those of programs.py, with other names and addresses.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from functools import cached_property
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers import interpreter
-from gdb_optprobe.handlers.ir import Constant, Program, Register
+from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.codegen import Label, ProbeReadRoutines
@@ -71,9 +70,7 @@ class Trial:
 
     @cached_property
     def program(self) -> Program:
-        found = _translated(self.original, self)
-        assert isinstance(found, Program)
-        return found
+        return running.translated(self.original, self.names, POINTED, self.per_cpu)
 
     @cached_property
     def around(self) -> LoweringContext:
@@ -199,20 +196,3 @@ def _dead_bits(name: str, dead: Dead) -> int:
         return MASK if name in dead.registers else 0
     fields = [number for number, field in enumerate(abi.CR_FIELDS) if field in dead.registers]
     return sum(0xF << 28 - 4 * number for number in (*fields, *([0] if dead.flags else [])))
-
-
-def _translated(node: object, trial: Trial) -> object:
-    """The same with ppc64le's registers, and where things are here."""
-    match node:
-        case Register(name):
-            return Register(trial.names[name])
-        case Constant(value) if running.DATA <= value < running.DATA + 2 * running.PAGE:
-            return Constant(value - running.DATA + POINTED)
-        case Constant(value) if running.PER_CPU <= value < running.PER_CPU + running.AREA:
-            return Constant(value - running.PER_CPU + trial.per_cpu & MASK)
-        case tuple():
-            return tuple(_translated(each, trial) for each in node)
-    if not dataclasses.is_dataclass(node) or isinstance(node, type):
-        return node
-    fields = {field.name: _translated(getattr(node, field.name), trial) for field in dataclasses.fields(node)}
-    return replace(node, **fields)

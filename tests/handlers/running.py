@@ -10,6 +10,7 @@ gs: + 0x20000       per-CPU data                             kept
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from unicorn import x86_const
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct, routine
 from gdb_optprobe.handlers import interpreter
-from gdb_optprobe.handlers.ir import MASK, Cell, Clock, Constant, HashMap, Program, Records, Stop, Update
+from gdb_optprobe.handlers.ir import MASK, Cell, Clock, Constant, HashMap, Program, Records, Register, Stop, Update
 from gdb_optprobe.handlers.lower_maps import layout
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.isa.base import Dead
@@ -328,3 +329,26 @@ def kept(state: State, memory: Mapping[int, bytes], left: Left, dead: Dead, faul
         now = left.registers[name]
         if name not in dead.registers and now & ~ignored != value & ~ignored:
             yield f"{name}: {now:#x} for {value:#x}"
+
+
+def translated(program: Program, names: Mapping[str, str], pointed: int, per_cpu: int) -> Program:
+    """The same with another ISA's registers, and other addresses in the place of DATA and PER_CPU."""
+
+    def same(node: object) -> object:
+        match node:
+            case Register(name):
+                return Register(names[name])
+            case Constant(value) if DATA <= value < DATA + 2 * PAGE:
+                return Constant(value - DATA + pointed)
+            case Constant(value) if PER_CPU <= value < PER_CPU + AREA:
+                return Constant(value - PER_CPU + per_cpu & MASK)
+            case tuple():
+                return tuple(same(each) for each in node)
+        if not dataclasses.is_dataclass(node) or isinstance(node, type):
+            return node
+        fields = {field.name: same(getattr(node, field.name)) for field in dataclasses.fields(node)}
+        return replace(node, **fields)
+
+    found = same(program)
+    assert isinstance(found, Program)
+    return found

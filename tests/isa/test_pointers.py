@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.base import Pointer
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
@@ -29,6 +30,11 @@ from gdb_optprobe.isa.x86_64 import X86_64
         (PPC64LE, "2004804e", Pointer("r12")),  # bctr
         (PPC64LE, "2000804e", None),  # blr
         (PPC64LE, "01000048", None),  # bl
+        (AARCH64, "60003fd6", Pointer("x3")),  # blr x3
+        (AARCH64, "00021fd6", Pointer("x16")),  # br x16
+        (AARCH64, "01083fd7", None),  # blraa x0, x1: what x0 holds is signed
+        (AARCH64, "c0035fd6", None),  # ret
+        (AARCH64, "01000094", None),  # bl
     ],
 )
 def test_the_operand_of_an_indirect_call(isa: Isa, data: str, pointer: Pointer | None) -> None:

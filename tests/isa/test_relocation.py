@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.base import Insn, OutOfReach, Unrelocatable
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
@@ -19,6 +20,7 @@ HERE = 0xFFFF_FFFF_8100_1230
 THERE = HERE + 0x10_0000
 BEYOND = HERE - (1 << 40)
 X86 = ("90", "53", "4155", "0f1f4000", "b906000000", "31c0", "4889e5", "c3")
+ARM = ("d503201f", "a9bf7bfd", "91000420", "f9400001", "d65f03c0", "d503233f")
 PPC = ("60000000", "7c0802a6", "38600001", "fbe1fff8", "4e800020", "7c832378")
 
 
@@ -34,7 +36,11 @@ def insns(isa: Isa, words: Sequence[str]) -> list[Insn]:
     return isa.decode(b"".join(code if isa is X86_64 else code[::-1] for code in codes), HERE)
 
 
-@pytest.mark.parametrize(("isa", "words"), [(X86_64, X86), (PPC64LE, PPC)], ids=["x86_64", "ppc64le"])
+@pytest.mark.parametrize(
+    ("isa", "words"),
+    [(X86_64, X86), (PPC64LE, PPC), (AARCH64, ARM)],
+    ids=lambda each: getattr(each, "name", ""),
+)
 def test_what_moves_as_it_is_is_laid_out_as_all_else(isa: Isa, words: Sequence[str]) -> None:
     short, long = layouts(isa)
 

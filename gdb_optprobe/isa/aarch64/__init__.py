@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
-from gdb_optprobe.isa.aarch64 import abi, decoder, emulator, exclusives, liveness, relocator, writer
+from gdb_optprobe.isa.aarch64 import (
+    abi,
+    codegen,
+    decoder,
+    emulator,
+    exclusives,
+    liveness,
+    relocator,
+    return_codegen,
+    routines,
+    writer,
+)
 from gdb_optprobe.isa.aarch64.fields import BRK, to_bytes
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.codegen import Backend
@@ -34,9 +44,9 @@ class _AArch64:
     system = abi.SYSTEM
     convention = abi.CONVENTION
     elf = abi.MACHINE
-    codegen = cast(Backend, None)
-    returning: ReturnBackend | None = None
-    routines: Sequence[RoutineCalls] = ()
+    codegen: Backend = codegen.BACKEND
+    returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
+    routines: Sequence[RoutineCalls] = routines.ROUTINE_CALLS
 
     decode = staticmethod(decoder.decode)
     branch = staticmethod(writer.branch)

@@ -1,11 +1,11 @@
 """Decode instructions: the control flow comes from their bits, the text from capstone.
 
-    b, bl                            JUMP, CALL
-    b.cond, cbz, cbnz, tbz, tbnz     BRANCH; b.al and b.nv always branch: JUMP
-    br, blr, ret, and with a         INDIRECT_JUMP, INDIRECT_CALL, RETURN
-      pointer's authentication
-    brk, hlt, udf                    TRAP
-    svc, hvc, smc, dcps, eret, drps  SYSTEM
+b, bl                            JUMP, CALL
+b.cond, cbz, cbnz, tbz, tbnz     BRANCH; b.al and b.nv always branch: JUMP
+br, blr, ret, and with a         INDIRECT_JUMP, INDIRECT_CALL, RETURN
+  pointer's authentication
+brk, hlt, udf                    TRAP
+svc, hvc, smc, dcps, eret, drps  SYSTEM
 """
 
 from __future__ import annotations

@@ -80,9 +80,7 @@ def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
     )
 
 
-def counts(
-    at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, moved: bytes = b""
-) -> bytes:
+def counts(at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, moved: bytes = b"") -> bytes:
     """Return counts that follow one another, `step` bytes each, with `moved` and a branch to each of `ends`.
 
     Raises OutOfReach.

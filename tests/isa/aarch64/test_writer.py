@@ -1,0 +1,94 @@
+"""The counter: what it costs in every case of liveness, and that it changes nothing that lives."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.isa.aarch64.fields import to_bytes
+from gdb_optprobe.isa.aarch64.templates import SOURCES, WORDS, templates
+from gdb_optprobe.isa.base import Dead, OutOfReach
+from tests.isa.aarch64.differential import Trial, random_dead
+from tests.isa.aarch64.processor import ABOVE, BELOW, COUNTER, DATA, HERE, NEAR, STACK, random_state, run
+
+AT = 0xFFFF_8000_0900_0000
+ENTRY = AARCH64.dead_at_entry()
+
+
+def dead(*registers: str) -> Dead:
+    return Dead(False, frozenset(registers))
+
+
+@pytest.mark.parametrize(
+    ("at", "instructions"),
+    [(ENTRY, 6), (dead("x0", "x3", "x20", "x5"), 6), (dead("x0", "x3"), 8), (dead("x9"), 8), (dead(), 10)],
+)
+def test_instructions_of_a_count(at: Dead, instructions: int) -> None:
+    assert len(AARCH64.count(AT + 0xE0_0008, AT, at)) == 4 * instructions
+
+
+def test_nothing_that_lives_changes_in_any_case_of_liveness() -> None:
+    rng = random.Random(1)
+    nop = tuple(AARCH64.decode(to_bytes(0xD503201F), HERE + 0x8000))
+    states = [random_dead(rng) for _ in range(100)] + [dead(), ENTRY, dead("x16"), dead("x17", "x0")]
+    for at in states:
+        trial = Trial(nop, rng.choice((NEAR, ABOVE, BELOW)), random_state(rng), at)
+        assert not [*trial.differences()]
+
+
+@pytest.mark.parametrize("at", [ENTRY, dead()])
+def test_a_count_is_one_for_each_run(at: Dead) -> None:
+    program = AARCH64.count(COUNTER, HERE, at)
+    twice = program + AARCH64.count(COUNTER, HERE + len(program), at)
+    once, again = (run({HERE: code}, HERE, {"sp": STACK}).data[COUNTER - DATA :] for code in (program, twice))
+    assert int.from_bytes(again, "little") - int.from_bytes(once, "little") == 1
+
+
+def test_a_counter_is_in_reach_of_4_gib() -> None:
+    for counter in (AT + AARCH64.data_reach, AT - AARCH64.data_reach, AT & ~0xFFF):
+        AARCH64.count(counter & ~7, AT, ENTRY)
+    with pytest.raises(OutOfReach):
+        AARCH64.count(AT + (1 << 32), AT, ENTRY)
+
+
+def test_registers_with_a_role_are_never_used() -> None:
+    for names in ([], ["x18", "x29", "x30"], [f"x{number}" for number in range(18, 31)]):
+        text = " ".join(insn.text for insn in AARCH64.decode(AARCH64.count(AT + 8, AT, dead(*names)), AT))
+        assert not any(f"{kind}{number}" in text for kind in "xw" for number in range(18, 31))
+
+
+def test_templates_are_what_capstone_reads_back() -> None:
+    assert len(templates()) == len(SOURCES) + len(WORDS)
+    assert templates()["load_exclusive"] == 0xC85F7C00 and templates()["pop_pair"] == 0xA8C103E0
+
+
+@pytest.mark.parametrize("at", [dead(), dead("x9"), dead("x9", "x10"), ENTRY])
+def test_the_stack_is_as_before_behind_a_count(at: Dead) -> None:
+    moves = [AARCH64.pushed(insn) for insn in AARCH64.decode(AARCH64.count(AT + 8, AT, at), AT)]
+    assert sum(moves) == 0 and (max(moves) > 0) == (at != ENTRY)
+
+
+@pytest.mark.parametrize(
+    ("word", "size"),
+    [
+        (0xA9BF47F0, 16),  # stp x16, x17, [sp, #-16]!
+        (0xA8C147F0, -16),  # ldp x16, x17, [sp], #16
+        (0xA9BE7BFD, 32),
+        (0xF81F0FEF, 16),  # str x15, [sp, #-16]!
+        (0xF84107EF, -16),
+        (0xD10083FF, 32),  # sub sp, sp, #32
+        (0x914007FF, -4096),  # add sp, sp, #1, lsl #12
+        (0x6DBF07E0, 16),  # stp d0, d1, [sp, #-16]!
+        (0xADBF07E0, 32),  # stp q0, q1, [sp, #-32]!
+        (0xA90047F0, 0),  # stp x16, x17, [sp]
+        (0xF90003EF, 0),  # str x15, [sp]
+        (0xD10083E0, 0),  # sub x0, sp, #32
+        (0xA9BF4410, 0),  # stp x16, x17, [x0, #-16]!
+        (0xEB0083FF, 0),  # cmp
+    ],
+)
+def test_how_far_an_instruction_moves_the_stack_pointer(word: int, size: int) -> None:
+    [insn] = AARCH64.decode(to_bytes(word), AT)
+    assert AARCH64.pushed(insn) == size
