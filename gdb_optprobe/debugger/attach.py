@@ -392,6 +392,7 @@ def attach(
     isa = by_name(gdb.selected_inferior().architecture().name(), isas)
     arch = linux_arches.of(isa, arches)
     machine = GdbMachine(connection, attachments.guard, isa)
+    isa = isa.for_cpus(machine.of_each_vcpu)
     machine.leave_physical_mode()
     if kernel_symbols.of_another_program():
         return _bare(connection, isa, machine, GdbStops(machine, isa, attachments.guard))

@@ -232,6 +232,12 @@ class GdbMachine:
             values = {name: read_any_register(name, system) for name in names if name not in printed}
         return {**values, **(_of_monitor(vcpu, printed) if printed else {})}
 
+    def of_each_vcpu(self, name: str) -> Sequence[int]:
+        """Return a register of each vCPU. Raises LookupError if GDB has no register of that name."""
+        if gdb.newest_frame().architecture().registers().find(name) is None:
+            raise LookupError(name)
+        return [self.registers(vcpu, (name,))[name] for vcpu in self.vcpus()]
+
     def stops_at(self, address: int) -> bool:
         """Return whether the stub has a breakpoint at `address` now. Its answer to a removal says so."""
         if self._packet(f"z0,{address:x},1") != b"OK":

@@ -66,6 +66,12 @@ class Isa(Protocol):
     @property
     def returning(self) -> ReturnBackend | None: ...
 
+    def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
+        """Return this instruction set with what every CPU of a guest has beyond it, for code that is made.
+
+        each: returns a register of each of them, by GDB's name; raises LookupError where GDB has none of that name.
+        """
+
     def decode(self, code: bytes, address: int) -> list[Insn]:
         """Decode `code` from its first byte, up to the first that is no instruction, or an incomplete one."""
 

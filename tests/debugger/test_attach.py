@@ -12,7 +12,7 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.bare import BareGuest
-from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.isa.aarch64 import AARCH64, AARCH64_LSE
 from gdb_optprobe.isa.registry import ISAS
 from tests.debugger.fake_gdb import Names
 
@@ -30,7 +30,8 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     gdb.selected_inferior = lambda: SimpleNamespace(architecture=lambda: architecture)
     gdb.breakpoints = gdb.objfiles = lambda: ()
     monkeypatch.setattr(module, "stopped_guest", object)
-    monkeypatch.setattr(module, "GdbMachine", lambda *_: SimpleNamespace(leave_physical_mode=lambda: None))
+    machine = SimpleNamespace(leave_physical_mode=lambda: None, of_each_vcpu=lambda _: [2 << 20, 2 << 20])
+    monkeypatch.setattr(module, "GdbMachine", lambda *_: machine)
     monkeypatch.setattr(module, "GdbStops", lambda *_: SimpleNamespace(on_resume=lambda *_: None))
     monkeypatch.setattr(module.kernel_symbols, "of_another_program", lambda: True)
     yield module
@@ -38,9 +39,9 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[name]
 
 
-def test_an_isa_without_a_linux_is_attached_to(attach: Any) -> None:
+def test_an_isa_without_a_linux_is_attached_to_with_what_its_cpus_have(attach: Any) -> None:
     session = attach.Attachments((AARCH64,), ()).session()
-    assert session.target.guest.isa is AARCH64 and isinstance(session.target.guest, BareGuest)
+    assert session.target.guest.isa is AARCH64_LSE and isinstance(session.target.guest, BareGuest)
 
 
 def test_what_the_table_lacks_is_refused_by_its_name(attach: Any) -> None:

@@ -8,17 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.isa.aarch64 import AARCH64, AARCH64_LSE
 from gdb_optprobe.isa.base import OutOfReach
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
 
 BASE = 0xFFFF_FFFF_8100_0000
-DATA = {X86_64: BASE + (1 << 24), PPC64LE: 0xC000_0000_0200_0000, AARCH64: 0xFFFF_8000_0900_0000}
-TEXT = {X86_64: BASE, PPC64LE: 0xC000_0000_0010_0000, AARCH64: 0xFFFF_8000_0800_0000}
+DATA = {
+    X86_64: BASE + (1 << 24),
+    PPC64LE: 0xC000_0000_0200_0000,
+    AARCH64: 0xFFFF_8000_0900_0000,
+    AARCH64_LSE: 0xFFFF_8000_0900_0000,
+}
+TEXT = {
+    X86_64: BASE,
+    PPC64LE: 0xC000_0000_0010_0000,
+    AARCH64: 0xFFFF_8000_0800_0000,
+    AARCH64_LSE: 0xFFFF_8000_0800_0000,
+}
 FAR = 1 << 33
-each_isa = pytest.mark.parametrize("isa", [X86_64, PPC64LE, AARCH64], ids=lambda isa: str(isa.name))
+each_isa = pytest.mark.parametrize("isa", [X86_64, PPC64LE, AARCH64, AARCH64_LSE])
 PLACES = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 1 << 16)), max_size=20)
 
 

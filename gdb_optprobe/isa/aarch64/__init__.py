@@ -1,8 +1,9 @@
-"""aarch64: `AARCH64` is the `Isa`; each verb has a file of its own."""
+"""aarch64: `AARCH64` is the `Isa`, for any CPU; each verb has a file of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from gdb_optprobe.isa.aarch64 import (
     abi,
@@ -23,9 +24,11 @@ from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.routines import RoutineCalls
 
+_FEATURES, _ATOMIC = "ID_AA64ISAR0_EL1", 20  # with the field Atomic: 2 where there is FEAT_LSE
+
 
 class _AArch64:
-    """The verbs of `Isa`."""
+    """The verbs of `Isa`. has_atomics: of the CPUs, see writer.Counting."""
 
     name = "aarch64"
     other_modes: tuple[str, ...] = ("arm", "aarch64:ilp32")
@@ -62,17 +65,28 @@ class _AArch64:
     dead_at = staticmethod(liveness.dead_at)
     dead_at_entry = staticmethod(liveness.dead_at_entry)
     dead_at_return = staticmethod(liveness.dead_at_return)
-    count = staticmethod(writer.count)
-    counts = staticmethod(writer.counts)
     pushed = staticmethod(writer.pushed)
     saves = staticmethod(writer.saves)
     emulate = staticmethod(emulator.emulate)
     pointer = staticmethod(emulator.pointer)
+
+    def __init__(self, has_atomics: bool) -> None:
+        counting = writer.Counting(has_atomics)
+        self.count, self.counts = counting.count, counting.counts
+
+    def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
+        """Return what all CPUs can run: with atomics where each of them has these."""
+        try:
+            features = each(_FEATURES)
+        except LookupError:
+            return self
+        return AARCH64_LSE if all(value >> _ATOMIC & 15 >= 2 for value in features) else self
 
     def bases(self, start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
         """Return no value: no register has one that counters are addressed by."""
         return {}
 
 
-AARCH64 = _AArch64()
+AARCH64 = _AArch64(has_atomics=False)
+AARCH64_LSE = _AArch64(has_atomics=True)
 _: Isa = AARCH64

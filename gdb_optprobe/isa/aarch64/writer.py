@@ -1,19 +1,20 @@
 """Encode branches and the counter, and saves of registers around it.
 
-    count, three registers are dead        count, nothing is dead
-    ┌───────────────────────────────┐      ┌──────────────────────────────────┐
-    │ adrp add  x16, counter        │      │ stp    x16, x17, [sp, #-16]!     │
-    │ 1: ldxr   x17, [x16]          │      │ str    x15, [sp, #-16]!          │
-    │    add    x17, x17, #1        │      │   … as on the left …             │
-    │    stxr   w15, x17, [x16]     │      │ ldr    x15, [sp], #16            │
-    │    cbnz   w15, 1b             │      │ ldp    x16, x17, [sp], #16       │
-    └───────────────────────────────┘      └──────────────────────────────────┘
+    count, three registers are dead   with atomics              nothing is dead
+    ┌───────────────────────────┐     ┌───────────────────┐     ┌──────────────────────────────┐
+    │ adrp add  x16, counter    │     │ adrp add  x16     │     │ stp    x16, x17, [sp, #-16]! │
+    │ 1: ldxr   x17, [x16]      │     │ mov    x17, #1    │     │   … as on the left …         │
+    │    add    x17, x17, #1    │     │ stadd  x17, [x16] │     │ ldp    x16, x17, [sp], #16   │
+    │    stxr   w15, x17, [x16] │     └───────────────────┘     └──────────────────────────────┘
+    │    cbnz   w15, 1b         │
+    └───────────────────────────┘
 No flag changes. Nothing is kept below the stack pointer (Procedure Call Standard, 6.4.5), which moves by 16 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gdb_optprobe.isa.aarch64.fields import (
     BRK,
@@ -65,29 +66,39 @@ def redirect(insn: Insn, target: int) -> bytes:
     return to_bytes(first & ~field | offset << 3 & field)
 
 
-def count(counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
-    """Return code for `to` that adds one, atomically, to the 8-byte `counter` and changes nothing that lives."""
-    pointer, value, status = registers = _scratch(3, dead)
-    before, after = keep([register for register in registers if f"x{register}" not in dead.registers])
-    return to_bytes(
-        *before,
-        *address(pointer, counter, to + 4 * len(before)),
-        word("load_exclusive", value, pointer),
-        word("add", value, value) | 1 << 10,
-        word("store_exclusive", value, pointer, rm=status),
-        word("repeat", status),
-        *after,
-    )
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """The verbs that count. has_atomics: whether the CPUs have the atomic additions of Armv8.1 (FEAT_LSE)."""
 
+    has_atomics: bool
 
-def counts(at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, moved: bytes = b"") -> bytes:
-    """Return counts that follow one another, `step` bytes each, with `moved` and a branch to each of `ends`.
+    def count(self, counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
+        """Return code for `to` that adds one, atomically, to the 8-byte `counter` and changes nothing that lives."""
+        pointer, *others = registers = _scratch(2 if self.has_atomics else 3, dead)
+        before, after = keep([register for register in registers if f"x{register}" not in dead.registers])
+        at = to + 4 * len(before)
+        return to_bytes(*before, *address(pointer, counter, at), *self._increment(pointer, *others), *after)
 
-    Raises OutOfReach.
-    """
-    places = range(at, at + step * len(counters), step)
-    pieces = [count(counter, place, dead) + moved for place, counter in zip(places, counters, strict=True)]
-    return padded(pieces, at, step, ends, branch, to_bytes(BRK))
+    def counts(
+        self, at: int, step: int, counters: Sequence[int], ends: Sequence[int], dead: Dead, moved: bytes = b""
+    ) -> bytes:
+        """Return counts that follow one another, `step` bytes each, with `moved` and a branch to each of `ends`.
+
+        Raises OutOfReach.
+        """
+        places = range(at, at + step * len(counters), step)
+        pieces = [self.count(counter, place, dead) + moved for place, counter in zip(places, counters, strict=True)]
+        return padded(pieces, at, step, ends, branch, to_bytes(BRK))
+
+    def _increment(self, pointer: int, value: int, status: int = 0) -> Sequence[int]:
+        if self.has_atomics:
+            return word("one", value), word("atomic_add", rn=pointer, rm=value)
+        return (
+            word("load_exclusive", value, pointer),
+            word("add", value, value) | 1 << 10,
+            word("store_exclusive", value, pointer, rm=status),
+            word("repeat", status),
+        )
 
 
 def keep(registers: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.ppc64le import (
@@ -76,6 +76,10 @@ class _PPC64LE:
     saves = staticmethod(writer.saves)
     emulate = staticmethod(emulator.emulate)
     pointer = staticmethod(emulator.pointer)
+
+    def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
+        """Return this one: its code runs on every CPU."""
+        return self
 
 
 PPC64LE = _PPC64LE()

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gdb_optprobe.isa.aarch64 import abi, decoder, fields, register_effects, relocator, writer
+from gdb_optprobe.isa.aarch64 import AARCH64, AARCH64_LSE, abi, decoder, fields, register_effects, relocator, writer
 from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, Relocated, Unrelocatable
+from gdb_optprobe.isa.record import Isa
 from tests.isa.aarch64.processor import (
     ABOVE,
     BELOW,
@@ -46,13 +47,14 @@ class Trial:
     to: int
     state: Mapping[str, int]
     dead: Dead | None = None
+    isa: Isa = AARCH64
 
     @property
     def start(self) -> int:
         return self.window[0].address
 
     def program(self) -> bytes:
-        return b"" if self.dead is None else writer.count(COUNTER, self.to, self.dead)
+        return b"" if self.dead is None else self.isa.count(COUNTER, self.to, self.dead)
 
     def copy(self) -> Relocated:
         return relocator.relocate(self.window, self.to + len(self.program()), dead=self.dead)
@@ -160,7 +162,7 @@ def _trial(words: Sequence[bytes], rng: random.Random, found: Survey) -> Trial |
     to = rng.choice(PLACES) + 4 * rng.randrange(CODE_SIZE // 8)
     # A register that is said to be dead must not be read by the window.
     dead = rng.choice((None, honest(random_dead(rng), window[0])))
-    trial = Trial(tuple(window), to, fitting_state(window, rng), dead)
+    trial = Trial(tuple(window), to, fitting_state(window, rng), dead, rng.choice((AARCH64, AARCH64_LSE)))
     trial.copy()
     return trial
 

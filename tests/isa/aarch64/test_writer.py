@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.isa.aarch64 import AARCH64, AARCH64_LSE
 from gdb_optprobe.isa.aarch64.fields import to_bytes
 from gdb_optprobe.isa.aarch64.templates import SOURCES, WORDS, templates
 from gdb_optprobe.isa.base import Dead, OutOfReach
+from gdb_optprobe.isa.record import Isa
 from tests.isa.aarch64.differential import Trial, random_dead
 from tests.isa.aarch64.processor import ABOVE, BELOW, COUNTER, DATA, HERE, NEAR, STACK, random_state, run
 
@@ -22,11 +23,34 @@ def dead(*registers: str) -> Dead:
 
 
 @pytest.mark.parametrize(
-    ("at", "instructions"),
-    [(ENTRY, 6), (dead("x0", "x3", "x20", "x5"), 6), (dead("x0", "x3"), 8), (dead("x9"), 8), (dead(), 10)],
+    ("at", "exclusive", "atomic"),
+    [
+        (ENTRY, 6, 4),
+        (dead("x0", "x3", "x20", "x5"), 6, 4),
+        (dead("x0", "x3"), 8, 4),
+        (dead("x9"), 8, 6),
+        (dead(), 10, 6),
+    ],
 )
-def test_instructions_of_a_count(at: Dead, instructions: int) -> None:
-    assert len(AARCH64.count(AT + 0xE0_0008, AT, at)) == 4 * instructions
+def test_instructions_of_a_count(at: Dead, exclusive: int, atomic: int) -> None:
+    assert len(AARCH64.count(AT + 0xE0_0008, AT, at)) == 4 * exclusive
+    assert len(AARCH64_LSE.count(AT + 0xE0_0008, AT, at)) == 4 * atomic
+
+
+@pytest.mark.parametrize(
+    ("features", "isa"),
+    [([0], AARCH64), ([2 << 20], AARCH64_LSE), ([3 << 20 | 0xFFFFF], AARCH64_LSE), ([2 << 20, 1 << 20], AARCH64)],
+)
+def test_atomics_are_used_where_every_cpu_has_them(features: list[int], isa: Isa) -> None:
+    values = {"ID_AA64ISAR0_EL1": features}
+    assert AARCH64.for_cpus(lambda name: values[name]) is isa
+
+
+def test_no_atomics_where_the_cpus_features_cannot_be_read() -> None:
+    def missing(name: str) -> list[int]:
+        raise LookupError(name)
+
+    assert AARCH64.for_cpus(missing) is AARCH64
 
 
 def test_nothing_that_lives_changes_in_any_case_of_liveness() -> None:
@@ -34,14 +58,16 @@ def test_nothing_that_lives_changes_in_any_case_of_liveness() -> None:
     nop = tuple(AARCH64.decode(to_bytes(0xD503201F), HERE + 0x8000))
     states = [random_dead(rng) for _ in range(100)] + [dead(), ENTRY, dead("x16"), dead("x17", "x0")]
     for at in states:
-        trial = Trial(nop, rng.choice((NEAR, ABOVE, BELOW)), random_state(rng), at)
+        to, isa = rng.choice((NEAR, ABOVE, BELOW)), rng.choice((AARCH64, AARCH64_LSE))
+        trial = Trial(nop, to, random_state(rng), at, isa)
         assert not [*trial.differences()]
 
 
+@pytest.mark.parametrize("isa", [AARCH64, AARCH64_LSE])
 @pytest.mark.parametrize("at", [ENTRY, dead()])
-def test_a_count_is_one_for_each_run(at: Dead) -> None:
-    program = AARCH64.count(COUNTER, HERE, at)
-    twice = program + AARCH64.count(COUNTER, HERE + len(program), at)
+def test_a_count_is_one_for_each_run(isa: Isa, at: Dead) -> None:
+    program = isa.count(COUNTER, HERE, at)
+    twice = program + isa.count(COUNTER, HERE + len(program), at)
     once, again = (run({HERE: code}, HERE, {"sp": STACK}).data[COUNTER - DATA :] for code in (program, twice))
     assert int.from_bytes(again, "little") - int.from_bytes(once, "little") == 1
 
