@@ -105,7 +105,7 @@ class _Linux:
         return {}
 
     def per_cpu(self, kernel: Kernel) -> int | None:
-        return None
+        return current.per_cpu(kernel)
 
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks:
         return stacks.Stacks(kernel, machine, registers)

@@ -1,4 +1,4 @@
-"""The running thread and CPU: per-CPU variables, from the base that TPIDR_EL1 has.
+"""The running thread and CPU: per-CPU variables, from the base that TPIDR_EL1 has. A kernel at EL2 has it elsewhere.
 
     runqueues.curr              the thread: what SP_EL0 has, but for the few instructions of a switch
     cpu_number, or since 6.11   the thread's thread_info.cpu
@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.aarch64.names import KernelNames
 from gdb_optprobe.guest.linux.current import MEMBERS, STACK_SIZE, Current, or_missing, plus, room_to
-from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.handlers.ir import Expr, Frame, Load, PerCpuBase, Register
 
 FRAME = ("sp", "x29", "x30")
@@ -27,17 +28,25 @@ def current(kernel: Kernel) -> Current:
 
 def _task(kernel: Kernel) -> Expr:
     """Raises OptprobeError."""
-    return _variable(kernel.address("runqueues") + kernel.offset("rq", "curr"), 8)
+    return _variable(kernel, kernel.address("runqueues") + kernel.offset("rq", "curr"), 8)
 
 
 def _cpu(kernel: Kernel) -> Expr:
     """Raises OptprobeError."""
     try:
-        return _variable(kernel.address("cpu_number"), 4)
+        return _variable(kernel, kernel.address("cpu_number"), 4)
     except OptprobeError:
         offset = kernel.offset("task_struct", "thread_info.cpu")
         return Load(plus(_task(kernel), offset), 4, signed=False, mapped=True)
 
 
-def _variable(offset: int, size: int) -> Load:
+def per_cpu(kernel: Kernel) -> int | None:
+    """Return the exception level of which the register has the base; None if that is unknown."""
+    return kernel.symbols.per_cpu_level if isinstance(kernel.symbols, KernelNames) else None
+
+
+def _variable(kernel: Kernel, offset: int, size: int) -> Load:
+    """Raises OptprobeError."""
+    if per_cpu(kernel) != 1:
+        raise NoSuchKernel("this kernel has the base of its CPUs' variables in a register that is not TPIDR_EL1")
     return Load(plus(PerCpuBase(), offset), size, signed=False, mapped=True)
