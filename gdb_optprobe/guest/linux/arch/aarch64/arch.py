@@ -8,6 +8,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.arch.aarch64 import areas, current, image_padding, sched_clock, stacks
 from gdb_optprobe.guest.linux.arch.aarch64 import find as finding
+from gdb_optprobe.guest.linux.arch.aarch64 import reads as reading
 from gdb_optprobe.guest.linux.arch.aarch64.frame_records import FrameRecords, record_in_registers
 from gdb_optprobe.guest.linux.arch.aarch64.module_text import ArmModuleText
 from gdb_optprobe.guest.linux.arch.aarch64.names import TIMER, KernelNames
@@ -126,7 +127,7 @@ class _Linux:
         return current.current(kernel)
 
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
-        raise _unbuilt("reads of memory that may not be mapped are")
+        return reading.reads(machine, kernel, physical)
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
         raise _unbuilt("traps inside the guest are")
