@@ -169,8 +169,9 @@ def _entry(
     with noted(emit, "its return address, kept"):
         emit.bind(claimed)
         emit.store(Address(slot, KEY), word)
-        emit.return_address(word)
-        emit.store(Address(slot, RETURN), word)
+        if (link := _link(emit, isa)) is None:
+            emit.return_address(word)
+        emit.store(Address(slot, RETURN), link or word)
     usual.free(word)
     for part in parts:
         lower_kept_words(emit, pc, part, slot)
@@ -304,7 +305,7 @@ def _trampoline(
     begin, end = isa.emitter(replace(before, kept=OuterSaves())), isa.emitter(before)
     begin.pool, end.pool = RegisterPool(order), RegisterPool(order)
     begin.save(kept)
-    _find(begin, table, slot)
+    _find(begin, table, slot, isa)
     if leaving is not None:
         _flags_into(end, wishes := end.pool.allocate(), slot, leaving.flags)
     end.publish(Address(slot, KEY), 0)
@@ -354,7 +355,7 @@ def _flags_into(emit: ReturnEmitter, to: str, slot: str, flags: Sequence[int]) -
             emit.binary(Arithmetic.OR, to, to, more, 64, False)
 
 
-def _find(emit: ReturnEmitter, table: PlacedCallTable, slot: str) -> None:
+def _find(emit: ReturnEmitter, table: PlacedCallTable, slot: str, isa: ReturnBackend) -> None:
     """Emit: find the slot of the call that has returned, and return to its return address. It surely has one."""
     again, found = Label(), Label()
     with emit.pool.scratch() as word:
@@ -364,8 +365,14 @@ def _find(emit: ReturnEmitter, table: PlacedCallTable, slot: str) -> None:
         lower_next_slot(emit, table.slots, slot)
         emit.jump(again)
         emit.bind(found)
-        emit.load(word, MemoryValue(Address(slot, RETURN)))
-        emit.return_to(word)
+        to = _link(emit, isa) or word
+        emit.load(to, MemoryValue(Address(slot, RETURN)))
+        emit.return_to(to)
+
+
+def _link(emit: ReturnEmitter, isa: ReturnBackend) -> str | None:
+    """Return the general register that has the return address; None where there is no such register."""
+    return emit.register(isa.link) if isa.link is not None else None
 
 
 # the search ------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def _first_slot(emit: Emitter, slot: str, key: Sequence[str | int], table: HashM
         emit.binary(Arithmetic.MUL, slot, slot, factor, 64, False)
     emit.binary(Arithmetic.SHR, slot, slot, 64 - table.bits, 64, False)
     emit.binary(Arithmetic.MUL, slot, slot, table.slot_size, 64, False)
-    emit.address(slot, Address(slot, as_number(at + 8, True)))
+    emit.address(slot, Address(slot, as_number(at + 8, True), near=True))
 
 
 def _search(emit: Emitter, slot: str, left: str, key: Sequence[str | int], table: HashMapLayout, found: Label) -> None:
@@ -133,7 +133,7 @@ def record(
                 emit.branch(Comparison.GE, place, layout.places, False, full)
             emit.binary(Arithmetic.AND, place, number, layout.places - 1, 64, False)
             emit.binary(Arithmetic.MUL, place, place, layout.record_size, 64, False)
-            emit.address(place, Address(place, as_number(at + ring.HEADER, True)))
+            emit.address(place, Address(place, as_number(at + ring.HEADER, True), near=True))
         if layout.overwrites:
             with noted(emit, "its lock"):
                 _claim_place(emit, number, place, layout, full)

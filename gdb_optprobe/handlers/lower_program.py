@@ -367,7 +367,7 @@ def cell_address(emit: Emitter, words: ExpressionLowering, by: tuple[Operand, ..
     with emit.pool.scratch() as at:
         words.into(at, index)
         emit.binary(Arithmetic.SHL, at, at, 3, 64, False)
-        emit.address(at, Address(at, as_number(address, True)))
+        emit.address(at, Address(at, as_number(address, True), near=True))
         yield Address(at)
 
 

@@ -552,7 +552,7 @@ class MapLowering:
             self._hash(tag, entry, key)
             emit.binary(Arithmetic.SHR, entry, tag, 64 - layout.bits, 64, False)
             emit.binary(Arithmetic.OR, tag, tag, ENTRY_MASK, 64, False)
-            first = Address(None, table.at + layout.index, entry)
+            first = Address(None, table.at + layout.index, entry, near=True)
             self._at_place(entry, key, tag, first, table, elsewhere, elsewhere)
             emit.bind(found)
 
@@ -623,7 +623,7 @@ class MapLowering:
                 emit.pool.free(tag)
                 tag = kept
             emit.binary(Arithmetic.SHR, slot, tag, 64 - layout.bits, 64, False)
-            emit.address(slot, Address(None, table.at + layout.index, slot))
+            emit.address(slot, Address(None, table.at + layout.index, slot, near=True))
             emit.bind(look)
             self._at_place(entry, key, tag, Address(slot), table, unnamed, other)
             emit.jump(found)
@@ -748,7 +748,7 @@ class MapLowering:
         """Load the address of an entry by its number."""
         emit = self._emit
         emit.binary(Arithmetic.MUL, to, number, table.layout.entry_size, 64, False)
-        emit.address(to, Address(to, as_number(table.at + HEADER, True)))
+        emit.address(to, Address(to, as_number(table.at + HEADER, True), near=True))
 
     def _load(self, to: str, word: Word) -> None:
         match word:

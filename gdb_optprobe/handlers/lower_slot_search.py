@@ -32,7 +32,7 @@ def lower_home(emit: Emitter, slots: SlotArray, key: str, slot: str) -> None:
     emit.binary(Arithmetic.MUL, slot, key, slots.factor, 64, False)
     emit.binary(Arithmetic.SHR, slot, slot, slots.shift - slots.size.bit_length() + 1, 64, False)
     emit.binary(Arithmetic.AND, slot, slot, (slots.homes - 1) * slots.size, 64, False)
-    emit.address(slot, Address(slot, number(slots.first, True)))
+    emit.address(slot, Address(slot, number(slots.first, True), near=True))
 
 
 def lower_search(emit: Emitter, slots: SlotArray, key: str, slot: str, compare: Callable[[], None]) -> None:

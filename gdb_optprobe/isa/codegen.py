@@ -73,7 +73,7 @@ class Address:
     """The address base + 8 * index + offset, in this CPU's part if it is `per_cpu`.
 
     base, index: registers; an address that has neither is `offset`, of 64 bits. Otherwise offset is signed.
-    near: it is in the arena, within Isa.data_reach of the code.
+    near: the offset is an address in the arena, within Isa.data_reach of the code.
     """
 
     base: str | None = None

@@ -175,11 +175,14 @@ class SessionMaps:
 
 
 def _fitting(target: Map, near: int, reach: int, arena: Arena) -> Map:
-    """Return a map with room for fewer keys where neither the arena nor what its kernel would lend has room for all."""
+    """Return a map with room for fewer keys where neither the arena nor what its kernel would lend has room for all.
+
+    It leaves as much of the arena as it takes: other maps follow, and what the probes themselves count in.
+    """
     lent = arena.lender.most(0, 1 << 64) if arena.lender is not None else 0
     while target.columns and target.most > LEAST and (size := session_layout(target).size) > lent:
         try:
-            arena.check_room(size, near, reach)
+            arena.check_room(2 * size, near, reach)
             break
         except Refused:
             target = replace(target, most=max(LEAST, target.most // 2))

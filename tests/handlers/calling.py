@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import unicorn
-from unicorn import ppc_const, x86_const
+from unicorn import arm64_const, ppc_const, x86_const
 
 from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.lower_kernel_returns import (
@@ -23,6 +23,9 @@ from gdb_optprobe.handlers.lower_kernel_returns import (
 )
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.handlers.lower_returns import EntryPart
+from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.isa.aarch64 import abi as arm
+from gdb_optprobe.isa.aarch64.return_codegen import RETURN_BACKEND as A64
 from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.ppc64le import PPC64LE
@@ -47,6 +50,8 @@ class Side:
     place:   where a call's return address is kept, from its stack pointer. popped: bytes, by the return.
     below:   bytes below the stack pointer that calls of an interrupt leave alone. frame: the smallest.
     random:  bits of the flags that may be anything; zero: those of CR0.
+    others:  two registers that a caller does not rely on. reads_flags: whether programs do.
+    page:    bytes of a page, in the emulator's TLB.
     """
 
     name: str
@@ -67,6 +72,9 @@ class Side:
     link: int | None = None
     pc: int = 0
     base: int | None = None
+    others: tuple[str, str] = ("rsi", "rdx")
+    reads_flags: bool = True
+    page: int = PAGE
 
     @property
     def entry(self) -> int:
@@ -141,8 +149,35 @@ IBM = Side(
     zero=0xF000_0000,
     link=ppc_const.UC_PPC_REG_LR,
     pc=ppc_const.UC_PPC_REG_PC,
+    others=("r4", "r5"),
 )
-SIDES = {side.name: side for side in (INTEL, IBM, replace(IBM, name="ppc64le_toc", base=0xC000_0000_01FF_8000))}
+ARM = Side(
+    "aarch64",
+    AARCH64,
+    A64,
+    (unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM),
+    {
+        **{name: getattr(arm64_const, f"UC_ARM64_REG_{name.upper()}") for name in arm.GENERAL if name != arm.LR},
+        arm.SP: arm64_const.UC_ARM64_REG_SP, arm.FLAGS: arm64_const.UC_ARM64_REG_NZCV,
+    },
+    code=0xFFFF_8000_09A3_D000,
+    stacks=0xFFFF_8000_0710_0000,
+    callers=0xFFFF_8000_0800_0000,
+    tables=(0xFFFF_8000_0A00_0018, 0xFFFF_8000_0B00_0000),
+    place=8,
+    popped=0,
+    below=0,
+    frame=16,
+    random=arm.NZCV,
+    zero=arm.NZCV,
+    link=arm64_const.UC_ARM64_REG_LR,
+    pc=arm64_const.UC_ARM64_REG_PC,
+    others=("x1", "x2"),
+    reads_flags=False,
+    page=1024,
+)
+_WITH_TOC = replace(IBM, name="ppc64le_toc", base=0xC000_0000_01FF_8000)
+SIDES = {side.name: side for side in (INTEL, IBM, _WITH_TOC, ARM)}
 _LITTLE_ENDIAN = 1 << 63 | 1
 
 
@@ -187,7 +222,7 @@ class World:
         self.machine.mem_map(0, (1 + len(self._frames)) * PAGE)
         self.machine.hook_add(unicorn.UC_HOOK_TLB_FILL, self._fill)
         self.machine.hook_add(unicorn.UC_HOOK_CODE, self._count)
-        if side is not INTEL:
+        if side.engine == IBM.engine:
             self.machine.reg_write(ppc_const.UC_PPC_REG_MSR, _LITTLE_ENDIAN)
         code = self._entry(ProbedFunction(side.trampoline, (side.code, side.code + PAGE), hidden=side.hooks))
         assert self.end < side.pad
@@ -211,7 +246,7 @@ class World:
     @cached_property
     def made(self) -> Trampoline:
         reads = {name for program in self.programs for name in program.registers}
-        before = EntryState(self.dead_after, frozenset((*reads, "rax", "r3")), base=self.side.base)
+        before = EntryState(self.dead_after, frozenset((*reads, self.side.isa.convention.result)), base=self.side.base)
         leaving = PadExit(self.flags, self.side.pad) if self.flags else None
         return lower_trampoline(self._table, before, self.side.returning, leaving)
 
@@ -248,7 +283,7 @@ class World:
         """Callers are not there: a return to one ends the run."""
         frame = self._frames.get(address & -PAGE)
         if frame is not None:
-            entry.paddr, entry.perms = frame, unicorn.UC_PROT_ALL
+            entry.paddr, entry.perms = frame + (address % PAGE & -self.side.page), unicorn.UC_PROT_ALL
         return frame is not None
 
     def write(self, at: int, data: bytes) -> None:

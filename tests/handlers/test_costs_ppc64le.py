@@ -24,6 +24,7 @@ from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.codegen import BACKEND
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps.aggregate import Count, Powers
 from gdb_optprobe.maps.ring import RingLayout
 
@@ -63,8 +64,12 @@ def code_of(program: Program, dead: Dead, base: int | None) -> bytes:
 
 
 def executed(code: bytes, taken: str) -> int:
+    return executed_of(PPC64LE, code, taken)
+
+
+def executed_of(isa: Isa, code: bytes, taken: str) -> int:
     """Where every branch forward is taken that is called so, and no other one."""
-    insns = {insn.address: insn for insn in PPC64LE.decode(code, 0)}
+    insns = {insn.address: insn for insn in isa.decode(code, 0)}
     at, number = 0, 0
     while at < len(code):
         insn, number = insns[at], number + 1

@@ -1,4 +1,4 @@
-"""Entry and trampoline, on both architectures, of functions with a tracer's site and of others.
+"""Entry and trampoline, on each architecture, of functions with a tracer's site and of others.
 
 What the guest's memory holds is compared with maps/call_table.py, where a call returns to with where it came from;
 registers that callers may rely on are what they were.
@@ -19,7 +19,7 @@ from gdb_optprobe.isa.paths import depth
 from gdb_optprobe.maps.aggregate import Sum
 from gdb_optprobe.maps.call_table import KEY, RETURN, SAVED, WORD, CallSlot, CallTable, CallTableLayout
 from tests.examples import some
-from tests.handlers.calling import INTEL, SIDES, Side, World
+from tests.handlers.calling import SIDES, Side, World
 
 DEPTH = 1000
 GROWN = 2048
@@ -133,15 +133,16 @@ def test_what_programs_find(side: Side, traced: bool) -> None:
     """The stack pointer and the flags as the function left them, and the call's slot, whatever is saved around them."""
     slot = Register(side.returning.slot)
     key, back = (_word(fold.binary(Op.ADD, slot, Constant(at), 64, False)) for at in (KEY, RETURN))
-    words = (Register(side.isa.sp), Register(side.isa.flags), key, back)
+    flags = (Register(side.isa.flags),) if side.reads_flags else ()
+    words = (Register(side.isa.sp), key, back, *flags)
     programs = tuple(Program(None, (Update(Cell("", Sum(signed=False)), word),)) for word in words)
     world = World(side, CallTableLayout(8), traced, programs=programs)
     sp = world.stack()
     assert world.enter(sp, caller := world.caller())
     left = world.registers(sp)
     assert world.leave(sp, registers=left) == caller
-    found = [world.word(side.counter + 8 * number) for number in range(1, 5)]
-    assert found == [sp, left[side.isa.flags], sp + 1, caller]
+    found = [world.word(side.counter + 8 * number) for number, _ in enumerate(words, 1)]
+    assert found == [sp, sp + 1, caller, *(left[each.name] for each in flags)]
 
 
 def _word(address: Expr) -> Expr:
@@ -152,7 +153,7 @@ def _word(address: Expr) -> Expr:
 @whether_traced
 def test_returns_that_stop(side: Side, traced: bool) -> None:
     """Where a program has set its flag a debugger can look, and the way leads by the pad: registers are as left."""
-    flags, result = (SAVED, SAVED + WORD), Register("rdx" if side is INTEL else "r4")
+    flags, result = (SAVED, SAVED + WORD), Register(side.others[0])
     place = (fold.binary(Op.ADD, Register(side.returning.slot), Constant(flag), 64, False) for flag in flags)
     values = (fold.binary(Op.AND, result, Constant(bit), 64, False) for bit in (1, 2))
     programs = tuple(Program(None, (Put(at, value),)) for at, value in zip(place, values, strict=True))
@@ -174,7 +175,7 @@ def test_returns_that_stop(side: Side, traced: bool) -> None:
 @whether_traced
 def test_actions_at_the_entry(side: Side, traced: bool) -> None:
     """They are carried out where a call has found room and its probe looks at it, and change no register."""
-    tested, summed = (Register(name) for name in (("rdx", "rsi") if side is INTEL else ("r5", "r4")))
+    summed, tested = map(Register, side.others)
     total, calls = side.counter + 0x100, side.counter + 0x108
     some = EntryProgram(fold.binary(Op.AND, tested, Constant(1), 64, False), actions=(_sum(summed),))
     parts = (
@@ -203,7 +204,8 @@ def _sum(word: Expr) -> Update:
 @whether_traced
 def test_how_deep_the_stack_is(side: Side, traced: bool) -> None:
     """From every instruction of a trampoline an unwinder finds the stack pointer that its caller gets."""
-    world = World(side, traced=traced, programs=(Program(None, (_sum(Register(side.isa.flags)),)),))
+    read = Register(side.isa.flags if side.reads_flags else side.isa.sp)
+    world = World(side, traced=traced, programs=(Program(None, (_sum(read),)),))
     sp = world.stack()
     world.enter(sp, world.caller())
     passed = world.passed = []
@@ -222,6 +224,8 @@ COSTS = {
     ("x86_64", False): (19, 23),
     ("ppc64le_toc", True): (26, 30),
     ("ppc64le_toc", False): (36, 44),
+    ("aarch64", True): (19, 27),
+    ("aarch64", False): (23, 31),
 }
 
 

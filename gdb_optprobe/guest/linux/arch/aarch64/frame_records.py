@@ -54,7 +54,7 @@ class FrameRecords:
         if self.entry[0] <= pc < self.entry[1]:
             # In the middle of saving registers nothing is known.
             return self._interrupted(frame) if not exact else None
-        if exact and not self._has_record(pc):
+        if exact and not self.has_record(pc):
             to = unsigned(registers[LR])
             return ({**registers, PC: to}, False) if to else None
         if not frame or frame % 8:
@@ -82,7 +82,7 @@ class FrameRecords:
         general = dict(zip(GENERAL, words, strict=False))
         return {**general, SP: words[SAVED_SP // 8], PC: words[SAVED_PC // 8]}, True
 
-    def _has_record(self, pc: int) -> bool:
+    def has_record(self, pc: int) -> bool:
         """Return whether the function around `pc` has made its record before, and not taken it away, on a way there."""
         function = self.code.function(pc)
         if function is None:

@@ -1,12 +1,12 @@
 """Memory for detours on aarch64: what the kernel's own image ends in, of its code and of all.
 
-    … __idmap_text_end │ linker's tables │ zeros │ _etext …          … .bss │ init_pg_dir │ zeros │ the image's end
+    … __idmap_text_end │ linker's tables │ zeros │ _etext …          … .bss │ init_pg_dir │ zeros │ its end
                                          └ code ─┘ R X                                    └ data ─┘ RW
 
 Segments are aligned to 64 KiB (SEGMENT_ALIGN), so that either tail is less than that, of a size that is chance. Page
 tables stay as they are. Code is taken if all of it is zero; it belongs to the text, which is never freed. Of the data
-the kernel has given the first page tables to its allocator, which may have given them on: only pages are taken of
-which the kernel's record (struct page) says that they are reserved.
+the kernel may have given the first page tables to its allocator, and that to others: only pages are taken of which the
+kernel's record (struct page) says that they are reserved, and that no symbol is in.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SEGMENT = 1 << 16
 PAGE = 1 << 12
 LINE = 128  # counters share no cache line with the guest's data
 LEAST_CODE, LEAST_DATA = 1 << 10, 1 << 12
-JOURNAL_SHARE = 2
-"""Of the data, one part in so many is for the journal."""
+LARGE_CODE, JOURNAL = 1 << 14, 3 << 13
+"""Bytes of code beside which there is room for a journal, and those of the journal; see detours/journal.py."""
 ADVICE = "set optprobe arena code=START-END data=START-END"
 
 Range = tuple[int, int]
@@ -39,8 +39,9 @@ class NoPadding(OptprobeError):
 
 def find(machine: Machine, kernel: Kernel) -> Room:
     """Return the memory. Raises NoPadding."""
-    (place,) = places(machine, kernel)
-    code = _zeros(kernel, place.code[0])
+    first, second = places(machine, kernel)
+    large, small = _zeros(kernel, first.code[0]), _zeros(kernel, second.code[0])
+    place, code = (first, large) if large[1] - large[0] >= LARGE_CODE else (second, small)
     if code[1] - code[0] < LEAST_CODE:
         raise NoPadding(f"the text of this kernel ends in {code[1] - code[0]:,} bytes that no code uses", ADVICE)
     if any(kernel.read(*place.data)) or any(kernel.read(*place.journal)):
@@ -55,14 +56,18 @@ def find(machine: Machine, kernel: Kernel) -> Room:
 
 
 def places(machine: Machine, kernel: Kernel) -> Iterator[Room]:
-    """Yield the place where `find` may have found memory before, whatever it holds now. Raises OptprobeError."""
+    """Yield the places where `find` may have found memory before, whatever they hold now: with the journal behind the
+    code, where that is large, or behind the data. Raises OptprobeError.
+    """
     end = kernel.address("_etext")
     start, last = _data(machine, kernel)
-    journal = last - (last - start) // JOURNAL_SHARE // PAGE * PAGE
-    code = (end - SEGMENT, end)
-    yield Room(
-        (code,), (start, journal), FILL, journal=(journal, last), as_found=lambda: (_zeros(kernel, code),)
-    )
+    yield _place(kernel, (end - SEGMENT, end - JOURNAL), (start, last), (end - JOURNAL, end))
+    middle = start + (last - start) // 2 // PAGE * PAGE
+    yield _place(kernel, (end - SEGMENT, end), (start, middle), (middle, last))
+
+
+def _place(kernel: Kernel, code: Range, data: Range, journal: Range) -> Room:
+    return Room((code,), data, FILL, journal=journal, as_found=lambda: (_zeros(kernel, code),))
 
 
 def _zeros(kernel: Kernel, code: Range) -> Range:
@@ -80,9 +85,24 @@ def _data(machine: Machine, kernel: Kernel) -> Range:
         raise NoPadding("the kernel's page tables are not found")
     image, view = found[0], found[1]
     records = PageRecords.of(kernel, view)
-    end = start = image.data.end & -PAGE
-    while start > max(end - SEGMENT, image.data.start) and records.is_reserved(start - PAGE):
-        start -= PAGE
+    end = image.data.end & -PAGE
+    start = _behind_all(kernel, records, image.data.start, end)
     if end - start < 2 * LEAST_DATA:
         raise NoPadding("the data of this kernel end in no page that only the kernel's image has", ADVICE)
     return start, end
+
+
+def _behind_all(kernel: Kernel, records: PageRecords, data: int, end: int) -> int:
+    """Return where what the image has in [data, end) ends: at the last of its symbols, or else behind the last page
+    that the allocator has got. Raises NoPadding.
+    """
+    last = kernel.symbols.at(end - 1)
+    named = end - 1 - last.offset if last is not None else 0
+    least = max(end - SEGMENT, named + PAGE - 1 & -PAGE)
+    start = end
+    while start > least and records.is_reserved(start - PAGE):
+        start -= PAGE
+    # Without symbols, pages that are reserved without an end may be data.
+    if named < data and start == least:
+        raise NoPadding("where the data of this kernel's image end is not known", ADVICE)
+    return start

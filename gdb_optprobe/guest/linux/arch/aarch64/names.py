@@ -28,7 +28,6 @@ from gdb_optprobe.guest.linux.structures import KernelStructures
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.text import Overlay
 from gdb_optprobe.isa.aarch64 import AARCH64
-from gdb_optprobe.isa.aarch64.fields import word_of
 from gdb_optprobe.isa.base import Insn
 
 EXCEPTION_ROW = Struct("<iihh")
@@ -42,9 +41,6 @@ LARGEST_EXIT_TEXT = 1 << 16
 LARGEST_TYPES = 1 << 26
 EVERYWHERE = "init_task"
 TIMER = "arch_timer_rate"
-READS_PER_CPU = "do_idle"
-MRS_TPIDR = {0xD538_D080: 1, 0xD53C_D040: 2}
-"""`mrs x0, tpidr_el1` and `tpidr_el2`, by the exception level: boot chooses one for all of the kernel."""
 RATES = range(1_000_000, 10_000_000_000)
 
 
@@ -112,12 +108,6 @@ class KernelNames:
         """Return whether `address` is in text. Exit text, which is behind init text, has no name."""
         start, end = self.symbols.address("_stext") or 0, self.symbols.address("_einittext") or 0
         return start <= address < end + LARGEST_EXIT_TEXT
-
-    @cached_property
-    def per_cpu_level(self) -> int | None:
-        """The exception level of which TPIDR has the base of per-CPU variables; None where no code shows it."""
-        words = (word_of(insn.data) & ~31 for insn in self.code(READS_PER_CPU))
-        return next((MRS_TPIDR[word] for word in words if word in MRS_TPIDR), None)
 
     def word(self, address: int) -> int | None:
         """Read a word; None where there is no memory."""
