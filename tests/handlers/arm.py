@@ -25,7 +25,7 @@ from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import MASK, Program
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.isa.aarch64 import abi, encodings
-from gdb_optprobe.isa.aarch64.codegen import BACKEND
+from gdb_optprobe.isa.aarch64.codegen import BACKEND, BACKEND_LSE
 from gdb_optprobe.isa.aarch64.encodings import Item, branch_if, constant, jump, number, plain, scaled
 from gdb_optprobe.isa.aarch64.fields import to_bytes
 from gdb_optprobe.isa.base import Dead
@@ -59,7 +59,7 @@ class Processor:
 
     def __post_init__(self) -> None:
         self.uc: Any = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
-        self.uc.ctl_set_cpu_model(arm64_const.UC_CPU_ARM64_A57)
+        self.uc.ctl_set_cpu_model(arm64_const.UC_CPU_ARM64_MAX)
         self.uc.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
         physical = PAGE
         for at, size in self.memory.items():
@@ -147,7 +147,12 @@ class Trial:
 
     @cached_property
     def code(self) -> bytes:
-        return lower(self.program, self.around, BACKEND)(CODE)
+        return lower(self.program, self.around, BACKEND_LSE if self.seed % 2 else BACKEND)(CODE)
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether there is native code for it."""
+        return True
 
     @cached_property
     def registers(self) -> Mapping[str, int]:

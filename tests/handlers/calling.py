@@ -23,9 +23,10 @@ from gdb_optprobe.handlers.lower_kernel_returns import (
 )
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.handlers.lower_returns import EntryPart
-from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.isa.aarch64 import AARCH64, AARCH64_LSE
 from gdb_optprobe.isa.aarch64 import abi as arm
 from gdb_optprobe.isa.aarch64.return_codegen import RETURN_BACKEND as A64
+from gdb_optprobe.isa.aarch64.return_codegen import RETURN_BACKEND_LSE as A64_LSE
 from gdb_optprobe.isa.base import Code, Dead, joined
 from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.ppc64le import PPC64LE
@@ -177,7 +178,8 @@ ARM = Side(
     page=1024,
 )
 _WITH_TOC = replace(IBM, name="ppc64le_toc", base=0xC000_0000_01FF_8000)
-SIDES = {side.name: side for side in (INTEL, IBM, _WITH_TOC, ARM)}
+_WITH_ATOMICS = replace(ARM, name="aarch64_lse", isa=AARCH64_LSE, returning=A64_LSE)
+SIDES = {side.name: side for side in (INTEL, IBM, _WITH_TOC, ARM, _WITH_ATOMICS)}
 _LITTLE_ENDIAN = 1 << 63 | 1
 
 
@@ -212,6 +214,8 @@ class World:
         self.dead_after = side.isa.dead_at_return() if self.traced else Dead()
         self.table = side.tables[self.number]
         self.machine: Any = unicorn.Uc(*side.engine)
+        if side.engine == ARM.engine:
+            self.machine.ctl_set_cpu_model(arm64_const.UC_CPU_ARM64_MAX)
         self.machine.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
         self._frames: dict[int, int] = {}
         self._looks: dict[int, int] = {}

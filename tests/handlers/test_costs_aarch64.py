@@ -23,8 +23,9 @@ from gdb_optprobe.handlers.ir import (
 )
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.isa.aarch64 import AARCH64
-from gdb_optprobe.isa.aarch64.codegen import BACKEND
+from gdb_optprobe.isa.aarch64.codegen import BACKEND, BACKEND_LSE
 from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.maps.aggregate import Count, Powers
 from gdb_optprobe.maps.ring import RingLayout
 from tests.handlers.test_costs_ppc64le import executed_of
@@ -50,7 +51,7 @@ THREE_WORDS = Emit(Records("r", (COLUMN,) * 3), (Register("x0"), Register("x1"),
 COUNTED = Update(Cell("c", Count()))
 
 
-def cost(program: Program, dead: Dead, taken: str) -> int:
+def cost(program: Program, dead: Dead, taken: str, backend: Backend = BACKEND) -> int:
     around = LoweringContext(
         VFS_READ,
         (OBJECT,) * len(program.objects),
@@ -60,7 +61,7 @@ def cost(program: Program, dead: Dead, taken: str) -> int:
         ring=RingLayout(8),
         cpu=_per_cpu(NUMBER, 4),
     )
-    return executed_of(AARCH64, lower(program, around, BACKEND)(VFS_READ), taken) + TO_AND_BACK
+    return executed_of(AARCH64, lower(program, around, backend)(VFS_READ), taken) + TO_AND_BACK
 
 
 @pytest.mark.parametrize(
@@ -79,3 +80,17 @@ def test_instructions_of_a_hit(program: Program, taken: str, usual: int, most: i
     """Usually there is a site of ftrace's; else all is kept, and the flags are left alone where that is as short."""
     assert cost(program, AARCH64.dead_at_entry(), taken) == usual
     assert cost(program, Dead(), taken.replace("b.ne", "cbnz").replace("b.eq", "cbz")) == most
+
+
+@pytest.mark.parametrize(
+    ("program", "taken", "usual"),
+    [
+        (Program(AT_7777, (COUNTED,)), "", 10),
+        (Program(None, (HIST,)), "", 12),
+        (Program(None, (COUNT_BY_PID,)), "b.eq", 28),
+        (Program(None, (THREE_WORDS,)), "", 33),
+    ],
+    ids=["count", "hist", "by-pid", "record"],
+)
+def test_instructions_with_the_atomics_of_newer_cpus(program: Program, taken: str, usual: int) -> None:
+    assert cost(program, AARCH64.dead_at_entry(), taken, BACKEND_LSE) == usual

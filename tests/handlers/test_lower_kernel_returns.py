@@ -226,6 +226,8 @@ COSTS = {
     ("ppc64le_toc", False): (36, 44),
     ("aarch64", True): (19, 27),
     ("aarch64", False): (23, 31),
+    ("aarch64_lse", True): (17, 23),
+    ("aarch64_lse", False): (21, 27),
 }
 
 

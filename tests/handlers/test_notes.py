@@ -23,6 +23,7 @@ from gdb_optprobe.handlers.ir import (
     Update,
 )
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
+from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.base import Notes, joined, notes_of
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
 from gdb_optprobe.isa.ppc64le import PPC64LE
@@ -31,8 +32,8 @@ from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.aggregate import Count, Powers
 from gdb_optprobe.maps.ring import RingLayout
 
-AT = {X86_64: 0xFFFF_FFFF_8100_0000, PPC64LE: 0xC000_0000_0010_0000}
-REGISTER = {X86_64: "rdi", PPC64LE: "r3"}
+AT = {X86_64: 0xFFFF_FFFF_8100_0000, PPC64LE: 0xC000_0000_0010_0000, AARCH64: 0xFFFF_8000_0810_0000}
+REGISTER = {X86_64: "rdi", PPC64LE: "r3", AARCH64: "x0"}
 WORD = Column("file->f_mode", Form.UNSIGNED)
 NAME = Column("str(name)", Form.TEXT, 16)
 
@@ -64,7 +65,7 @@ def noted(isa: Isa, program: Program) -> tuple[bytes, Notes]:
     return code(at), notes_of(code, at)
 
 
-@pytest.mark.parametrize("isa", [X86_64, PPC64LE])
+@pytest.mark.parametrize("isa", [X86_64, PPC64LE, AARCH64])
 def test_every_part_of_a_rich_action_is_noted(isa: Isa) -> None:
     _, notes = noted(isa, rich(isa))
     found = set(notes.values())
@@ -87,7 +88,7 @@ def test_every_part_of_a_rich_action_is_noted(isa: Isa) -> None:
     assert any(part[0].startswith("saved: ") for part in found if part)
 
 
-@pytest.mark.parametrize("isa", [X86_64, PPC64LE])
+@pytest.mark.parametrize("isa", [X86_64, PPC64LE, AARCH64])
 def test_notes_cover_the_code_without_gaps(isa: Isa) -> None:
     code, notes = noted(isa, rich(isa))
     at = AT[isa]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
@@ -13,7 +14,7 @@ from gdb_optprobe.isa.x86_64 import X86_64
 ROUTINE, AT, STACK, BACK = 0xFFFF_FFFF_8100_2000, 0xFFFF_FFFF_8100_0010, 0xFFFF_C900_0000_1000, 0x1234_5678
 
 
-CALLS = [(isa, calls) for isa in (X86_64, PPC64LE) for calls in isa.routines]
+CALLS = [(isa, calls) for isa in (X86_64, PPC64LE, AARCH64) for calls in isa.routines]
 
 
 @pytest.mark.parametrize(("isa", "calls"), CALLS, ids=lambda each: getattr(each, "name", ""))

@@ -46,8 +46,6 @@ class _AArch64:
     system = abi.SYSTEM
     convention = abi.CONVENTION
     elf = abi.MACHINE
-    codegen: Backend = codegen.BACKEND
-    returning: ReturnBackend | None = return_codegen.RETURN_BACKEND
     routines: Sequence[RoutineCalls] = routines.ROUTINE_CALLS
 
     decode = staticmethod(decoder.decode)
@@ -72,6 +70,10 @@ class _AArch64:
     def __init__(self, has_atomics: bool) -> None:
         counting = writer.Counting(has_atomics)
         self.count, self.counts = counting.count, counting.counts
+        self.codegen: Backend = codegen.BACKEND_LSE if has_atomics else codegen.BACKEND
+        self.returning: ReturnBackend | None = (
+            return_codegen.RETURN_BACKEND_LSE if has_atomics else return_codegen.RETURN_BACKEND
+        )
 
     def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
         """Return what all CPUs can run: with atomics where each of them has these."""

@@ -63,7 +63,7 @@ def _call(function: int, arguments: Sequence[int], takes: int | None, gives: int
 
 
 def _wipe() -> Iterator[Item]:
-    """Yield code that zeroes what is below the stack. An interrupt ends before the next store."""
+    """Yield code that zeroes what is below the stack. An interrupt that comes meanwhile ends before the next store."""
     at, left, again = _CELL, _FAILED, Label()
     yield from (number("subi", at, SP, _BELOW), *constant(left, _BELOW // 16))
     yield again

@@ -2,9 +2,11 @@
 
     memory        base + 12 bits, or 9 bits with a sign; farther: the rest in x17. What is near the code by its page
     per CPU       TPIDR of the kernel's exception level, which EntryState.per_cpu names: 1, or 2
-    atomically    ldxr and stxr at an address without an offset: nothing else may access memory between them
-    order         ldaxr, stlxr and stlr; dmb ishld behind a branch
-Addresses that are near, and branches out of the program, depend on its address. No instruction is newer than Armv8.0.
+    atomically    ldxr and stxr at an address without an offset: nothing else may access memory between them; or one
+                  instruction, where all CPUs have those of Armv8.1 (FEAT_LSE)
+    order         ldaxr, stlxr and stlr, ldseta and casl; dmb ishld behind a branch
+Addresses that are near, and branches out of the program, depend on its address. No other instruction is newer than
+Armv8.0.
 """
 
 from __future__ import annotations
@@ -49,18 +51,24 @@ _LOADS = {
     (4, True): "ldrsw", (8, False): "ldr", (8, True): "ldr",
 }  # fmt: skip
 _STORES = {1: "strb", 2: "strh", 4: "strw", 8: "str"}
+# Those of Armv8.1 that leave the greater, or the less.
+_EXTREMES = {
+    (Comparison.GT, True): "ldsmax", (Comparison.LT, True): "ldsmin", (Comparison.GT, False): "ldumax",
+    (Comparison.LT, False): "ldumin",
+}  # fmt: skip
 _SYSTEM = {"SP_EL0": "get_sp_el0", "TPIDR_EL1": "get_tpidr_el1", "TPIDR_EL2": "get_tpidr_el2"}
 """Registers of the system that programs read, as GDB names them."""
 
 
 class A64Emitter(ValueEmitter):
-    """Implements codegen.Emitter."""
+    """Implements codegen.Emitter. has_atomics: see writer.Counting."""
 
     probe_read_clobbers: tuple[str, ...] = (probe_read.WORD, probe_read.SIZE, *probe_read.TEMPORARY)
     swap_clobbers: tuple[str, ...] = ()
 
-    def __init__(self, before: EntryState) -> None:
+    def __init__(self, before: EntryState, has_atomics: bool = False) -> None:
         super().__init__(before)
+        self._has_atomics = has_atomics
         self._keeping = Spills(before)
 
     # registers
@@ -101,7 +109,7 @@ class A64Emitter(ValueEmitter):
 
     def load(self, to: str, value: MemoryValue) -> None:
         memory, name = value.memory, _LOADS[value.size, value.signed]
-        if value.size == 8 and memory.base is not None and memory.index is not None and not memory.offset:
+        if value.size == 8 and memory.base and memory.index and _is_sum(memory):
             self._code(plain("ldr_index", to, memory.base, memory.index))
             return
         with self._reached(memory, value.size, to) as (base, offset):
@@ -166,19 +174,27 @@ class A64Emitter(ValueEmitter):
     # memory
 
     def store(self, memory: Address, word: str | int, size: int = 8) -> None:
-        if size == 8 and isinstance(word, str) and memory.base and memory.index and not memory.offset:
+        if size == 8 and isinstance(word, str) and memory.base and memory.index and _is_sum(memory):
             self._code(plain("str_index", word, memory.base, memory.index))
             return
         with self._reached(memory, size) as (base, offset), self._stored(word, base, size) as source:
             self._code(_access(_STORES[size], source, base, offset, size))
 
     def atomic_add(self, memory: Address, word: str | int) -> None:
+        if self._has_atomics:
+            with self._pointer(memory) as at, self._in_register(word, at) as more:
+                self._code(plain("ldadd", ZERO, at, more))
+            return
         with self._pointer(memory) as at, self.pool.scratch() as value, self._summand(word, at) as more:
             again = self._load_exclusive("ldxr", value, at)
             self._add(value, value, more)
             self._store_exclusive("stxr", value, at, again, more)
 
     def atomic_extreme(self, test: Comparison, memory: Address, word: str, signed: bool) -> None:
+        if self._has_atomics:
+            with self._pointer(memory) as at:
+                self._code(plain(_EXTREMES[test, signed], ZERO, at, word))
+            return
         past = Label()
         with self._pointer(memory) as at, self.pool.scratch() as value:
             again = self._load_exclusive("ldxr", value, at)
@@ -188,6 +204,10 @@ class A64Emitter(ValueEmitter):
             self.bind(past)
 
     def atomic_fetch_add(self, to: str, memory: Address, word: int) -> None:
+        if self._has_atomics:
+            with self._pointer(memory) as at, self._in_register(word, at) as more:
+                self._code(plain("ldadd", to, at, more))
+            return
         with self._pointer(memory) as at, self.pool.scratch() as value, self._summand(word, at) as more:
             with self.pool.scratch() if to == at else nullcontext(to) as was:
                 again = self._load_exclusive("ldxr", was, at)
@@ -201,6 +221,13 @@ class A64Emitter(ValueEmitter):
             self.pool.scratch() as value,
             nullcontext(ZERO) if expected == 0 else self._in_register(expected, at) as wanted,
         ):
+            if self._has_atomics:
+                self.copy(value, wanted)
+                self._code(plain("casl", word, at, value))
+                if wanted != ZERO:
+                    self._code(plain("eor", value, value, wanted))
+                self._items.append(branch_on_zero("cbnz", value, label))
+                return
             again = self._load_exclusive("ldxr", value, at)
             if wanted != ZERO:
                 self._code(plain("eor", value, value, wanted))
@@ -209,6 +236,11 @@ class A64Emitter(ValueEmitter):
 
     def claim(self, memory: Address, label: Label) -> None:
         with self._pointer(memory) as at, self.pool.scratch() as value:
+            if self._has_atomics:
+                self.constant(value, 1)
+                self._code(plain("ldseta", value, at, value))
+                self._items.append(branch_on_bit("tbnz", value, 0, label))
+                return
             again = self._load_exclusive("ldaxr", value, at)
             self._items.append(branch_on_bit("tbnz", value, 0, label))
             self.binary(Arithmetic.OR, value, value, 1, 64, False)
@@ -329,6 +361,11 @@ class A64Emitter(ValueEmitter):
             yield register
 
 
+def _is_sum(memory: Address) -> bool:
+    """Return whether an address is that of its registers alone."""
+    return not (memory.offset or memory.per_cpu)
+
+
 def _is_near(offset: int, size: int) -> bool:
     """Return whether an access of `size` bytes has room for an offset."""
     return fits(offset, 9) or (offset % size == 0 and 0 <= offset < PAGE * size)
@@ -341,17 +378,22 @@ def _access(name: str, register: str, base: str, offset: int, size: int) -> int:
     return unscaled(f"{name[:2]}u{name[2:]}", register, base, offset)
 
 
-class _A64Backend:
-    """Implements codegen.Backend."""
+class A64Backend:
+    """Implements codegen.Backend. has_atomics: see writer.Counting."""
 
     pc = PC
-    emitter = staticmethod(A64Emitter)
     order = staticmethod(value_codegen.order)
     kept = staticmethod(spill.registers_to_spill)
 
     caller = staticmethod(probe_read.caller)
     resumed = staticmethod(probe_read.resumed)
 
+    def __init__(self, has_atomics: bool) -> None:
+        self._has_atomics = has_atomics
 
-BACKEND = _A64Backend()
+    def emitter(self, before: EntryState) -> A64Emitter:
+        return A64Emitter(before, self._has_atomics)
+
+
+BACKEND, BACKEND_LSE = A64Backend(False), A64Backend(True)
 _: Backend = BACKEND

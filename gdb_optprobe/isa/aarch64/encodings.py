@@ -88,8 +88,16 @@ _SOURCES = {
 _SECOND = ("stxr", "stlxr", "pop_pair", "ldr_pair")
 """Templates with 1 in the field of another register, so that they are no instruction which is undefined."""
 _NUMBERS: Mapping[str, int] = {f"x{number}": number for number in range(31)} | {"sp": 31, "xzr": 31}
-# Of branches keystone takes the number for a target; so these are words, and as capstone writes them at address 0.
+# Of branches keystone takes the number for a target, and it does not know Armv8.1. Words, and as capstone writes them
+# at address 0.
 _WORDS = {
+    "ldadd": (0xF820_0000, "ldadd x0, x0, [x0]"),
+    "ldseta": (0xF8A0_3000, "ldseta x0, x0, [x0]"),
+    "ldsmax": (0xF820_4000, "ldsmax x0, x0, [x0]"),
+    "ldsmin": (0xF820_5000, "ldsmin x0, x0, [x0]"),
+    "ldumax": (0xF820_6000, "ldumax x0, x0, [x0]"),
+    "ldumin": (0xF820_7000, "ldumin x0, x0, [x0]"),
+    "casl": (0xC8A0_FC00, "casl x0, x0, [x0]"),
     "b": (0x1400_0000, "b #0"),
     "bl": (0x9400_0000, "bl #0"),
     "b.cond": (0x5400_0000, "b.eq #0"),

@@ -4,14 +4,15 @@
     b X                                b X
     b.cond X, cbz X, tbz X             the same on the opposite, 1f; b X; 1:
     bl X                               x30 ← E; b X                      (E is the original return address)
-    blr xN, blraa xN, xM               x30 ← E; br xN, braa xN, xM; of x30 itself through a dead register
+    blr xN, blraa xN, xM               mov x16, xN; x30 ← E; br x16, braa x16, xM
     adr xD, X                          adrp and add of the same address
     adrp xD, X                         adrp of the same page
     ldr xT, X                          adrp and add of the address in xT; ldr xT, [xT]
     nop                                nothing
     any other                          itself: what moves the stack pointer, signs x30 or changes pstate, too
 
-x30 ← E is adrp and add: no register more is used, and no data stands among code.
+x30 ← E is adrp and add: no register more is used, and no data stands among code. x16 is free at a call, where a
+veneer may be (Procedure Call Standard, 6.1.1); only jumps by it or x17 may arrive at landing pads of calls (D8.4.5).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from gdb_optprobe.isa.aarch64.decoder import CACHED, SIZE, flow
+from gdb_optprobe.isa.aarch64.decoder import CACHED, SIZE
 from gdb_optprobe.isa.aarch64.fields import (
     BRK,
     MASK,
@@ -43,8 +44,8 @@ from gdb_optprobe.isa.aarch64.writer import branch, redirect
 from gdb_optprobe.isa.base import Flow, Hazard, Insn, Unrelocatable
 from gdb_optprobe.isa.relocation import DisplacedRegion, Relocation
 
-LR = 30
-SCRATCH = (16, 17, *range(9, 16))
+LR, VENEER = 30, 16
+_NEVER = {Flow.TRAP: Hazard.TRAP, Flow.SYSTEM: Hazard.SYSTEM}
 # blr and blraa differ from br and braa in one bit: C6.2.
 _LINKS = 1 << 21
 
@@ -60,13 +61,15 @@ _LOADS = {0: _Load(0xB940_0000, 4), 1: _Load(0xF940_0000, 8), 2: _Load(0xB980_00
 
 def hazard(insn: Insn) -> Hazard | None:
     """Return why `insn` cannot be moved anywhere; None if it can, or if that depends on the place."""
-    return _hazard(insn.data)
+    if insn.flow in _NEVER:
+        return _NEVER[insn.flow]
+    # Direct branches, most of which are unlike any other, are kept away from the cache.
+    return None if insn.target is not None else _hazard(insn.data)
 
 
 def moves_as_it_is(insn: Insn) -> bool:
     """Return whether every copy of `insn` is its own bytes, or nothing: a sweep need not try to move it."""
-    # Branches, most of which are unlike any other, are kept away from the cache.
-    return insn.target is None and _moves_as_it_is(insn.data)
+    return insn.target is None and insn.flow not in _NEVER and _moves_as_it_is(insn.data)
 
 
 def fills(insn: Insn) -> bool:
@@ -93,15 +96,10 @@ def _moves_as_it_is(data: bytes) -> bool:
 @lru_cache(CACHED)
 def _hazard(data: bytes) -> Hazard | None:
     first = word_of(data)
-    kind, _ = flow(first, 0)
-    if kind is Flow.TRAP:
-        return Hazard.TRAP
-    if kind is Flow.SYSTEM:
-        return Hazard.SYSTEM
     if is_load_literal(first) and (first >> 26 & 1 or first >> 30 not in _LOADS or rd(first) == ZERO_OR_SP):
         return Hazard.NOT_SUPPORTED  # of a vector register, a prefetch: no register to have the address in
-    if links(first) and first >> 11 & 1 and LR in (rn(first), rd(first)):
-        return Hazard.NOT_SUPPORTED  # a pointer in x30 is authenticated, or authenticates another
+    if links(first) and rd(first) in (VENEER, LR):
+        return Hazard.NOT_SUPPORTED  # blraa: what authenticates the pointer is in a register that changes first
     return None
 
 
@@ -110,7 +108,7 @@ def is_nop(data: bytes) -> bool:
 
 
 def _copy(insn: Insn, at: int, region: DisplacedRegion) -> bytes:
-    why = _hazard(insn.data)
+    why = hazard(insn)
     if why is not None:
         raise Unrelocatable(why, insn)
     first = word_of(insn.data)
@@ -143,13 +141,8 @@ def _call(insn: Insn, first: int, at: int, region: DisplacedRegion) -> bytes:
     if insn.target is not None:
         linked = to_bytes(*address(LR, back, at))
         return linked + branch(at + len(linked), region.resolve(insn, insn.target))
-    if rn(first) != LR:
-        return to_bytes(*address(LR, back, at), first & ~_LINKS)
-    free = next((number for number in SCRATCH if f"x{number}" in region.dead.registers), None)
-    if free is None:
-        raise Unrelocatable(Hazard.NOT_SUPPORTED, insn)
-    moved = first & ~_LINKS & ~(31 << 5) | free << 5
-    return to_bytes(word("move", free, rm=LR), *address(LR, back, at + SIZE), moved)
+    by_veneer = first & ~_LINKS & ~(31 << 5) | VENEER << 5
+    return to_bytes(word("move", VENEER, rm=rn(first)), *address(LR, back, at + SIZE), by_veneer)
 
 
 def _branch(insn: Insn, first: int, at: int, target: int) -> bytes:

@@ -10,12 +10,12 @@ own frame, signed where the CPU authenticates pointers: the entry comes before `
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from struct import unpack
+from struct import Struct, unpack
 
 from gdb_optprobe.isa.aarch64.abi import FLAGS, LR, SP
 from gdb_optprobe.isa.aarch64.codegen import BACKEND, A64Emitter
-from gdb_optprobe.isa.aarch64.encodings import FarBranch, Item, PageAddress, constant, encode_items, number, plain
-from gdb_optprobe.isa.aarch64.fields import BRK, PAGE, is_b, signed, to_bytes
+from gdb_optprobe.isa.aarch64.encodings import constant, number, plain
+from gdb_optprobe.isa.aarch64.fields import BRK, PAGE, B, fits, is_b, signed, to_bytes
 from gdb_optprobe.isa.aarch64.liveness import dead_at
 from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, ReadMemory
 from gdb_optprobe.isa.codegen import Address, EntryState
@@ -52,11 +52,11 @@ class _A64ReturnBackend:
     order = staticmethod(BACKEND.order)
     kept = staticmethod(BACKEND.kept)
 
-    def __init__(self, stubs: EntryStubs | None) -> None:
-        self.stubs = stubs
+    def __init__(self, has_atomics: bool, stubs: EntryStubs | None) -> None:
+        self._has_atomics, self.stubs = has_atomics, stubs
 
     def emitter(self, before: EntryState) -> ReturnEmitter:
-        return _ReturnEmitter(before)
+        return _ReturnEmitter(before, self._has_atomics)
 
     def saved(self, kept: Collection[str]) -> Dead:
         return Dead(FLAGS in kept, frozenset(kept) - {FLAGS})
@@ -83,9 +83,12 @@ class _Stubs:
     begin = b""
     kept = frozenset((_NEXT,))
 
+    def __init__(self, has_atomics: bool) -> None:
+        self._has_atomics = has_atomics
+
     @property
     def entry(self) -> ReturnBackend:
-        return _A64ReturnBackend(None)
+        return _A64ReturnBackend(self._has_atomics, None)
 
     def end(self, displaced: bytes, text: int) -> bytes:
         return displaced + to_bytes(plain("ret", n=_NEXT))
@@ -94,14 +97,24 @@ class _Stubs:
         return registers[_NEXT], sp
 
     def encode(self, at: int, step: int, shared: int, ends: Sequence[int], first: int = 0) -> bytes:
-        if first + len(ends) > 1 << 16:
+        branch, behind, rest = at + self.size - 4, first + len(ends), to_bytes(*[BRK] * ((step - self.size) // 4))
+        reached = [fits(shared - one, 28) for one in (branch, branch + step * len(ends))]
+        pages = [signed((end & -PAGE) - (at + step * each & -PAGE)) // PAGE for each, end in enumerate(ends)]
+        reached += [fits(page, 21) for page in (min(pages, default=0), max(pages, default=0))]
+        if behind > 1 << 16 or not all(reached):
             raise OutOfReach(at, shared)
-        rest = to_bytes(*[BRK] * ((step - self.size) // 4))
-        stubs = []
-        for each, (place, end) in enumerate(zip(range(at, at + step * len(ends), step), ends, strict=True), first):
-            items: list[Item] = [PageAddress(_NEXT, end), number("addi", _NEXT, _NEXT, end % PAGE)]
-            stubs.append(encode_items([*items, *constant(self.number, each), FarBranch(shared)], place) + rest)
-        return b"".join(stubs)
+        page, low = plain("adrp", _NEXT), number("addi", _NEXT, _NEXT, 0)
+        (load,) = constant(self.number, 0)
+        pack = Struct(f"<4I{len(rest)}s").pack
+        return b"".join(
+            [
+                pack(
+                    page | (distance & 3) << 29 | (distance >> 2 & 0x7_FFFF) << 5, low | end % PAGE << 10,
+                    load | each << 5, B | (shared - branch - step * (each - first)) >> 2 & 0x03FF_FFFF, rest,
+                )
+                for each, (distance, end) in enumerate(zip(pages, ends, strict=True), first)
+            ]
+        )  # fmt: skip
 
     def may_return(self, code: bytes, start: int) -> bool:
         size = len(code) & ~3
@@ -113,5 +126,5 @@ class _Stubs:
         return False
 
 
-RETURN_BACKEND = _A64ReturnBackend(_Stubs())
+RETURN_BACKEND, RETURN_BACKEND_LSE = (_A64ReturnBackend(atomics, _Stubs(atomics)) for atomics in (False, True))
 _: ReturnBackend = RETURN_BACKEND

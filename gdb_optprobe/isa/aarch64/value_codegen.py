@@ -204,7 +204,7 @@ class ValueEmitter:
             if op is Arithmetic.DIV:
                 self._code(plain(name, to, left, divisor))
                 return
-            with self._free(left, divisor) as quotient:
+            with nullcontext(to) if to not in (left, divisor) else self._free(left, divisor) as quotient:
                 self._code(plain(name, quotient, left, divisor), plain("msub", to, quotient, divisor, left))
 
     def _compare(self, left: str, right: str | int, signed: bool) -> None:

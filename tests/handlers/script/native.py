@@ -1,6 +1,7 @@
 """Scripts as native code in Unicorn, one after the other in one emulator: what hits leave is what the interpreter says.
 
-Memory is that of running.py (x86-64) and of power.py (ppc64le); arguments are in registers, two of them lead to texts.
+Memory is that of running.py (x86-64), of power.py (ppc64le) and of arm.py (aarch64); arguments are in registers, two of
+them lead to texts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import unicorn
-from unicorn import ppc_const, x86_const
+from unicorn import arm64_const, ppc_const, x86_const
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers import interpreter
@@ -21,6 +22,9 @@ from gdb_optprobe.handlers.lower_program import LoweringContext, lower
 from gdb_optprobe.handlers.script.compile import compile_script
 from gdb_optprobe.handlers.script.settings import Settings
 from gdb_optprobe.handlers.trap_frame import rename_registers
+from gdb_optprobe.isa.aarch64 import abi as a64
+from gdb_optprobe.isa.aarch64 import encodings as a64_encodings
+from gdb_optprobe.isa.aarch64.codegen import BACKEND as ARM_BACKEND
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.codegen import Backend, ProbeReadRoutines
 from gdb_optprobe.isa.ppc64le import abi, encodings
@@ -28,8 +32,9 @@ from gdb_optprobe.isa.ppc64le.codegen import BACKEND as POWER_BACKEND
 from gdb_optprobe.isa.x86_64.codegen import BACKEND as INTEL_BACKEND
 from gdb_optprobe.maps.ring import RingLayout
 from gdb_optprobe.maps.session_map import SessionMap
+from tests.handlers import arm as a64_guest
 from tests.handlers import power, running, scripts
-from tests.handlers.calling import IBM, INTEL, Side
+from tests.handlers.calling import ARM, IBM, INTEL, Side
 from tests.handlers.script.kernel import FakeKernel
 from tests.isa.ppc64le import oracle
 
@@ -86,6 +91,8 @@ class Machine:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._uc: Any = unicorn.Uc(*place.side.engine)
+        if place.side.engine == ARM.engine:
+            self._uc.ctl_set_cpu_model(arm64_const.UC_CPU_ARM64_MAX)
         self._uc.ctl_set_tlb_mode(unicorn.UC_TLB_VIRTUAL)
         self._frames: dict[int, int] = {}
         physical = PAGE
@@ -99,13 +106,17 @@ class Machine:
         if place.side is INTEL:
             self._uc.reg_write(x86_const.UC_X86_REG_GS_BASE, running.GS)
             self._uc.reg_write(x86_const.UC_X86_REG_CR3, running.ROOT)
-        else:
+        elif place.side is IBM:
             self._uc.reg_write(ppc_const.UC_PPC_REG_MSR, _LITTLE_ENDIAN)
+        else:
+            tpidr_el1 = (13, 0, 3, 0, 4)
+            self._uc.reg_write(arm64_const.UC_ARM64_REG_CP_REG, (*tpidr_el1, place.per_cpu))
 
     def _fill(self, _: object, address: int, access: int, entry: Any, __: object) -> bool:
         if address & -PAGE not in self._frames:
             return False
-        entry.paddr, entry.perms = self._frames[address & -PAGE], unicorn.UC_PROT_ALL
+        entry.paddr = self._frames[address & -PAGE] + (address % PAGE & -self.place.side.page)
+        entry.perms = unicorn.UC_PROT_ALL
         return True
 
     def read(self, address: int, size: int) -> bytes:
@@ -166,7 +177,7 @@ class Machine:
             found[name] = self._address(chosen)
         flags = {place.side.isa.flags: chosen.getrandbits(32) & place.side.random | (place.side is INTEL) << 1}
         found |= {place.side.isa.sp: place.stack} | flags
-        if place.side is not INTEL:
+        if place.side is IBM:
             found |= {"r13": power.PACA, abi.XER: found[abi.XER] & 0xE000_007F}
         return found
 
@@ -288,4 +299,36 @@ def ibm() -> Machine:
     return Machine(Place(
         IBM, POWER_BACKEND, arguments, oracle.HERE, texts, power.FAULTS, oracle.STACK, frame,
         power.PER_CPU - running.PER_CPU & MASK, before, around, peek,
+    ))  # fmt: skip
+
+
+def arm() -> Machine:
+    """Return one of aarch64."""
+    texts, per_cpu = a64_guest.POINTED + 64, a64_guest.PER_CPU - running.PER_CPU & MASK
+    page = bytearray(a64_guest.pristine(a64_guest.DATA))
+    page[64 : 64 + len(b"".join(TEXTS))] = b"".join(TEXTS)
+    routine = a64_encodings.encode_items([*a64_guest.read_routine()])
+    code = bytes(a64_guest.ROUTINE - a64_guest.CODE) + routine.ljust(PAGE, b"\0")
+    stack = a64_guest.FRAME.start
+    before = {
+        a64_guest.CODE: code,
+        a64_guest.DATA: bytes(page),
+        stack: a64_guest.pristine(stack),
+        a64_guest.FAULTS: bytes(a64_guest.pristine(a64_guest.FAULTS)),
+    }
+
+    def around(program: Program, dead: Dead) -> LoweringContext:
+        readers = ProbeReadRoutines(a64_guest.ROUTINE, a64_guest.ROUTINE)
+        usual = running.surroundings(program, dead, a64_guest.FAULTS)
+        return replace(usual, address=a64_guest.CODE, per_cpu=1, readers=readers)
+
+    def peek(address: int, size: int) -> bytes:
+        if not a64_guest.POINTED <= address <= a64_guest.POINTED + PAGE - size:
+            raise Unreadable(address, size)
+        return before[a64_guest.DATA][address - a64_guest.DATA :][:size]
+
+    side = replace(ARM, numbers={**ARM.numbers, a64.LR: arm64_const.UC_ARM64_REG_LR})
+    return Machine(Place(
+        side, ARM_BACKEND, a64.ARGUMENTS[:6], a64_guest.CODE, texts, a64_guest.FAULTS, a64_guest.STACK,
+        a64_guest.FRAME, per_cpu, before, around, peek,
     ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Random scripts as native code of both ISAs: what hits leave is what the interpreter says. A seed names a script.
+"""Random scripts as native code of each ISA: what hits leave is what the interpreter says. A seed names a script.
 
 $OPTPROBE_PROGRAMS: how many. $OPTPROBE_SEED: the first one's.
 """
@@ -30,7 +30,7 @@ TOGETHER = 250
 REFUSED = "refused"
 """Scripts that are not compiled, or for which there is no native code: too many bytes of variables."""
 MOST_REFUSED = 0.05
-MACHINES = {"x86-64": native.intel, "ppc64le": native.ibm}
+MACHINES = {"x86-64": native.intel, "ppc64le": native.ibm, "aarch64": native.arm}
 
 
 @cache

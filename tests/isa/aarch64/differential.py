@@ -5,8 +5,9 @@ original run                       relocated run
 │ window as it is      │           │ b copy; brk …        ├───────►│ program, copy, back  │
 └──────────┬───────────┘           └──────────────────────┘        └──────────┬───────────┘
            ▼ first address outside                                             ▼ first address outside
-compared: where it left to (or the fault), every register, every byte of data but those below the stack pointer that the
-original run did not write, and the counter: each arrival at the probed address is one hit.
+compared: where it left to (or the fault), every register but x16 at a call by a register, every byte of data but those
+below the stack pointer that the original run did not write, and the counter: each arrival at the probed address is one
+hit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.isa.aarch64 import AARCH64, AARCH64_LSE, abi, decoder, fields, register_effects, relocator, writer
-from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, Relocated, Unrelocatable
+from gdb_optprobe.isa.base import Dead, Flow, Insn, OutOfReach, Relocated, Unrelocatable
 from gdb_optprobe.isa.record import Isa
 from tests.isa.aarch64.processor import (
     ABOVE,
@@ -73,7 +74,8 @@ class Trial:
         yield from self._changed(before, after)
 
     def _changed(self, before: Outcome, after: Outcome) -> Iterator[str]:
-        unused = self.dead.registers if self.dead else frozenset()
+        unused = {*(self.dead.registers if self.dead else ())}
+        unused |= {"x16"} if self.window[-1].flow is Flow.INDIRECT_CALL else set()
         for name in NAMES:
             if name not in unused and before.registers[name] != after.registers[name]:
                 yield f"{name} {before.registers[name]:#x} and {after.registers[name]:#x}"
