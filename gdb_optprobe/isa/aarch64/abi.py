@@ -13,7 +13,7 @@ STUB_NUMBERS = {name: number for number, name in enumerate(REGISTERS)}  # QEMU, 
 N, Z, C, V = (1 << bit for bit in (31, 30, 29, 28))  # in cpsr
 NZCV = N | Z | C | V
 
-# Procedure Call Standard for the Arm 64-bit Architecture, 6.1.1 and 6.8.
+# Procedure Call Standard for the Arm 64-bit Architecture (AAPCS64): general-purpose registers, parameters.
 ARGUMENTS = tuple(f"x{number}" for number in range(8))
 RETURN_VALUES = ("x0", "x1")
 CALLEE_SAVED = (*(f"x{number}" for number in range(19, 30)), SP)
@@ -28,7 +28,7 @@ CLOBBERED_BY_TRACER = frozenset(f"x{number}" for number in range(9, 18))
 # And `return_to_handler`, which keeps x0 to x7.
 CLOBBERED_AT_RETURN = CLOBBERED_BY_TRACER | {"x8"}
 
-# CIE: the return address is x30, DWARF's 30, and sp its 31 (DWARF for the Arm 64-bit Architecture, 4.1).
+# CIE: the return address is x30, DWARF's 30, and sp its 31 (DWARF for the Arm 64-bit Architecture, register names).
 MACHINE = ElfMachine("aarch64", 183, 0, bytes((1, 0, 1, 1, 30, 0x0C, 31, 0, 0x07, 30, 0, 0)))
 
 SYSTEM = SystemRegisters({"el": Part(FLAGS, 2, 2)}, per_cpu="TPIDR_EL1")  # el: the exception level

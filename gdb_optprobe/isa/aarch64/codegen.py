@@ -57,7 +57,9 @@ _EXTREMES = {
     (Comparison.LT, False): "ldumin",
 }  # fmt: skip
 _SYSTEM = {"SP_EL0": "get_sp_el0", "TPIDR_EL1": "get_tpidr_el1", "TPIDR_EL2": "get_tpidr_el2"}
-"""Registers of the system that programs read, as GDB names them."""
+"""Registers of the system that programs read, as GDB names them. SP_EL0 is the running thread (`current`): one that
+moves to another CPU between two instructions reads its own all the same, unlike what is per CPU.
+"""
 
 
 class A64Emitter(ValueEmitter):

@@ -31,12 +31,9 @@ CACHED = 1 << 16
 # capstone keeps a piece's instructions in memory, 250 bytes each, before it hands out the first.
 PIECE = 1 << 16
 
-# By opc and the lowest bits of the group of exceptions: C4.1.93, exception generation.
-_EXCEPTIONS = {(0, 1): Flow.SYSTEM, (0, 2): Flow.SYSTEM, (0, 3): Flow.SYSTEM}  # svc, hvc, smc
-_EXCEPTIONS |= {(1, 0): Flow.TRAP, (2, 0): Flow.TRAP}  # brk, hlt
-_EXCEPTIONS |= {(5, 1): Flow.SYSTEM, (5, 2): Flow.SYSTEM, (5, 3): Flow.SYSTEM}  # dcps
-# By opc of the group of branches to registers, without the bit of those that authenticate with a second register.
-_REGISTERS = {0: Flow.INDIRECT_JUMP, 1: Flow.INDIRECT_CALL, 2: Flow.RETURN, 4: Flow.SYSTEM, 5: Flow.SYSTEM}
+# By the field opc; of branches to registers without its highest bit: a register to authenticate with.
+_REGISTERS = {0: Flow.INDIRECT_JUMP, 1: Flow.INDIRECT_CALL, 2: Flow.RETURN}  # else eret, drps
+_EXCEPTIONS = {1: Flow.TRAP, 2: Flow.TRAP}  # brk, hlt; else svc, hvc, smc, dcps
 
 
 def flow(word: int, address: int) -> tuple[Flow, int | None]:
@@ -47,7 +44,7 @@ def flow(word: int, address: int) -> tuple[Flow, int | None]:
     if is_branch_register(word):
         return _REGISTERS.get(word >> 21 & 7, Flow.SYSTEM), None
     if word >> 24 == 0xD4:
-        return _EXCEPTIONS.get((word >> 21 & 7, word & 31), Flow.SYSTEM), None
+        return _EXCEPTIONS.get(word >> 21 & 7, Flow.SYSTEM), None
     return (Flow.NEXT if word >> 16 else Flow.TRAP), None
 
 

@@ -39,7 +39,7 @@ _SOURCES = {
                 "ldurb w0, [x0]", "ldursb x0, [x0]", "ldurh w0, [x0]", "ldursh x0, [x0]", "ldursw x0, [x0]",
                 "ldur x0, [x0]", "strb w0, [x0]", "strh w0, [x0]", "str x0, [x0]", "sturb w0, [x0]", "sturh w0, [x0]",
                 "stur x0, [x0]", "ldxr x0, [x0]", "ldaxr x0, [x0]", "stlr x0, [x0]",
-                "isb", "br x0", "blr x0",
+                "isb", "blr x0",
             )),
             ("w", (
                 "add w0, w0, w0", "sub w0, w0, w0", "orn w0, w0, w0", "madd w0, w0, w0, w0", "ldr w0, [x0]",
@@ -111,7 +111,7 @@ _WORDS = {
 }
 PAGE = 4096
 
-# Condition codes (Arm ARM, C1.2.4). The lowest bit turns one into its opposite.
+# Condition codes (DDI 0487, condition code). The lowest bit turns one into its opposite.
 _UNSIGNED = {Comparison.EQ: 0, Comparison.NE: 1, Comparison.GE: 2, Comparison.LT: 3, Comparison.GT: 8, Comparison.LE: 9}
 _SIGNED = _UNSIGNED | {Comparison.GE: 10, Comparison.LT: 11, Comparison.GT: 12, Comparison.LE: 13}
 
@@ -202,7 +202,7 @@ def masked(name: str, d: str, n: str, mask: int) -> int | None:
 @cache
 def mask_fields(mask: int) -> int | None:
     """Return the fields N, immr and imms of a mask of 64 bits: equal parts, each a rotated run of ones; None if it is
-    not of that form (Arm ARM, C3.4.2).
+    not of that form (DDI 0487, DecodeBitMasks).
     """
     size = 64
     while size > 2 and mask >> size // 2 & (1 << size // 2) - 1 == mask & (1 << size // 2) - 1:

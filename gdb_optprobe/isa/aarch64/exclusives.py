@@ -1,6 +1,6 @@
 """Find the places where nothing may stop: while exclusive access is held, and what a kernel knows by its address.
 
-Between a load-exclusive and what ends it, a store-exclusive or the wait for another CPU's store (B2.9, D1.6.1):
+Between a load-exclusive and what ends it, a store-exclusive or the wait for another CPU's store:
 
 1: ldxr  x1, [x0]        exclusive access begins
    add   x1, x1, #1      inside: a probe's program would replace it with its own, and the return from a trap ends it;
@@ -49,5 +49,5 @@ def _ends(insn: Insn) -> bool:
 
 
 def _is_exclusive(word: int) -> bool:
-    """Return whether a word is an exclusive load or store: C4.1.94; of two registers it has 32 bits or 64."""
+    """Return whether a word is an exclusive load or store; of two registers it has 32 bits or 64."""
     return word & 0x3FA0_0000 == 0x0800_0000 or word & 0xBFA0_0000 == 0x8820_0000

@@ -12,7 +12,7 @@ B.cond CB│    op     │             imm19              │  Rt   │    Rt: t
          ├──┬─────┬──┴─────┴──────────────────────────┼───────┤
 ADR ADRP │op│immlo│  op                immhi          │  Rd   │
          └──┴─────┴───────────────────────────────────┴───────┘
-Numbers of sections are those of the Arm Architecture Reference Manual for A-profile, DDI 0487.
+Groups and fields are called as in the Arm Architecture Reference Manual for A-profile (DDI 0487), C4.1 and C6.2.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def is_adr(word: int) -> bool:
 
 
 def is_load_literal(word: int) -> bool:
-    """Return whether a word is a load, or a prefetch, of an operand beside it: C4.1.94, load register (literal)."""
+    """Return whether a word is a load, or a prefetch, of an operand beside it: load register (literal)."""
     return word & 0x3B00_0000 == 0x1800_0000
 
 
 def is_branch_register(word: int) -> bool:
-    """Return whether a word is of the group of br, blr, ret, eret: C4.1.93."""
+    """Return whether a word is of the group of br, blr, ret, eret: unconditional branch (register)."""
     return word >> 25 == 0b1101011
 
 
@@ -128,7 +128,7 @@ def adr_target(word: int, address: int) -> int:
 
 
 def is_pair(word: int) -> bool:
-    """Return whether a word loads or stores two registers: C4.1.94, load/store register pair."""
+    """Return whether a word loads or stores two registers: load/store register pair."""
     return word & 0x3A00_0000 == 0x2800_0000
 
 

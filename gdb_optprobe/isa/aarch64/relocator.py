@@ -12,7 +12,7 @@
     any other                          itself: what moves the stack pointer, signs x30 or changes pstate, too
 
 x30 ← E is adrp and add: no register more is used, and no data stands among code. x16 is free at a call, where a
-veneer may be (Procedure Call Standard, 6.1.1); only jumps by it or x17 may arrive at landing pads of calls (D8.4.5).
+veneer may be (AAPCS64, general-purpose registers); only jumps by it or x17 may arrive at landing pads of calls (BTI).
 """
 
 from __future__ import annotations

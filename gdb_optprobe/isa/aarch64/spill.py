@@ -2,8 +2,8 @@
 
     sp ─►  0  pairs of registers, by stp and ldp; the first pair moves sp
            …  a single one, and the flags, through SCRATCH
-The stack pointer is a multiple of 16 at all times. Below it nothing belongs to the interrupted function (Procedure Call
-Standard, 6.4.5).
+The stack pointer is a multiple of 16 at all times. Below it nothing belongs to the interrupted function (AAPCS64, the
+stack).
 """
 
 from __future__ import annotations

@@ -169,9 +169,7 @@ class ValueEmitter:
             self._code(plain(_width("madd", bits, signed), to, left, other, ZERO))
         self._canonical(to, bits, signed)
 
-    def _shift(
-        self, op: Arithmetic, to: str, left: str, count: str | int, width: int, signed: bool
-    ) -> None:
+    def _shift(self, op: Arithmetic, to: str, left: str, count: str | int, width: int, signed: bool) -> None:
         if isinstance(count, str):
             self._shift_by_register(op, to, left, count, width, signed)
             return
@@ -275,7 +273,7 @@ def _as_sum(value: int) -> tuple[int, bool] | None:
     """Return a number as 12 bits, and whether there are 12 zeros below them; None if it is not of that form."""
     for by in (0, 12):
         if abs(value) >> by < 1 << 12 and abs(value) % (1 << by) == 0:
-            return (value >> by, bool(by))
+            return value >> by, bool(by)
     return None
 
 

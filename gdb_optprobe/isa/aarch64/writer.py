@@ -8,7 +8,7 @@
     │    stxr   w15, x17, [x16] │     └───────────────────┘     └──────────────────────────────┘
     │    cbnz   w15, 1b         │
     └───────────────────────────┘
-No flag changes. Nothing is kept below the stack pointer (Procedure Call Standard, 6.4.5), which moves by 16 bytes. An
+No flag changes. Nothing is kept below the stack pointer (AAPCS64, the stack), which moves by 16 bytes. An
 address beside the code would be one instruction less, but one load more: a hit then takes a half longer under TCG.
 """
 
