@@ -2,6 +2,7 @@
 
     linux       the stock x86-64 kernel, two CPUs, booted once a session; each test must leave it healthy
     ppc_guest   the stock ppc64le kernel, likewise
+    arm_guest   the stock aarch64 kernel, likewise
     each_linux  both, one after the other: for a test of what every architecture must do
     boot        boots a guest of the test's own choice; it ends with the test
     fresh       a guest of the test's own choice as it is after a boot, and the test may leave anything in it
@@ -47,7 +48,7 @@ FULL = bool(os.environ.get("OPTPROBE_FULL"))
 ACCELERATOR = PARALLEL if FULL else ("-accel", "tcg,thread=single")
 
 
-GDB_NAMES = {"ppc64le": "powerpc:common64"}
+GDB_NAMES = {"ppc64le": "powerpc:common64", "aarch64": "aarch64"}
 
 
 def skip_unknown(arch: str) -> None:
@@ -74,6 +75,11 @@ def _ppc_guest() -> Iterator[Guest]:
     yield from for_tests("ppc64le")
 
 
+@pytest.fixture(scope="session")
+def _arm_guest() -> Iterator[Guest]:
+    yield from for_tests("aarch64")
+
+
 @pytest.fixture
 def linux(_linux: Guest) -> Iterator[Guest]:
     """The stock guest of the session. A test that makes it ill fails, and so do those after it."""
@@ -86,6 +92,13 @@ def ppc_guest(_ppc_guest: Guest) -> Iterator[Guest]:
     """The stock ppc64le guest of the session, under the same rule."""
     yield _ppc_guest
     assert _ppc_guest.problems() == []
+
+
+@pytest.fixture
+def arm_guest(_arm_guest: Guest) -> Iterator[Guest]:
+    """The stock aarch64 guest of the session, under the same rule."""
+    yield _arm_guest
+    assert _arm_guest.problems() == []
 
 
 @pytest.fixture(params=["linux", "ppc_guest"])

@@ -6,8 +6,8 @@
     an exception   pt_regs has such a record, from which all registers of what was interrupted are found
     a function     has no record before `mov x29, sp`, and none behind `ldp x29, x30`: there x30 is its return address
 
-Where the innermost function is, between these, follows from its code. A caller's stack pointer is taken for the end of
-the record that leads to it: no code says more. A return address may be signed.
+Where the innermost function is, between these, follows from its code, and so does how far above its record a function
+had the stack pointer when it was called. A return address may be signed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,28 @@ from gdb_optprobe.isa.base import Flow, Insn, ReadMemory
 
 FP_NUMBER, SP_NUMBER = 29, 31
 RECORD = 16
+INSTRUCTION = 4
+SUB_REGISTER_MASK, SUB_REGISTER = 0xFFE0_E3FF, 0xCB20_63FF  # sub sp, sp, x…
 SAVED_SP, SAVED_PC, SAVED_STATE = 31 * 8, 32 * 8, 33 * 8  # in pt_regs (asm/ptrace.h), behind x0 to x30
 MODE = 0xF
 """Of PSTATE: the exception level; 0 is EL0."""
 LARGEST_REGISTERS = 1 << 12
 ENDS = frozenset((Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN, Flow.TRAP))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The stack before an instruction. depth: bytes from sp up to where it was at the entry; None where that varies.
+
+    record: bytes from the function's record up to there, 16 where that varies; None while it has no record.
+    """
+
+    depth: int | None
+    record: int | None
+
+
+UNKNOWN = Frame(None, RECORD)
+"""Of code that is in no function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +71,10 @@ class FrameRecords:
         if self.entry[0] <= pc < self.entry[1]:
             # In the middle of saving registers nothing is known.
             return self._interrupted(frame) if not exact else None
-        if exact and not self.has_record(pc):
-            to = unsigned(registers[LR])
-            return ({**registers, PC: to}, False) if to else None
+        found = self.frame(pc if exact else pc - INSTRUCTION)
+        if exact and found.record is None:
+            to, sp = unsigned(registers[LR]), registers[SP] + (found.depth or 0)
+            return ({**registers, SP: sp, PC: to}, False) if to else None
         if not frame or frame % 8:
             return None
         try:
@@ -64,7 +82,7 @@ class FrameRecords:
         except OptprobeError:
             return None
         above, to = int.from_bytes(data[:8], "little"), unsigned(int.from_bytes(data[8:], "little"))
-        return ({**registers, FP: above, SP: frame + RECORD, PC: to}, False) if to else None
+        return ({**registers, FP: above, SP: frame + (found.record or RECORD), PC: to}, False) if to else None
 
     def over(self, read: ReadMemory) -> FrameRecords:
         return replace(self, read=read)
@@ -82,36 +100,47 @@ class FrameRecords:
         general = dict(zip(GENERAL, words, strict=False))
         return {**general, SP: words[SAVED_SP // 8], PC: words[SAVED_PC // 8]}, True
 
-    def has_record(self, pc: int) -> bool:
-        """Return whether the function around `pc` has made its record before, and not taken it away, on a way there."""
+    def frame(self, pc: int) -> Frame:
+        """Return what the function around `pc` has done to its stack there, on a way from its start."""
         function = self.code.function(pc)
         if function is None:
-            return True
-        ahead, seen = [(function.start, False)], set[int]()
+            return UNKNOWN
+        ahead, seen = [(function.start, Frame(0, None))], set[int]()
         while ahead:
-            at, has = ahead.pop()
+            at, frame = ahead.pop()
             if at == pc:
-                return has
+                return frame
             insn = function.own.get(at)
             if insn is None or at in seen:
                 continue
             seen.add(at)
-            has = _changes(insn, has)
+            frame = _after(insn, frame)
             if insn.target is not None and insn.flow is not Flow.CALL:
-                ahead.append((insn.target, has))
+                ahead.append((insn.target, frame))
             if insn.flow not in ENDS:
-                ahead.append((insn.end, has))
-        return True
+                ahead.append((insn.end, frame))
+        return UNKNOWN
 
 
-def _changes(insn: Insn, has: bool) -> bool:
-    """Return whether there is a record behind an instruction. has: before it."""
-    word = word_of(insn.data)
-    sum_ = added(word)
-    if sum_ is not None and sum_[:2] == (FP_NUMBER, SP_NUMBER):  # add x29, sp, #…, or mov
-        return True
+def _after(insn: Insn, frame: Frame) -> Frame:
+    """Return the frame behind an instruction. frame: before it."""
+    word, depth = word_of(insn.data), frame.depth
+    if word & SUB_REGISTER_MASK == SUB_REGISTER:
+        return Frame(None, frame.record)
+    if (sum_ := added(word)) is not None:
+        to, base, number = sum_
+        if (to, base) == (FP_NUMBER, SP_NUMBER):  # add x29, sp, #…, or mov
+            return Frame(depth, depth - number if depth is not None else RECORD)
+        if (to, base) == (SP_NUMBER, FP_NUMBER):
+            return Frame(frame.record - number if frame.record is not None else None, frame.record)
+        if (to, base) == (SP_NUMBER, SP_NUMBER) and depth is not None:
+            return Frame(depth - number, frame.record)
+        return frame
     found = access(word)
-    return has and not (found is not None and found.base == SP_NUMBER and FP_NUMBER in found.loaded)
+    if found is None or found.base != SP_NUMBER:
+        return frame
+    record = None if FP_NUMBER in found.loaded else frame.record
+    return Frame(depth - (found.moved or 0) if depth is not None else None, record)
 
 
 def record_in_registers(code: ArmText, entry: tuple[int, int]) -> int:

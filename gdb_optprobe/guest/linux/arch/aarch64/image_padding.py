@@ -40,17 +40,17 @@ class NoPadding(OptprobeError):
 def find(machine: Machine, kernel: Kernel) -> Room:
     """Return the memory. Raises NoPadding."""
     first, second = places(machine, kernel)
-    large, small = _zeros(kernel, first.code[0]), _zeros(kernel, second.code[0])
-    place, code = (first, large) if large[1] - large[0] >= LARGE_CODE else (second, small)
-    if code[1] - code[0] < LEAST_CODE:
-        raise NoPadding(f"the text of this kernel ends in {code[1] - code[0]:,} bytes that no code uses", ADVICE)
+    free, end = _zeros(kernel, second.code[0])
+    if end - free < LEAST_CODE:
+        raise NoPadding(f"the text of this kernel ends in {end - free:,} bytes that no code uses", ADVICE)
+    place = first if end - free >= LARGE_CODE + JOURNAL else second
+    code = free, place.code[0][1]
     if any(kernel.read(*place.data)) or any(kernel.read(*place.journal)):
         raise NoPadding("what should be a gap of this kernel's image holds something", ADVICE)
-    start, end = place.data
 
     def give_back() -> None:
-        used = kernel.read(start, end).rstrip(b"\0")
-        kernel.memory.write(start, bytes(len(used)))
+        used = kernel.read(*place.data).rstrip(b"\0")
+        kernel.memory.write(place.data[0], bytes(len(used)))
 
     return Room((code,), place.data, FILL, give_back=give_back, journal=place.journal)
 

@@ -20,11 +20,13 @@ from gdb_optprobe.budget import Budget
 
 ReadPhysical = Callable[[int, int], bytes]
 
-VALID, TABLE, READ_ONLY, ACCESSED = 1 << 0, 1 << 1, 1 << 7, 1 << 10
+VALID, TABLE, USER, READ_ONLY, ACCESSED = 1 << 0, 1 << 1, 1 << 6, 1 << 7, 1 << 10
 CONTIGUOUS, NO_EXECUTE = 1 << 52, 1 << 53
 TABLE_READ_ONLY, TABLE_NO_EXECUTE = 1 << 62, 1 << 59  # APTable[1], PXNTable
 GRANULES = {1: 14, 2: 12, 3: 16}
 """Of TCR_EL1.TG1: the bits of an address within a page."""
+USER_GRANULES = {0: 12, 1: 16, 2: 14}
+"""Of TG0."""
 DS = 1 << 59
 ENTRY_SIZE = 8
 LEAST_BITS, MOST_BITS = 25, 52
@@ -52,27 +54,32 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """How TTBR1_EL1's tables are read.
+    """How TTBR1_EL1's tables are read, or TTBR0_EL1's.
 
-    granule: bits of an address within a page. bits: of an address, below those that are all set. wide: TCR_EL1.DS.
+    granule: bits of an address within a page. bits: of an address, below those that are all the same. wide: TCR_EL1.DS.
+    start: the lowest address.
     """
 
     granule: int
     bits: int
     wide: bool
+    start: int
 
     @classmethod
     def of(cls, tcr: int) -> Regime | None:
-        """Return what TCR_EL1 says; None where it says nothing that can be walked."""
+        """Return what TCR_EL1 says of TTBR1_EL1; None where it says nothing that can be walked."""
         granule, bits = GRANULES.get(tcr >> 30 & 3), 64 - (tcr >> 16 & 0x3F)
         if granule is None or not LEAST_BITS <= bits <= MOST_BITS:
             return None
-        return cls(granule, bits, bool(tcr & DS))
+        return cls(granule, bits, bool(tcr & DS), _MASK << bits & _MASK)
 
-    @property
-    def start(self) -> int:
-        """The lowest address."""
-        return _MASK << self.bits & _MASK
+    @classmethod
+    def of_user(cls, tcr: int) -> Regime | None:
+        """Return the same of TTBR0_EL1."""
+        granule, bits = USER_GRANULES.get(tcr >> 14 & 3), 64 - (tcr & 0x3F)
+        if granule is None or not LEAST_BITS <= bits <= MOST_BITS:
+            return None
+        return cls(granule, bits, bool(tcr & DS), 0)
 
     @property
     def shifts(self) -> Sequence[int]:
@@ -111,7 +118,7 @@ class Regime:
 
 def translate(read_physical: ReadPhysical, regime: Regime, root: int, address: int) -> Page | None:
     """Return the page that maps `address`; None where none does. Raises what `read_physical` raises."""
-    if address < regime.start:
+    if not regime.start <= address < regime.start + (1 << regime.bits):
         return None
     table, above = root, 0
     for level, shift in enumerate(regime.shifts):

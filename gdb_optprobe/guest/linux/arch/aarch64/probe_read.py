@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.linux.arch.aarch64 import paging
-from gdb_optprobe.guest.linux.arch.aarch64.paging import ACCESSED, Page, Regime
+from gdb_optprobe.guest.linux.arch.aarch64.paging import ACCESSED, USER, Page, Regime
 from gdb_optprobe.isa.aarch64 import encodings
 from gdb_optprobe.isa.aarch64.abi import LR, SP
 from gdb_optprobe.isa.aarch64.encodings import (
@@ -42,8 +42,6 @@ from gdb_optprobe.isa.aarch64.probe_read import SIZE, TEMPORARY, WORD, frame
 from gdb_optprobe.isa.codegen import Comparison, Label, ProbeReadCode
 
 PAGE = 4096
-USER = 1 << 6
-"""Of an entry, AP[1]: programs may read there."""
 _HALF, _FAILED = 55, 0
 """Bits: of an address, which half it is in; of PAR_EL1, that it has no translation."""
 _OFFSET, _PLACE = PAGE - 1, (1 << 52) - PAGE
@@ -55,11 +53,12 @@ _OLD_PAR, _DAIF = TEMPORARY[1:]
 @dataclass(frozen=True, slots=True)
 class Linear:
     """The kernel's linear map: it has the physical address p at offset + p, from the lowest address of its half on up
-    to the modules. regime: of the page tables, in both halves.
+    to the modules. regime: of the kernel's page tables; user: of programs'.
     """
 
     offset: int
     regime: Regime
+    user: Regime
 
     @property
     def shift(self) -> int:
@@ -92,23 +91,21 @@ def place(
     roots: TTBR0_EL1 and TTBR1_EL1.
     """
     if not linear.has(address):
-        physical = _physical(read_physical, roots, address, linear.regime)
+        physical = _physical(read_physical, roots, address, linear)
         if physical is None or not linear.has(address := linear.at(physical)):
             return None
-    return _physical(read_physical, roots, address, linear.regime)
+    return _physical(read_physical, roots, address, linear)
 
 
 def _physical(
-    read_physical: Callable[[int, int], bytes], roots: tuple[int, int], address: int, regime: Regime
+    read_physical: Callable[[int, int], bytes], roots: tuple[int, int], address: int, linear: Linear
 ) -> int | None:
     is_kernel = address >> _HALF & 1
+    regime = linear.regime if is_kernel else linear.user
     # Tags (TBI): the upper byte of an address says nothing.
-    rest = address & (1 << _HALF + 1) - 1
-    if rest >> regime.bits != ((1 << _HALF + 1) - 1 >> regime.bits if is_kernel else 0):
-        return None
-    upper = rest | regime.start
-    page = paging.translate(read_physical, regime, regime.root(roots[is_kernel]), upper)
-    return page.physical + upper - page.address if page is not None and _may_read(page, is_kernel) else None
+    untagged = address | MASK << _HALF & MASK if is_kernel else address & ~(MASK << _HALF)
+    page = paging.translate(read_physical, regime, regime.root(roots[is_kernel]), untagged)
+    return page.physical + untagged - page.address if page is not None and _may_read(page, is_kernel) else None
 
 
 def _may_read(page: Page, is_kernel: int) -> bool:

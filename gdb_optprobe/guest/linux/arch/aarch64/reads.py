@@ -51,11 +51,12 @@ class Reads:
 
 def reads(machine: Machine, kernel: Kernel, physical: Callable[[int], int | None]) -> Reads:
     """Return how to read. Raises OptprobeError. physical: translates by the kernel's page tables."""
-    regime = Regime.of(machine.registers(machine.vcpus()[0], (CONTROL,))[CONTROL])
+    control = machine.registers(machine.vcpus()[0], (CONTROL,))[CONTROL]
+    regime, user = Regime.of(control), Regime.of_user(control)
     thread = kernel.word(kernel.address("init_task") + kernel.offset("task_struct", "tasks"))
     frame, text = physical(thread), physical(kernel.address("_stext"))
-    if regime is not None and frame is not None and text is not None:
-        linear = Linear(thread - frame & MASK, regime)
+    if regime is not None and user is not None and frame is not None and text is not None:
+        linear = Linear(thread - frame & MASK, regime, user)
         image = linear.at(text)
         if linear.has(thread) and linear.has(image) and physical(image) == text:
             return Reads(linear, kernel.memory.read)

@@ -121,7 +121,7 @@ def walker(kernel: Kernel, unwinder: FrameRecords, place: WalkedFrom) -> RecordW
     """Return the walk from a probed instruction. Raises OptprobeError."""
     if not unwinder.record:
         raise NoSuchKernel("where an exception saves registers is not known")
-    in_link = not unwinder.has_record(place.address)
+    in_link = unwinder.frame(place.address).record is None
     size = vectors.thread_size(kernel)
     return RecordWalk(place, in_link, thread_stack(kernel), size, unwinder.entry, unwinder.record)
 

@@ -15,7 +15,7 @@ from gdb_optprobe.guest.linux.arch.aarch64.frame_records import MODE, SAVED_PC, 
 from gdb_optprobe.guest.linux.arch.aarch64.record_walk import SAVED_FP, thread_stack
 from gdb_optprobe.guest.linux.arch.aarch64.stacks import SIGNED
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.handlers.ir import WORD, Assign, Break, Constant, If, Op, Or, Register, Statement, Variable
+from gdb_optprobe.handlers.ir import WORD, Assign, Break, Constant, Expr, If, Op, Or, Register, Statement, Variable
 from gdb_optprobe.handlers.stack_walk import LOST, PC, binary, plus, word
 from gdb_optprobe.isa.aarch64.abi import FP
 from gdb_optprobe.isa.aarch64.abi import PC as PROGRAM_COUNTER
@@ -49,7 +49,11 @@ class UserWalk:
 
 def walker(kernel: Kernel) -> UserWalk:
     """Return the walk of a hit in the kernel. Raises OptprobeError."""
-    end = plus(thread_stack(kernel), vectors.thread_size(kernel) - vectors.frame_size(kernel))
+    return from_stack(thread_stack(kernel), vectors.thread_size(kernel), vectors.frame_size(kernel))
+
+
+def from_stack(stack: Expr, size: int, registers: int) -> UserWalk:
+    """Return the walk of a hit in the kernel. stack: the start of the running thread's. registers: size of pt_regs."""
     of_program = If(
         binary(Op.AND, _STATE, _AARCH32),
         (Assign(PC, word(_REGS, SAVED_PC)), *_UNWALKED),
@@ -60,7 +64,7 @@ def walker(kernel: Kernel) -> UserWalk:
         (
             Assign(PC, Constant(0)),
             Assign(_FP, Constant(0)),
-            Assign(_REGS, end),
+            Assign(_REGS, plus(stack, size - registers)),
             Assign(_STATE, word(_REGS, SAVED_STATE)),
             If(binary(Op.EQ, binary(Op.AND, _STATE, MODE), 0), (of_program,)),
         )

@@ -13,8 +13,8 @@ import unicorn
 from unicorn import arm64_const
 
 from gdb_optprobe.guest.linux.arch.aarch64 import probe_read
-from gdb_optprobe.guest.linux.arch.aarch64.paging import ACCESSED, TABLE, VALID, Regime
-from gdb_optprobe.guest.linux.arch.aarch64.probe_read import USER, Linear
+from gdb_optprobe.guest.linux.arch.aarch64.paging import ACCESSED, TABLE, USER, VALID, Regime
+from gdb_optprobe.guest.linux.arch.aarch64.probe_read import Linear
 from gdb_optprobe.isa.aarch64 import abi
 from gdb_optprobe.isa.aarch64 import probe_read as convention
 from tests.guest.linux.arch.mapped import MASK, PAGE, Pages, contents, expected
@@ -24,7 +24,7 @@ TABLES, RAM, HOLE = 0x100_0000, 0x4000_0000, 0x4_0000_0000
 LINEAR, MODULES = 0xFFFF_0000_0000_0000, 0xFFFF_8000_0000_0000
 CODE, STACK = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0901_0000
 CODE_AT, STACK_AT = 0x1000, 0x2000
-TCR = 16 | 16 << 16 | 2 << 30 | 3 << 37 | 2 << 32  # 48 bits and 4 KiB in both halves, TBI, physical addresses of 40 bits
+TCR = 16 | 16 << 16 | 2 << 30 | 3 << 37 | 2 << 32  # 48 bits, 4 KiB, TBI, physical addresses of 40 bits
 # By crn, crm, op0, op1, op2.
 PAR, DAIF = (7, 4, 3, 0, 0), (4, 2, 3, 3, 1)
 TTBR0, TTBR1, TCR_EL1, SCTLR = (2, 0, 3, 0, 0), (2, 0, 3, 0, 1), (2, 0, 3, 0, 2), (1, 0, 3, 0, 0)
@@ -41,9 +41,9 @@ class Tables:
         self.memory: dict[int, int] = {}
         self.end = TABLES
         self.roots = self._new(), self._new()
-        regime = Regime.of(TCR)
-        assert regime is not None
-        self.linear = Linear(LINEAR - RAM & MASK, regime)
+        regime, user = Regime.of(TCR), Regime.of_user(TCR)
+        assert regime is not None and user is not None
+        self.linear = Linear(LINEAR - RAM & MASK, regime, user)
 
     def _new(self) -> int:
         self.end += PAGE
@@ -219,6 +219,7 @@ def test_a_pointer_costs_few_instructions(address: int, most: int) -> None:
     ],
 )
 def test_the_linear_map_ends_where_modules_begin(bits: int, inside: tuple[int], outside: tuple[int]) -> None:
-    linear = Linear(0, Regime(12, bits, bits == 52))
+    kernels, programs = (Regime(12, bits, bits == 52, start & MASK) for start in (-1 << bits, 0))
+    linear = Linear(0, kernels, programs)
     assert all(linear.has(address & MASK) for address in inside)
     assert not any(linear.has(address & MASK) for address in outside)

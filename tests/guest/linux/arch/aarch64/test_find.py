@@ -1,0 +1,86 @@
+"""Kernels in page tables: with isolation, beside other code, not protected yet, and none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gdb_optprobe.errors import NotBooted
+from gdb_optprobe.guest.linux.arch.aarch64 import find as finding
+from gdb_optprobe.guest.linux.arch.aarch64.find import ISOLATED, PageTables
+from gdb_optprobe.guest.machine import Vcpu
+from tests.guest.linux.arch.aarch64.tables import CODE, CONSTANT, DATA, ROOT, TCR, Tables, regime
+
+TEXT, PHYSICAL = 0xFFFF_A819_7CE0_0000, 0x4020_0000
+BLOCK = 1 << 21
+
+
+class Machine(Tables):
+    """A guest of some vCPUs."""
+
+    def __init__(self, registers: Sequence[Mapping[str, int]]) -> None:
+        super().__init__(regime())
+        self._registers = registers
+
+    def vcpus(self) -> Sequence[Vcpu]:
+        return [Vcpu(number, f"1.{number + 1}") for number in range(len(self._registers))]
+
+    def selected(self) -> Vcpu:
+        return self.vcpus()[0]
+
+    def registers(self, vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
+        return {name: self._registers[vcpu.number][name] for name in names}
+
+
+def machine(*roots: int) -> Machine:
+    return Machine([{"TTBR1_EL1": root | 0x2A << 48 | 1, "TCR_EL1": TCR} for root in roots])
+
+
+def kernel(made: Machine, text: int = TEXT, physical: int = PHYSICAL, code: int = CODE) -> Machine:
+    for number, attributes in enumerate((code, code, CONSTANT, None, DATA)):
+        if attributes is not None:
+            made.map(text + number * BLOCK, physical + number * BLOCK, attributes, level=2)
+    return made
+
+
+def found(made: Machine) -> tuple[int, int, int, int]:
+    result = finding.find(made)  # type: ignore[arg-type]
+    assert result is not None and isinstance(result[1], PageTables) and result[1].root == ROOT
+    image = result[0]
+    return image.text.start, image.text.end, image.rodata.end, image.data.end
+
+
+EXPECTED = (TEXT, TEXT + 2 * BLOCK, TEXT + 3 * BLOCK, TEXT + 5 * BLOCK)
+
+
+def test_in_the_tables_of_a_vcpu() -> None:
+    assert found(kernel(machine(ROOT))) == EXPECTED
+
+
+def test_where_every_vcpu_runs_a_program() -> None:
+    """With isolation its tables have next to nothing, 8 KiB before the kernel's."""
+    made = kernel(machine(ROOT - ISOLATED, ROOT - ISOLATED))
+    assert found(made) == EXPECTED
+    assert PageTables(made, made.regime, ROOT).now(TEXT) == PHYSICAL  # type: ignore[arg-type]
+
+
+def test_beside_modules_and_memory_of_other_places() -> None:
+    made = kernel(machine(ROOT))
+    made.map(TEXT - 64 * BLOCK, 0x9000_0000, CODE)  # a module
+    made.map(TEXT + 6 * BLOCK, 0x5555_0000, DATA)  # not of the image: elsewhere in physical memory
+    made.map(0xFFFF_0000_0000_0000, 0x4000_0000, DATA, level=2)  # the linear map
+    assert found(made) == EXPECTED
+
+
+def test_before_the_kernel_has_protected_its_text() -> None:
+    with pytest.raises(NotBooted):
+        finding.find(kernel(machine(ROOT), code=0))  # type: ignore[arg-type]
+
+
+def test_no_kernel() -> None:
+    assert finding.find(machine(0)) is None  # type: ignore[arg-type]
+    assert finding.find(machine(ROOT)) is None  # type: ignore[arg-type]
+    made = machine(ROOT)
+    made.map(TEXT, PHYSICAL, CODE)  # a page of code is no kernel
+    assert finding.find(made) is None  # type: ignore[arg-type]
