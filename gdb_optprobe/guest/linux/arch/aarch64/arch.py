@@ -114,7 +114,7 @@ class _Linux:
         return {}
 
     def per_cpu(self, kernel: Kernel) -> int | None:
-        """Return the exception level whose TPIDR has it: kernels at EL2 are not found."""
+        """Return the exception level: its TPIDR has it. Kernels at EL2 are refused."""
         return 1
 
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks:

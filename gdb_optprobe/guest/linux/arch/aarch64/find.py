@@ -2,7 +2,7 @@
 
     _stext ────────── _etext ─────────────── __init_begin ──────── _data ──────────────── _end
     │ text: R X       │ rodata: R            │ freed, unmapped     │ data: RW             │
-    └ multiples of 64 KiB each; what is before _stext is not mapped
+    └ multiples of 64 KiB each; nothing is mapped before _stext
 
 With page-table isolation a vCPU that runs a program has tables with next to nothing of the kernel, 8 KiB before the
 kernel's (vmlinux.lds.S, tramp_pg_dir). A candidate is taken if it maps an image: text, then constants, then data, all
