@@ -354,7 +354,9 @@ def returns(found: Tally) -> Iterator[str]:
     """Yield how many functions' returns can be probed, with a tracer's site and without, and why not the others'."""
     can = found.returns[""]
     share = can / found.returns.total()
-    yield f"returns: {can:,} of {found.returns.total():,} functions, {share:.2%}; {found.traced:,} have a tracer's site"
+    # No probe of aarch64 is on a tracer's site.
+    traced = f"; {found.traced:,} have a tracer's site" if found.traced else ""
+    yield f"returns: {can:,} of {found.returns.total():,} functions, {share:.2%}{traced}"
     yield from (f"{count:12,}  {code}" for code, count in found.returns.most_common() if code)
 
 
