@@ -74,6 +74,9 @@ class BootTracker(NoModules):
     def on_load(self, call: Callable[[int], None]) -> StopPoint:
         if not self._machine.translates_pages():
             raise OptprobeError("only under TCG can the guest be stopped where its kernel starts", "continue, then add")
+        if not self.arch.first_reads:
+            why = f"where a kernel of {self.arch.isa.name} starts is not known"
+            raise OptprobeError(why, "continue until it has booted, then add")
         self.arm(None)
         return self
 

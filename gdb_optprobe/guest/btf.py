@@ -277,14 +277,17 @@ class Btf:
         return None if found is None else self._words[self._places[found] + 2]
 
     def placed(self, section: str, name: str) -> int | None:
-        """Return where a variable is in a section of which BTF has the variables; None where it has none such."""
-        variable = next((number for number in self._named(name) if self._kind(number) == VAR), None)
-        for number in self._named(section):
-            if variable is not None and self._kind(number) == DATASEC:
-                at = self._places[number]
-                rows = self._words[at + 3 : at + 3 + EACH[DATASEC] * (self._words[at + 1] & 0xFFFF)]
-                return next((rows[row + 1] for row in range(0, len(rows), 3) if rows[row] == variable), None)
-        return None
+        """Return where a variable is in a section of which BTF has the variables; None where it has none such, or
+        several.
+        """
+        variables = {number for number in self._named(name) if self._kind(number) == VAR}
+        found = []
+        for number in self._named(section) if variables else ():
+            if self._kind(number) == DATASEC:
+                at, count = self._places[number], self._words[self._places[number] + 1] & 0xFFFF
+                rows = range(at + 3, at + 3 + EACH[DATASEC] * count, EACH[DATASEC])
+                found += [self._words[row + 1] for row in rows if self._words[row] in variables]
+        return found[0] if len(found) == 1 else None
 
     def find(self, keyword: str, name: str) -> int | None:
         """Return the number of a type by what C calls it: "struct", "union", "enum", "typedef" or "int", and a name."""

@@ -167,6 +167,20 @@ def test_by_keyword(kernel: tuple[Btf, dict[str, int]]) -> None:
     assert types.find("union", "pair") is None
 
 
+def test_variables_of_a_section() -> None:
+    writer = BtfWriter()
+    long = writer.integer("long int", 8)
+    first, second, twin = (writer.add(name, 14, long, 1) for name in ("first", "second", "second"))
+    writer.add(".data..percpu", 15, 0x100, first, 0x40, 8, second, 0x48, 8, vlen=2)
+    writer.add(".bss", 15, 0x100, twin, 0x10, 8, vlen=1)
+    types = Btf(writer.blob())
+    assert types.placed(".data..percpu", "first") == 0x40 and types.placed(".bss", "second") == 0x10
+    assert types.placed(".data..percpu", "second") == 0x48
+    assert types.placed(".bss", "first") is None and types.placed(".text", "first") is None
+    writer.add(".data..percpu", 15, 0x100, twin, 0x50, 8, vlen=1)
+    assert Btf(writer.blob()).placed(".data..percpu", "second") is None, "of two files"
+
+
 def test_the_kind_of_a_newer_format_is_named() -> None:
     writer = BtfWriter()
     writer.add("future", 20)

@@ -81,6 +81,8 @@ _SOURCES = {
     "set_daif": ("msr daif, x0",) * 2,
     "mask_interrupts": ("msr daifset, #2",) * 2,
     "get_par_el1": ("mrs x0, par_el1",) * 2,
+    "get_ttbr0_el1": ("mrs x0, ttbr0_el1",) * 2,
+    "get_esr_el1": ("mrs x0, esr_el1",) * 2,
     "set_par_el1": ("msr par_el1, x0",) * 2,
     "at_s1e1r": ("at s1e1r, x0",) * 2,
     "at_s1e0r": ("at s1e0r, x0",) * 2,

@@ -13,6 +13,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
@@ -22,8 +23,8 @@ from gdb_optprobe.maps.mmap_patches import FAILED, INSIDE, ROWS, SIZE, MmapPatch
 from gdb_optprobe.probes import hooks
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 
-ROOM = 1023
-"""Rows of a table."""
+ROOM, LEAST = 1023, 63
+"""Rows of a table, and of one where there is less memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class _Installed:
     memory: Slot
     placed: InstalledDetour
     patches: tuple[Patch, ...]
+
+    @property
+    def room(self) -> int:
+        """Rows that its table holds."""
+        return (self.memory.size - ROWS) // SIZE - 1
 
 
 @dataclass
@@ -47,11 +53,10 @@ class MmapPatcher:
             return
         guest = self.guest
         # An earlier session's holds nothing any more: nothing leads to its code, in which no thread is.
-        memory = arena.adopt_table(TableKind.USER_MAPPINGS, lambda size: size >= mmap_patches.size(ROOM))
+        memory = arena.adopt_table(TableKind.USER_MAPPINGS, lambda size: size >= mmap_patches.size(LEAST))
         if memory is None:
-            size, reach = mmap_patches.size(ROOM), guest.isa.data_reach
-            memory = arena.allocate_table(TableKind.USER_MAPPINGS, size, hook.to, reach)
-        guest.machine.write(memory.address, bytes(mmap_patches.size(ROOM)))
+            memory = _table(hook.to, guest, arena)
+        guest.machine.write(memory.address, bytes(memory.size))
         placed = None
         try:
             code = hook.code(memory.address, force)
@@ -78,8 +83,8 @@ class MmapPatcher:
         if hook is None:
             return
         wanted = list(dict.fromkeys(piece for row in rows for piece in row.split()))
-        if len(wanted) > ROOM:
-            raise OptprobeError(f"there is room for {ROOM} pieces of code in programs")
+        if len(wanted) > hook.room:
+            raise OptprobeError(f"there is room for {hook.room} pieces of code in programs")
         if not self._word(hook, INSIDE):
             self._rows = [*wanted]
             self.guest.machine.write(hook.memory.address + ROWS, mmap_patches.encode(wanted, len(wanted)))
@@ -91,7 +96,7 @@ class MmapPatcher:
                 self._rows[number] = None
         there = set(self._rows)
         new = [row for row in wanted if row not in there]
-        if len(self._rows) + len(new) > ROOM:
+        if len(self._rows) + len(new) > hook.room:
             raise OptprobeError("a thread maps programs just now, and their table is full", "try again")
         for row in new:
             self._write(hook, len(self._rows), row.encode() + bytes(SIZE))
@@ -132,3 +137,15 @@ class MmapPatcher:
 
     def _write(self, hook: _Installed, number: int, row: bytes) -> None:
         self.guest.machine.write(hook.memory.address + ROWS + number * SIZE, row)
+
+
+def _table(near: int, guest: Guest, arena: Arena) -> Slot:
+    """Return memory for as many rows as there is room for. Raises Refused where it has not even some."""
+    room = ROOM
+    while True:
+        try:
+            return arena.allocate_table(TableKind.USER_MAPPINGS, mmap_patches.size(room), near, guest.isa.data_reach)
+        except Refused:
+            if room <= LEAST:
+                raise
+            room //= 4

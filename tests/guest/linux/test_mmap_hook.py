@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 
 from gdb_optprobe.guest.linux.user.mmap_hook import EXECUTABLE, PATIENCE, SHARED, WRITABLE
+from tests.guest.linux.arch.aarch64 import test_mmap_hook as aarch64
 from tests.guest.linux.arch.ppc64le import test_mmap_hook as ppc64le
 from tests.guest.linux.arch.x86_64 import test_mmap_hook as x86_64
 from tests.guest.linux.mmap_hook import PRIVATE, HookRun
 from tests.isa.ppc64le.oracle import needs_oracle
 
 on_each_isa = pytest.mark.parametrize(
-    "hook", [pytest.param(x86_64.HOOK, id="x86_64"), pytest.param(ppc64le.HOOK, id="ppc64le", marks=needs_oracle)]
+    "hook",
+    [
+        pytest.param(x86_64.HOOK, id="x86_64"),
+        pytest.param(ppc64le.HOOK, id="ppc64le", marks=needs_oracle),
+        pytest.param(aarch64.HOOK, id="aarch64"),
+    ],
 )
 
 

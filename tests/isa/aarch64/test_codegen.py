@@ -216,7 +216,7 @@ def test_nothing_but_registers_is_between_a_load_exclusive_and_its_store() -> No
     """An access of memory there may end the reservation, for ever."""
     rng = random.Random(9)
     pairs = 0
-    for _ in range(CASES):
+    for _ in range(CASES // 5):
         made = attempt(rng)
         made.emitter = BACKEND.emitter(EntryState(per_cpu=1))
         atomic(rng, made)
@@ -229,7 +229,7 @@ def test_nothing_but_registers_is_between_a_load_exclusive_and_its_store() -> No
             if name in ("stxr", "stlxr"):
                 status, value, base = insn.text.replace("[", "").replace("]", "").replace(",", "").split()[1:]
                 assert status[1:] not in (value[1:], base[1:])
-    assert pairs > CASES // 2
+    assert pairs > CASES // 10
 
 
 def test_registers() -> None:

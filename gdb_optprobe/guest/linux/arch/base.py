@@ -278,7 +278,7 @@ class LinuxArch(Finder, Protocol):
     event_costs: what a hit of Linux's own kprobe and uprobe events takes, in instructions of the guest, by the kind of
     the probe: docs/internals/figures.md, of a stock 6.1.
     first_reads: memory (start, size) that a kernel reads once it is in place, before it starts, and nothing reads
-    before it.
+    before it; none where probes cannot wait for that.
     """
 
     isa: Isa

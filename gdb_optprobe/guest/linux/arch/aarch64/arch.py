@@ -13,10 +13,12 @@ from gdb_optprobe.guest.linux.arch.aarch64 import (
     record_walk,
     sched_clock,
     stacks,
+    user_kernel,
     user_walk,
 )
 from gdb_optprobe.guest.linux.arch.aarch64 import find as finding
 from gdb_optprobe.guest.linux.arch.aarch64 import reads as reading
+from gdb_optprobe.guest.linux.arch.aarch64.find import PageTables
 from gdb_optprobe.guest.linux.arch.aarch64.frame_records import FrameRecords, record_in_registers
 from gdb_optprobe.guest.linux.arch.aarch64.module_text import ArmModuleText
 from gdb_optprobe.guest.linux.arch.aarch64.names import TIMER, KernelNames
@@ -144,7 +146,10 @@ class _Linux:
     def user_kernel(
         self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals
     ) -> UserKernel:
-        raise _unbuilt("probes on programs are")
+        found = finding.find(machine)
+        if found is None or not isinstance(found[1], PageTables):
+            raise OptprobeError("the kernel's page tables are not found")
+        return user_kernel.user_kernel(kernel, reading.reads(machine, kernel, physical), found[1], originals)
 
     def walker(self, kernel: Kernel, unwinder: Unwinder, place: WalkedFrom) -> Walker:
         assert isinstance(unwinder, FrameRecords)

@@ -46,7 +46,7 @@ class Frame:
 
 
 UNKNOWN = Frame(None, RECORD)
-"""Of code that is in no function."""
+"""Of code that is in no function, or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,10 @@ class FrameRecords:
 
     def frame(self, pc: int) -> Frame:
         """Return what the function around `pc` has done to its stack there, on a way from its start."""
-        function = self.code.function(pc)
+        try:
+            function = self.code.function(pc)
+        except OptprobeError:
+            return UNKNOWN
         if function is None:
             return UNKNOWN
         ahead, seen = [(function.start, Frame(0, None))], set[int]()

@@ -110,6 +110,10 @@ def addresses(mapped: list[int], chosen: random.Random) -> Iterator[int]:
 class ArmPages(Pages):
     """Pages of the emulator are of 1 KiB."""
 
+    def show(self, address: int, physical: int) -> None:
+        """Show memory that is there at an address."""
+        self._frames[address] = physical
+
     def _fill(self, _: object, address: int, access: int, entry: Any, __: object) -> bool:
         if address & -PAGE not in self._frames:
             return False

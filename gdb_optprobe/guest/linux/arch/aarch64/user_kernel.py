@@ -1,0 +1,84 @@
+"""Probes on 64-bit user programs on aarch64: where the kernel handles their traps, and how its threads are reached.
+
+A trap is handled with interrupts off from its first instruction to its last, and no kernel function is called: to the
+kernel it is one long user instruction, of which enter_from_user_mode() and exit_to_user_mode() know nothing. Requests
+by other CPUs come with an interrupt, which is taken right behind. With context tracking (nohz_full) the kernel assumes
+that a CPU in user code reads no page tables and may free them during the walk: such kernels are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux import trap_calls
+from gdb_optprobe.guest.linux.arch.aarch64 import leaf_entry
+from gdb_optprobe.guest.linux.arch.aarch64.find import PageTables
+from gdb_optprobe.guest.linux.arch.aarch64.mmap_hook import lower_mmap_hook
+from gdb_optprobe.guest.linux.arch.aarch64.mmu import LinearMmu
+from gdb_optprobe.guest.linux.arch.aarch64.page_records import PAGE_SHIFT, PageRecords
+from gdb_optprobe.guest.linux.arch.aarch64.program_writer import WRITING
+from gdb_optprobe.guest.linux.arch.aarch64.reads import Reads
+from gdb_optprobe.guest.linux.arch.aarch64.user_traps import ArmUser
+from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.trap_calls import Originals
+from gdb_optprobe.guest.linux.user import mmap_hook
+from gdb_optprobe.guest.linux.user.program_writer import Writing
+from gdb_optprobe.guest.linux.user.vcpus import Vcpus
+from gdb_optprobe.guest.linux.user_kernel import UserKernel, mapped
+from gdb_optprobe.guest.machine import Machine, Vcpu
+from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.isa.aarch64.abi import FLAGS
+from gdb_optprobe.isa.aarch64.fields import rd, to_bytes, word_of
+
+HANDLER, CALLER = "el0t_64_sync_handler", "el0t_64_sync"
+TRACKING = ("context_tracking_key",)
+INTERRUPTS = 1 << 7
+"""Of PSTATE: they are masked."""
+RETURNS = to_bytes(0xD65F_03C0)
+FIFTH, SIXTH = 4, 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Vcpus:
+    """writing: see Vcpus."""
+
+    writing: Writing = WRITING
+
+    def current(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> int:
+        return machine.registers(vcpu, ("SP_EL0",))["SP_EL0"]
+
+    def may_sleep(self, machine: Machine, kernel: Kernel, vcpu: Vcpu) -> bool:
+        registers = machine.registers(vcpu, (FLAGS, "SP_EL0"))
+        if registers[FLAGS] & INTERRUPTS:
+            return False
+        place = registers["SP_EL0"] + kernel.offset("task_struct", "thread_info.preempt_count")
+        return kernel.memory.read(place, 4) == bytes(4)
+
+    def numbers(self, kernel: Kernel, function: str) -> tuple[Collection[int], ...]:
+        start, code = kernel.body(function)
+        words = [word_of(insn.data) for insn in AARCH64.decode(code, start)]
+        found = [(rd(word), word >> 5 & 0xFFFF) for word in words if word & 0xFFE0_0000 == 0x5280_0000]  # mov w, #…
+        return tuple({value for to, value in found if to == register} for register in (FIFTH, SIXTH))
+
+    def entry(self, kernel: Kernel, function: int) -> int:
+        return function
+
+
+VCPUS: Vcpus = _Vcpus()
+
+
+def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Originals) -> UserKernel:
+    """Return what probes on programs need. Raises OptprobeError."""
+    for name in TRACKING:
+        key = kernel.symbols.address(name)
+        if key is not None and int.from_bytes(kernel.memory.read(key, 4), "little"):
+            raise OptprobeError("this guest's kernel tracks CPUs in user code (nohz_full): its programs are not probed")
+    calls = trap_calls.find(kernel, AARCH64, originals, HANDLER, (CALLER,))
+    mmu = LinearMmu(reads.linear, PageRecords.of(kernel, view))
+    leaf = leaf_entry.routine(reads.linear, mmu.records(kernel))
+    current = kernel.address("runqueues") + kernel.offset("rq", "curr")
+    hook = mmap_hook.find(kernel, AARCH64, originals, VCPUS.entry, current, PAGE_SHIFT, lower_mmap_hook)
+    isa = ArmUser(calls.handler)
+    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, leaf, calls, mmu, VCPUS, hook)

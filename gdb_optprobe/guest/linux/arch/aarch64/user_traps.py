@@ -1,0 +1,147 @@
+"""Traps in user programs on aarch64, `udf`, and what branches under one do to `struct pt_regs`.
+
+    el0t_64_sync   saves all registers; mov x0, sp; bl el0t_64_sync_handler ◄── the call is to our code
+The handler is a C function with one argument, the address of struct pt_regs. It has all synchronous exceptions of
+64-bit programs, system calls too: ESR_EL1 says which. AArch32's have an entry of their own. Interrupts are off. The
+frame's address stays in x0; x1 to x17 are free (AAPCS64, 6.1.1), and x30 returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gdb_optprobe.guest.linux.arch.aarch64 import leaf_entry
+from gdb_optprobe.isa.aarch64 import AARCH64, user_code
+from gdb_optprobe.isa.aarch64.abi import CALLEE_SAVED, FLAGS, GENERAL, LR, PC, SP
+from gdb_optprobe.isa.aarch64.codegen import BACKEND, A64Emitter
+from gdb_optprobe.isa.aarch64.encodings import (
+    FarBranch,
+    Item,
+    bits,
+    branch_on_zero,
+    constant,
+    encode_items,
+    number,
+    plain,
+    scaled,
+)
+from gdb_optprobe.isa.aarch64.fields import NOP, is_b, signed, to_bytes, word_of
+from gdb_optprobe.isa.abi import UserFrames
+from gdb_optprobe.isa.base import Code, Dead, Insn
+from gdb_optprobe.isa.codegen import Address, EntryState, Label, MemoryValue
+from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping
+
+_FRAME, _WORK = "x0", "x17"
+_PC, _STATE = 0x100, 0x108
+REGISTERS = {name: 8 * number for number, name in enumerate(GENERAL)} | {SP: 0xF8, PC: _PC, FLAGS: _STATE}
+"""struct pt_regs (asm/ptrace.h)."""
+CLASS_SHIFT = 26
+"""Of ESR_EL1: the class of the exception; 0 for an instruction that is undefined."""
+ADDRESSES = (1 << 48) - 1
+SCRATCH = tuple(f"x{number}" for number in range(1, 18))
+COST = 170
+NUMBERS = {number: name for number, name in enumerate(GENERAL) if name in (*CALLEE_SAVED, LR)}
+FRAMES = {64: UserFrames(8, COST, SP, PC, NUMBERS, [name for name in CALLEE_SAVED if name != SP], LR)}
+
+
+class _UserTrapEmitter(A64Emitter):
+    """See isa.user.UserEmitter."""
+
+    def __init__(self, before: EntryState, handler: int) -> None:
+        super().__init__(before)
+        self._handler = handler
+
+    def begin(self) -> None:
+        """Emit the way to the kernel's handler for all other exceptions."""
+        ours = Label()
+        self._uses(_WORK)
+        self._code(plain("get_esr_el1", _WORK), bits("ubfm", _WORK, _WORK, CLASS_SHIFT, CLASS_SHIFT + 5))
+        self._items.append(branch_on_zero("cbz", _WORK, ours))
+        self.kernels(self._handler)
+        self.bind(ours)
+
+    def kernels(self, address: int) -> None:
+        self._items.append(FarBranch(address))
+
+    def call(self, routine: int) -> None:
+        self.copy(self._scratch(), LR)
+        self._items.append(FarBranch(routine, link=True))
+        self.copy(LR, _WORK)
+
+    def back(self) -> None:
+        self._code(plain("ret", n=LR))
+
+
+@dataclass(frozen=True)
+class ArmUser:
+    """See isa.user.UserTrapping. handler: the kernel's."""
+
+    handler: int
+    frame: str = _FRAME
+    trap: bytes = AARCH64.trap
+    behind: int = 0
+    around: int = user_code.AROUND
+    # Only programs lead there, and none at address 0.
+    mode: MemoryValue = MemoryValue(Address(_FRAME, _PC))  # noqa: RUF009 (it is frozen)
+    user: int = ADDRESSES
+    far: int = 0
+    pc: int = _PC
+    leaf = leaf_entry.REGISTERS
+    scratch = Dead(True, frozenset(SCRATCH))
+    registers: ClassVar[Mapping[str, int]] = REGISTERS
+    resident: ClassVar[Mapping[str, str]] = {}
+    frames: ClassVar[Mapping[int, UserFrames]] = FRAMES
+    stopping: ClassVar[UserStopping | None] = None
+    order = staticmethod(BACKEND.order)
+    decode = staticmethod(user_code.decoded)
+    copy = staticmethod(user_code.copied)
+
+    def emitter(self, before: EntryState) -> UserEmitter:
+        return _UserTrapEmitter(before, self.handler)
+
+    def reserved(self, code: Sequence[Insn]) -> Collection[int]:
+        return user_code.reserved_in(code)
+
+    def go_to(self, register: str) -> bytes:
+        """Encode `ret`: an indirect jump would have to find a landing pad."""
+        return to_bytes(plain("ret", n=register))
+
+    def moved(self, distance: int) -> Code:
+        return self._code([*_advance(distance), plain("ret", n=LR)])
+
+    def emulation(self, insn: Insn, bits: int, writable: int) -> Emulation | None:
+        done = _done(insn)
+        return Emulation(self._code([*done, plain("ret", n=LR)]), may_fail=False) if done is not None else None
+
+    def _code(self, items: Sequence[Item]) -> Code:
+        return lambda at: encode_items(items, at)
+
+
+def _done(insn: Insn) -> list[Item] | None:
+    """Return the emulation of an instruction: of those of which a copy would hold the program's addresses."""
+    word = word_of(insn.data)
+    if word == NOP:
+        return [*_advance(4)]
+    if is_b(word):
+        links = [_load("x1", PC), number("addi", "x1", "x1", 4), _store("x1", LR)] if word >> 31 else []
+        return [*links, *_advance(signed(word << 2, 28))]
+    return None
+
+
+def _advance(distance: int) -> Iterator[Item]:
+    """Yield: advance the saved PC by `distance`."""
+    yield from (_load("x1", PC), *constant("x2", distance), plain("add", "x1", "x1", "x2"), _store("x1", PC))
+
+
+def _load(register: str, name: str) -> int:
+    return scaled("ldr", register, _FRAME, REGISTERS[name], 8)
+
+
+def _store(register: str, name: str) -> int:
+    return scaled("str", register, _FRAME, REGISTERS[name], 8)
+
+
+def _(user: ArmUser) -> UserTrapping:
+    return user
