@@ -133,11 +133,13 @@ class A64Emitter(ValueEmitter):
         if text:
             self._code(*probe_read.cut())
         self._compare(probe_read.SIZE, size, False)
-        if got:
-            self.copy(probe_read.TEMPORARY[0], probe_read.SIZE)
+        size_at = probe_read.SIZE
+        if got and to == probe_read.SIZE:
+            size_at = got if got != probe_read.WORD else probe_read.TEMPORARY[0]
+            self.copy(size_at, probe_read.SIZE)
         self.copy(to, probe_read.WORD)
         if got:
-            self.copy(got, probe_read.TEMPORARY[0])
+            self.copy(got, size_at)
         for name, place in moved.items():
             self.copy(name, place)
             self.pool.free(place)
