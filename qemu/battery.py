@@ -41,8 +41,9 @@ PAGE = 4096
 LINE = re.compile(r"^(?:=> )?\s*(0x[0-9a-f]+)[^:]*:\s+(\S.*)$", re.M)
 # Of several threads GDB says which one hit it.
 HIT = re.compile(rf"\boptprobe \d+, (0x[0-9a-f]+ in )?{CALLER} ")
-# Straight-line code ends at one of these (x86-64: j…, call, ret; ppc64le: b… but the bit instructions).
-LEAVES = re.compile(r"^(j|call|ret|b(?!r[hwd]\b|permd)|syscall|ud2)")
+# Straight-line code ends at one of these (x86-64: j…, call, ret; ppc64le: b… but the bit instructions; aarch64: b…,
+# cbz, tbz).
+LEAVES = re.compile(r"^(j|call|ret|b(?!r[hwd]\b|permd)|[ct]bn?z|syscall|ud2)")
 
 
 class Broken(Exception):

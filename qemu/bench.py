@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import bpftrace_costs, bpftrace_guest, calls, graphs, live_view, scale, scale_load, timediff
-from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
+from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, BenchTarget, hits
 from .cache import say
 from .calls import Calls
 from .channel import ChannelError
@@ -77,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--chart", metavar="FILE", type=Path, help="also write the table as a picture, SVG")
     top.add_argument("--html", metavar="FILE", type=Path, help="also write the table as a page for a browser")
     top.add_argument("--arch", default="x86_64", choices=tuple(BENCH_TARGETS), help="architecture (default: x86_64)")
+    top.add_argument("--cpu", metavar="MODEL", help="QEMU's -cpu")
     top.add_argument(
         "--time-difference",
         action="store_true",
@@ -118,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
 
 def bench(arguments: argparse.Namespace) -> int:
     say("booting a guest with a clock that counts instructions, about ten seconds")
-    options = Options(arch=arguments.arch, icount="shift=0,sleep=off", append=arguments.append)
+    options = Options(arch=arguments.arch, cpu=arguments.cpu, icount="shift=0,sleep=off", append=arguments.append)
     with (
         Guest.start(options) as guest,
         RspProxy(guest.gdb_socket) as proxy,
@@ -238,12 +239,13 @@ def _paragraphs(notes: str) -> list[str]:
 def verdict(target: BenchTarget, costs: list[Cost], read: float) -> list[str]:
     """Return the project's targets beside the cost of Linux's probes. read: seconds of a read without a probe."""
     took = {cost.name: cost.instructions or 0.0 for cost in costs}
-    targets = [("a count at a function's entry", took[OPTIMIZED], target.most, LINUX_OPTIMIZED)]
+    best = LINUX_OPTIMIZED if target.optimizes else LINUX_TRAP
+    targets = [("a count at a function's entry", took[OPTIMIZED], target.most, best)]
     if target.trapped is not None:
         targets.append(("a count by a trap", took[TRAPPED], target.trapped, LINUX_TRAP))
     if target.elsewhere is not None:
-        targets.append(("a count behind it", took[BEHIND], target.elsewhere, LINUX_OPTIMIZED))
-    beside = (LINUX_FILTER, LINUX_OPTIMIZED, LINUX_HIST, LINUX_HIST, LINUX_RECORD, LINUX_READ, *[LINUX_RETURN] * 2)
+        targets.append(("a count behind it", took[BEHIND], target.elsewhere, best))
+    beside = (LINUX_FILTER, best, LINUX_HIST, LINUX_HIST, LINUX_RECORD, LINUX_READ, *[LINUX_RETURN] * 2)
     for name, most, other in zip(PROGRAMS, target.programs, beside, strict=True):
         targets.append((name, took[name], most, other))
     share = next(cost.seconds for cost in costs if cost.name == BREAK_FALSE) / read
@@ -277,6 +279,7 @@ class Bench:
         self._running, self._stopping, self._times = (100_000, 20, 2) if quick else (300_000, 50, 3)
         self._unprobed: list[Reading] = []
         self.optimized = Cost("", None, 0, 0, 0)
+        self._at_entry = "FTRACE" if target.optimizes else ""
 
     @property
     def read(self) -> float:
@@ -300,8 +303,7 @@ class Bench:
             *self._programs(),
             self._row(BREAK_FALSE, self._ours(FUNCTION, "optimized", BREAK), self._running),
             self._row(LINUX_TRAP, self._event(behind, False, ""), self._running),
-            self._row("Linux's event, ftrace", self._event(FUNCTION, True, "FTRACE"), self._running),
-            self._row(LINUX_OPTIMIZED, self._event(behind, True, "OPTIMIZED"), self._running),
+            *self._untrapped(behind),
             self._row(LINUX_FILTER, self._ftrace(FILTER, "size==7777"), self._running),
             self._row(LINUX_HIST, self._ftrace(TRIGGER, "hist:keys=size.log2"), self._running),
             self._row(LINUX_RECORD, self._with(self._target.words), self._running),
@@ -315,15 +317,21 @@ class Bench:
             yield self._row(f"a return, {tier}", self._ours(FUNCTION, tier, "-return"), self._stopping)
 
     def _programs(self) -> Iterator[Cost]:
-        self._debugger(f"set optprobe ring-records {RECORDS}")
+        self._debugger(f"set optprobe ring-records {self._target.records}")
         for name, clause in PROGRAMS.items():
             probe = self._ours(FUNCTION, "optimized", clause)
-            yield self._row(name, probe, hits(clause, self._running), "optprobe report -clear")
+            yield self._row(name, probe, hits(clause, self._running, self._target.records), "optprobe report -clear")
 
     def _trapped(self) -> Iterator[Cost]:
         """Yield probes by traps, where the guest handles traps."""
         if self._target.trapped is not None:
             yield self._row(TRAPPED, self._ours(self._target.behind, "trapped"), self._running)
+
+    def _untrapped(self, behind: str) -> Iterator[Cost]:
+        """Yield Linux's events that are no traps, where it has these."""
+        if self._target.optimizes:
+            yield self._row("Linux's event, ftrace", self._event(FUNCTION, True, "FTRACE"), self._running)
+            yield self._row(LINUX_OPTIMIZED, self._event(behind, True, "OPTIMIZED"), self._running)
 
     def _row(self, name: str, probe: Probed, reads: int, first: str = "") -> Cost:
         with probe():
@@ -358,14 +366,14 @@ class Bench:
         return lambda: linux_event(self._reads.guest, location, optimization, tag)
 
     def _return(self) -> AbstractContextManager[None]:
-        return linux_event(self._reads.guest, FUNCTION, True, "FTRACE", sort="r")
+        return linux_event(self._reads.guest, FUNCTION, True, self._at_entry, sort="r")
 
     def _with(self, fields: str) -> Probed:
-        return lambda: linux_event(self._reads.guest, FUNCTION, True, "FTRACE", fields)
+        return lambda: linux_event(self._reads.guest, FUNCTION, True, self._at_entry, fields)
 
     def _ftrace(self, file: str, text: str) -> Probed:
         """Arm Linux's event at the function's entry with the size as a field, and write to its filter or trigger."""
-        return lambda: linux_event(self._reads.guest, FUNCTION, True, "FTRACE", self._target.field, file, text)
+        return lambda: linux_event(self._reads.guest, FUNCTION, True, self._at_entry, self._target.field, file, text)
 
 
 Probed = Callable[[], AbstractContextManager[None]]

@@ -20,12 +20,12 @@ PROGRAMS = {
 }
 """The programs of which the cost is measured, at FUNCTION's entry: clauses of `optprobe add`."""
 RECORDS = 8192
-"""Records that a probe's ring has room for: a record that is dropped costs less."""
+"""Records that a probe's ring has room for, where the guest has: a record that is dropped costs less."""
 
 
-def hits(clause: str, most: int) -> int:
+def hits(clause: str, most: int, records: int = RECORDS) -> int:
     """Return the number of hits to measure, at most `most`: other reads of the guest are recorded too."""
-    return min(most, RECORDS - 1500) if "record" in clause else most
+    return min(most, records * 4 // 5) if "record" in clause else most
 
 
 BREAK = 'if $comm == "dd" && $arg3 == 7777 do stop'
@@ -45,6 +45,8 @@ class BenchTarget:
     elsewhere: those that one anywhere else may take; None where no target is set.
     programs:  those that PROGRAMS may take, in their order.
     field:     the size, as a field of Linux's event. words: three of its arguments. flags: of the file.
+    optimizes: whether Linux has probes there that are no traps: by ftrace, or optimized.
+    records:   that a ring has room for.
     """
 
     entry: str
@@ -58,6 +60,8 @@ class BenchTarget:
     field: str
     words: str
     flags: str
+    optimizes: bool = True
+    records: int = RECORDS
 
 
 BENCH_TARGETS = {
@@ -87,5 +91,22 @@ BENCH_TARGETS = {
         field="size=%gpr5",
         words="file=%gpr3 buffer=%gpr4 size=%gpr5",
         flags="flags=+0x40(%gpr3):u32",
+    ),
+    # The site is two instructions; a probe on a function is on the first.
+    "aarch64": BenchTarget(
+        entry=FUNCTION,
+        size="$x2",
+        behind=f"{FUNCTION}+8",
+        emulated=FUNCTION,
+        trapped=None,
+        most=7,
+        elsewhere=12,
+        programs=(6, 14, 16, 70, 60, 100, 25, 110),
+        field="size=%x2",
+        words="file=%x0 buffer=%x1 size=%x2",
+        flags="flags=+0x40(%x0):u32",
+        optimizes=False,
+        # The memory that the image has for data is 28 KiB.
+        records=256,
     ),
 }

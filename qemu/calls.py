@@ -84,8 +84,38 @@ test:   mflr 0
 """
 _EXITS = {64: "mov $60, %eax; xor %edi, %edi; syscall", 32: "mov $1, %eax; int $0x80"}
 _ARGUMENTS = {64: "16(%rsp)", 32: "8(%esp)"}
+_ARM = """
+.globl _start
+_start: ldr x1, [sp, #16]
+        mov x19, #0
+digit:  ldrb w2, [x1], #1
+        sub w2, w2, #48
+        cmp w2, #9
+        b.hi ready
+        mov x3, #10
+        madd x19, x19, x3, x2
+        b digit
+ready:  cbz x19, over
+again:  bl test
+        subs x19, x19, #1
+        b.ne again
+over:   mov x0, #0
+        mov x8, #93
+        svc #0
+
+.globl test
+.type test, %function
+test:   stp x29, x30, [sp, #-16]!
+        ldp x29, x30, [sp], #16
+        ret
+.size test, . - test
+"""
 _FORMATS = {64: ("--64", "elf_x86_64"), 32: ("--32", "elf_i386")}
-_TEST = {"x86_64": ("554889e55dc3", "5589e55dc3"), "ppc64le": ("a602087ca603087c2000804e",)}
+_TEST = {
+    "x86_64": ("554889e55dc3", "5589e55dc3"),
+    "ppc64le": ("a602087ca603087c2000804e",),
+    "aarch64": ("fd7bbfa9fd7bc1a8c0035fd6",),
+}
 """The function's code, of programs of each size."""
 _TRAPS = {
     "x86_64": re.compile(r"^\s*\d+: v=0[13] .* cpl=3 ", re.M),
@@ -205,6 +235,8 @@ def program(bits: int, arch: str) -> bytes:
     """Return an ELF program that calls test() as often as its argument says."""
     if arch == "ppc64le":
         return _built(_POWER, ["powerpc64le-linux-gnu-as"], ["powerpc64le-linux-gnu-ld"])
+    if arch == "aarch64":
+        return _built(_ARM, ["aarch64-linux-gnu-as"], ["aarch64-linux-gnu-ld"])
     source = _SOURCE.replace("ARGUMENT", _ARGUMENTS[bits]).replace("EXIT", _EXITS[bits])
     assembler, linker = _FORMATS[bits]
     return _built(source.replace("{r}", "r" if bits == 64 else "e"), ["as", assembler], ["ld", "-m", linker])

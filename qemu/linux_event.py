@@ -43,7 +43,7 @@ def linux_event(
     file, text:   what is written to a file of the event's: its filter or its trigger.
     GuestError where Linux arms it differently.
     """
-    guest(f"echo {int(optimization)} > {SWITCH}")
+    _optimize(guest, optimization)
     guest(f"echo '{sort}:optprobe_own/event {location} {field}' > {TRACING}/kprobe_events")
     if file:
         guest(f"echo '{text}' > {FOLDER}/{file}")
@@ -53,7 +53,13 @@ def linux_event(
     guest(f"echo 0 > {EVENT}")
     if file == TRIGGER:
         guest(f"echo '!{text}' > {FOLDER}/{file}")
-    guest(f"echo > {TRACING}/kprobe_events; echo > {TRACING}/trace; echo 1 > {SWITCH}")
+    guest(f"echo > {TRACING}/kprobe_events; echo > {TRACING}/trace")
+    _optimize(guest, True)
+
+
+def _optimize(guest: Callable[[str], str], optimization: bool) -> None:
+    """Let Linux optimize its probes or not. It has no switch where it never does."""
+    guest(f"[ ! -e {SWITCH} ] || echo {int(optimization)} > {SWITCH}")
 
 
 def _wait_for(guest: Callable[[str], str], tag: str) -> None:

@@ -20,6 +20,8 @@ class Machine:
     binutils: what the names of its assembler and linker begin with; nothing for the host's own.
     debian:   Debian's name of the architecture.
     package:  the kernel booted when none is named.
+    memory:   where physical memory starts.
+    control:  registers with the page tables, by GDB's names; none where QEMU's monitor prints them.
     """
 
     qemu: str
@@ -31,6 +33,8 @@ class Machine:
     binutils: str
     debian: str
     package: str
+    memory: int = 0
+    control: tuple[str, ...] = ()
 
 
 SERIAL = ("-serial", "chardev:channel")
@@ -72,5 +76,7 @@ MACHINES = {
         binutils="aarch64-linux-gnu-",
         debian="arm64",
         package="linux-image-cloud-arm64",
+        memory=1 << 30,
+        control=("TTBR1_EL1", "TCR_EL1"),
     ),
 }

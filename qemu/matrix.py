@@ -86,6 +86,8 @@ class Result:
 
 
 Q35, POWER8, POWER9 = ("-machine", "q35"), "power8", "power9"
+# Signatures of pointers by the architecture's own cipher take TCG most of its time.
+ARM_MAX, ARM_N1 = "max,pauth-impdef=on", "neoverse-n1"
 ROWS = (
     Row("6.1 cloud"),
     Row("6.1 cloud", gdb="16", smp=4),
@@ -113,6 +115,10 @@ ROWS = (
     Row("6.12 power", cpu=POWER9, qemu="10", gdb="18-multiarch"),
     Row("7.2 power", qemu="11"),
     Row("7.2 power", qemu="11", cpu=POWER9, smp=1, gdb="18-multiarch"),
+    Row("6.1 arm"),
+    Row("6.1 arm", cpu=ARM_N1, smp=4, gdb="18-multiarch"),
+    Row("6.12 arm"),
+    Row("6.12 arm", cpu=ARM_MAX, qemu="10", gdb="18-multiarch"),
 )
 
 

@@ -27,6 +27,7 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.linux.arch import registry
+from gdb_optprobe.guest.linux.arch.aarch64.text import ArmText
 from gdb_optprobe.guest.linux.arch.base import LinuxArch, LinuxText, Unwinder
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
@@ -36,6 +37,7 @@ from gdb_optprobe.guest.linux.structures import KernelStructures
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES, SymbolTable
 from gdb_optprobe.guest.text import Function
+from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
@@ -57,8 +59,8 @@ from .text_sweep import sweep
 
 __all__ = ["EVERY", "Subject", "Tally", "codes_of", "functions", "returns", "subject_of", "survey", "table"]
 
-EVERY = {"x86_64": 401, "ppc64le": 101}
-ISAS: dict[str, Isa] = {"x86_64": X86_64, "ppc64le": PPC64LE}
+EVERY = {"x86_64": 401, "ppc64le": 101, "aarch64": 101}
+ISAS: dict[str, Isa] = {"x86_64": X86_64, "ppc64le": PPC64LE, "aarch64": AARCH64}
 CHUNK = 64
 """Functions that one process plans in a row: neighbours share decoded code."""
 
@@ -126,6 +128,13 @@ class Rule(Protocol):
         """Return the instructions of the function that Linux would optimize a probe on."""
 
 
+class NoRule:
+    """On aarch64 Linux optimizes no probe."""
+
+    def optimizable(self, function: Function) -> list[Insn]:
+        return []
+
+
 @dataclass(frozen=True)
 class Subject:
     """A kernel in a memory snapshot."""
@@ -177,6 +186,8 @@ def subject_of(guest: Guest) -> Subject:
 def _rule(kernel: Kernel, text: LinuxText, blacklist: Sequence[tuple[int, int]]) -> Rule:
     if isinstance(text, PowerText):
         return PowerRule(text, blacklist)
+    if isinstance(text, ArmText):
+        return NoRule()
     assert isinstance(text, KernelText)
     # Find what all processes need before there are several.
     text.all_entries()
@@ -343,7 +354,9 @@ def returns(found: Tally) -> Iterator[str]:
     """Yield how many functions' returns can be probed, with a tracer's site and without, and why not the others'."""
     can = found.returns[""]
     share = can / found.returns.total()
-    yield f"returns: {can:,} of {found.returns.total():,} functions, {share:.2%}; {found.traced:,} have a tracer's site"
+    # No probe of aarch64 is on a tracer's site.
+    traced = f"; {found.traced:,} have a tracer's site" if found.traced else ""
+    yield f"returns: {can:,} of {found.returns.total():,} functions, {share:.2%}{traced}"
     yield from (f"{count:12,}  {code}" for code, count in found.returns.most_common() if code)
 
 

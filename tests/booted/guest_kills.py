@@ -17,20 +17,23 @@ from typing import TextIO
 import gdb
 
 from gdb_optprobe.debugger.attach import attachments, current_session
+from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.probes.probe import Probe
 
-# What the workload calls all the time; at +5 a register is pushed, which takes three writes to emulate.
+# What the workload calls all the time.
 STAYS = "optprobe add vfs_read"
 LINES = (
     "optprobe add vfs_write -name a -tier breakpoint",
-    "optprobe add vfs_write+5 -name b -tier emulated",
+    "optprobe add vfs_write+{0} -name b -tier emulated",
     "optprobe add ksys_read -name c -tier boosted",
-    "optprobe add ksys_write+5 -name d do count by $comm",
-    "optprobe add vfs_read+7 -name e",
+    "optprobe add ksys_write+{0} -name d do count by $comm",
+    "optprobe add vfs_read+{1} -name e",
     "optprobe break ksys_write -name f",
     "optprobe add rw_verify_area -name g",
     "optprobe add fput -return -name h",
 )
+# Registers are pushed there, which takes several writes to emulate; and another instruction. By how instructions align.
+PLACES = {1: (5, 7), 4: (28, 44)}
 OF_PROGRAM = (
     "optprobe add -user {}:test -name a",
     "optprobe add -user {}:test+4 -name b do count by $pid",
@@ -50,13 +53,19 @@ class GuestKills(gdb.Command):
 
     def invoke(self, argument: str, from_tty: bool) -> None:
         name, seed, *program = argument.split()
-        lines = [line.format(*program) for line in OF_PROGRAM] if program else LINES
+        guest = current_session().target.guest
+        places = PLACES[guest.isa.alignment]
+        lines = [line.format(*(program or places)) for line in (OF_PROGRAM if program else LINES)]
         chance = random.Random(int(seed))
         gdb.execute(STAYS, to_string=True)
         (stays,) = probes()
         assert stays.counter is not None and attachments.guard.process is not None
+        linux = attachments.current.linux if attachments.current is not None else None
+        assert linux is not None and isinstance(linux.kernel.memory, KernelMemory)
+        # A vCPU that runs a program may have no page tables for the kernel.
+        counter = linux.kernel.memory.physical(stays.counter.address)
         with open(name, "w", buffering=1) as file:
-            tell(file, {"counter": stays.counter.address, "guardian": attachments.guard.process.pid})
+            tell(file, {"counter": counter, "guardian": attachments.guard.process.pid})
             while True:
                 step(lines, chance, file)
 

@@ -29,8 +29,9 @@ BUSY = "while :; do dd if=/dev/zero of=/dev/null bs=7 count=50 2>/dev/null; cat 
 READS = 1000
 
 
-def test_killed_at_any_instant(boot: Boot, tmp_path: Path) -> None:
-    guest = boot()
+@pytest.mark.parametrize("arch", ["x86_64", *["aarch64"] * FULL])
+def test_killed_at_any_instant(boot: Boot, tmp_path: Path, arch: str) -> None:
+    guest = boot(arch=arch)
     guest.check(f"({BUSY}) > /dev/null 2>&1 &")
     guest.snapshot("clean")
     instants = random.Random(7)
@@ -214,6 +215,6 @@ def running(guest: Guest) -> bool:
 
 
 def word(guest: Guest, address: int) -> int:
-    """A word of the guest's memory, without GDB."""
+    """A word of the guest's physical memory, without GDB."""
     with guest.qmp() as control:
-        return int(control.monitor(f"x /1gx {address:#x}").split(":")[1], 16)
+        return int(control.monitor(f"xp /1gx {address:#x}").split(":")[1], 16)

@@ -11,7 +11,7 @@
     nop                                nothing
     any other                          itself: what moves the stack pointer, signs x30 or changes pstate, too
 
-x30 ← E is adrp and add: no register more is used, and no data is among code. x16 is free at a call, where a
+x30 ← E is adrp and add: no register more is used, and no data are among code. x16 is free at a call, where a
 veneer may be (AAPCS64, general-purpose registers); only jumps by it or x17 may arrive at landing pads of calls (BTI).
 """
 

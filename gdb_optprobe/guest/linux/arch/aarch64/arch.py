@@ -116,7 +116,7 @@ class _Linux:
         return {}
 
     def per_cpu(self, kernel: Kernel) -> int | None:
-        """Return the exception level of the TPIDR that has it: kernels at EL2 are not found."""
+        """Return the exception level: its TPIDR has it. Kernels at EL2 are refused."""
         return 1
 
     def stacks(self, kernel: Kernel, machine: Machine, registers: Sequence[str]) -> Stacks:

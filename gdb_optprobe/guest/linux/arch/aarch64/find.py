@@ -26,8 +26,13 @@ from gdb_optprobe.guest.symbols import SymbolTable
 TABLES = ("TTBR1_EL1", "TCR_EL1")
 ISOLATED = 1 << 13
 """Bytes from the tables of programs to the kernel's: `. += PAGE_SIZE` for tramp_pg_dir and reserved_pg_dir."""
+LEVEL, HYPERVISOR = "el", 2
 LARGEST_IMAGE = 1 << 27
 LEAST_TEXT = 1 << 20
+
+
+class AtEl2(OptprobeError):
+    """The kernel is its own hypervisor (VHE): its page tables are those of EL2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class PageTables:
 
 def find(machine: Machine) -> tuple[Image, View] | None:
     """Return the kernel's image and the page tables that map it; None where no vCPU has tables of a kernel.
-    Raises NotBooted.
+    Raises NotBooted, AtEl2.
     """
     failure: OptprobeError | None = None
     for view in _views(machine):
@@ -64,6 +69,8 @@ def find(machine: Machine) -> tuple[Image, View] | None:
                 return image, view
         except OptprobeError as error:
             failure = error
+    if any(machine.registers(vcpu, (LEVEL,))[LEVEL] == HYPERVISOR for vcpu in machine.vcpus()):
+        raise AtEl2("the guest's kernel runs at EL2, which is not supported", "boot it without virtualization=on")
     if failure is not None:
         raise failure
     return None

@@ -34,7 +34,7 @@ class Machine(Tables):
 
 
 def machine(*roots: int) -> Machine:
-    return Machine([{"TTBR1_EL1": root | 0x2A << 48 | 1, "TCR_EL1": TCR} for root in roots])
+    return Machine([{"TTBR1_EL1": root | 0x2A << 48 | 1, "TCR_EL1": TCR, "el": 1} for root in roots])
 
 
 def kernel(made: Machine, text: int = TEXT, physical: int = PHYSICAL, code: int = CODE) -> Machine:
