@@ -89,7 +89,7 @@ def test_costs_are_beside_linux_s_own_of_the_same_kinds() -> None:
 def test_what_linux_s_events_take_is_what_the_figures_say() -> None:
     figures = (ROOT / "docs/internals/figures.md").read_text()
     for arch in ARCHES:
-        assert {*arch.event_costs} == {"kprobe", "kretprobe", "uprobe", "uretprobe"}
+        assert {"kprobe", "kretprobe"} <= {*arch.event_costs} <= {"kprobe", "kretprobe", "uprobe", "uretprobe"}
         for cost in arch.event_costs.values():
             assert re.search(rf"\b{cost:,}\b", figures) or re.search(rf"\b{cost - 1:,}\.[5-9]", figures), cost
 

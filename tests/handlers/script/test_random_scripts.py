@@ -157,7 +157,8 @@ def test_code_that_overwrites_nothing_it_reads_is_made_once(name: str) -> None:
     here = Machine(replace(machine(name).place, backend=counted))
     reads = ", ".join(f"arg{number}" for number in range(4))
     once, again = "@ = arg0;", f"$t = str(arg4); @[{reads}, $t, arg5] = sum(arg0 * arg1 / (arg2 % arg3));"
-    for text, times in ((once, range(1, 2)), (again, range(2, 4))):
+    enough = name == "aarch64"  # it has registers that nothing reads
+    for text, times in ((once, range(1, 2)), (again, range(1, 2) if enough else range(2, 4))):
         before = counted.times
         assert not [*here.differences(f"kprobe:f {{ {text} }}", 1)]
         assert counted.times - before in times, text
