@@ -15,7 +15,8 @@ from tests.booted.gdb import Console
 WAITS = "add bus_register,vfs_read,start_kernel,no_such -pending"
 
 
-@pytest.fixture(params=sorted(MACHINES))
+# Where a kernel of aarch64 starts is not known: probes do not wait for it.
+@pytest.fixture(params=sorted({*MACHINES} - {"aarch64"}))
 def newborn(boot: Boot, request: pytest.FixtureRequest) -> Guest:
     """Return a guest before its first instruction."""
     return boot(arch=request.param, paused=True)
