@@ -17,18 +17,21 @@ pages. How an ISA's code makes an address is in its folder of arch/.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import permutations
 from struct import Struct, iter_unpack
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import bug_table, gfp, jump_labels, kprobes
-from gdb_optprobe.guest.linux.kernel import CHUNK, MASK
+from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, Symbols
 from gdb_optprobe.guest.machine import Memory
+from gdb_optprobe.guest.text import Overlay
 
 LARGEST_FUNCTION = 1 << 14
+LARGEST_EXIT_TEXT = 1 << 16
 LARGEST_TABLE = 1 << 22
 SAMPLES = 64
 KERNEL_HALF = 1 << 63
@@ -61,6 +64,64 @@ class Code(Protocol):
 
 Derived = Mapping[str, int | None]
 Source = Callable[[Code], Derived]
+
+
+@dataclass
+class DerivedNames(ABC):
+    """`symbols`, and names of data that are found when they are first looked up. Is a kernel.Symbols and a Code."""
+
+    symbols: Symbols
+    memory: Memory
+    _known: dict[str, int | None] = field(default_factory=dict)
+    _original: Overlay | None = None
+
+    @abstractmethod
+    def address(self, name: str) -> int | None: ...
+
+    @abstractmethod
+    def constants_of(self, function: str) -> Constants:
+        """See Code."""
+
+    def read_through(self, original: Overlay) -> None:
+        """Read what was there before the guest's own kprobes wrote. `original` may look up what is derived here."""
+        self._original = original
+
+    def original(self, start: int, end: int) -> bytes:
+        """Read code. Raises OptprobeError. The kernel has no kprobe on the code by which its kprobes are found, so that
+        is read as it is.
+        """
+        original, self._original = self._original, None
+        try:
+            data = self.memory.read(start, end - start)
+            return original(start, data) if original is not None else data
+        finally:
+            self._original = original
+
+    def lookup(self, name: str) -> Sequence[int]:
+        return self.symbols.lookup(name)
+
+    def at(self, address: int) -> Located | None:
+        return self.symbols.at(address)
+
+    def function_bounds(self, address: int) -> tuple[int, int] | None:
+        return self.symbols.function_bounds(address)
+
+    def bounds_of(self, function: str) -> tuple[int, int] | None:
+        """Return start and end of a function; None where there is no such function, or it is too long."""
+        bounds = self.symbols.function_bounds(self.symbols.address(function) or 0)
+        return bounds if bounds is not None and 0 < bounds[1] - bounds[0] <= LARGEST_FUNCTION else None
+
+    def in_text(self, address: int) -> bool:
+        """Return whether `address` is in text. Exit text, which is behind init text, has no name."""
+        start, end = self.symbols.address("_stext") or 0, self.symbols.address("_einittext") or 0
+        return start <= address < end + LARGEST_EXIT_TEXT
+
+    def word(self, address: int) -> int | None:
+        """See Code."""
+        try:
+            return int.from_bytes(self.memory.read(address, 8), "little")
+        except OptprobeError:
+            return None
 
 
 def table(first: str, last: str, function: str, row: Struct, columns: int) -> Source:

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from struct import Struct
 
@@ -22,11 +22,9 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.btf import HEADER, MAGIC
 from gdb_optprobe.guest.linux import derived_data
 from gdb_optprobe.guest.linux.arch.aarch64.constants import constants
-from gdb_optprobe.guest.linux.derived_data import LARGEST_FUNCTION, Constants, Derived, Source
-from gdb_optprobe.guest.linux.kernel import MASK, Located, Symbols
+from gdb_optprobe.guest.linux.derived_data import Constants, Derived, DerivedNames, Source
+from gdb_optprobe.guest.linux.kernel import MASK
 from gdb_optprobe.guest.linux.structures import KernelStructures
-from gdb_optprobe.guest.machine import Memory
-from gdb_optprobe.guest.text import Overlay
 from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.base import Insn
 
@@ -37,7 +35,6 @@ MOST_EXPORTS = 1 << 16
 LONGEST_NAME = 512
 PER_CPU = ".data..percpu"
 PER_CPU_EXPORTED = ("cpu_number", "kernel_cpustat", "kstat")
-LARGEST_EXIT_TEXT = 1 << 16
 LARGEST_TYPES = 1 << 26
 EVERYWHERE = "init_task"
 TIMER = "arch_timer_rate"
@@ -45,18 +42,10 @@ RATES = range(1_000_000, 10_000_000_000)
 
 
 @dataclass
-class KernelNames:
-    """`symbols`, and names of data that are found when they are first looked up."""
+class KernelNames(DerivedNames):
+    """Finds what is in its kernel's tables of exports and in BTF, too; `types`: where BTF is, once that is known."""
 
-    symbols: Symbols
-    memory: Memory
     types: KernelStructures | None = None
-    _known: dict[str, int | None] = field(default_factory=dict)
-    _original: Overlay | None = None
-
-    def read_through(self, original: Overlay) -> None:
-        """Read what was there before the guest's own kprobes wrote. `original` may look up what is derived here."""
-        self._original = original
 
     def address(self, name: str) -> int | None:
         found = self.symbols.address(name)
@@ -70,15 +59,6 @@ class KernelNames:
                 self._known[name] = self._exported(name) or self._per_cpu(name)
         return self._known[name]
 
-    def lookup(self, name: str) -> Sequence[int]:
-        return self.symbols.lookup(name)
-
-    def at(self, address: int) -> Located | None:
-        return self.symbols.at(address)
-
-    def function_bounds(self, address: int) -> tuple[int, int] | None:
-        return self.symbols.function_bounds(address)
-
     def constant(self, name: str) -> int | None:
         """Return the value of an enumerator; None where none is known of that name. Raises OptprobeError."""
         return self.types.btf.constant(name) if self.types is not None else None
@@ -91,30 +71,12 @@ class KernelNames:
 
     def code(self, function: str) -> Sequence[Insn]:
         """Return the instructions of a function; none where there is no such function, or it is too long."""
-        bounds = self.symbols.function_bounds(self.symbols.address(function) or 0)
-        if bounds is None or not 0 < bounds[1] - bounds[0] <= LARGEST_FUNCTION:
+        if (bounds := self.bounds_of(function)) is None:
             return ()
-        # The kernel has no kprobe on the code by which its kprobes are found, so that is read as it is.
-        original, self._original = self._original, None
         try:
-            data = self.memory.read(bounds[0], bounds[1] - bounds[0])
-            return AARCH64.decode(original(bounds[0], data) if original is not None else data, bounds[0])
+            return AARCH64.decode(self.original(*bounds), bounds[0])
         except OptprobeError:
             return ()
-        finally:
-            self._original = original
-
-    def in_text(self, address: int) -> bool:
-        """Return whether `address` is in text. Exit text, which is behind init text, has no name."""
-        start, end = self.symbols.address("_stext") or 0, self.symbols.address("_einittext") or 0
-        return start <= address < end + LARGEST_EXIT_TEXT
-
-    def word(self, address: int) -> int | None:
-        """Read a word; None where there is no memory."""
-        try:
-            return int.from_bytes(self.memory.read(address, 8), "little")
-        except OptprobeError:
-            return None
 
     # --- exported ----------------------------------------------------------------------------------------------------
 

@@ -21,10 +21,8 @@ from struct import Struct
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le.sched_clock import sched_clock
-from gdb_optprobe.guest.linux.derived_data import LARGEST_FUNCTION, Constants, Derived, sources, table
-from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, Located, NoSuchKernel, Symbols
-from gdb_optprobe.guest.machine import Memory
-from gdb_optprobe.guest.text import Overlay
+from gdb_optprobe.guest.linux.derived_data import LARGEST_FUNCTION, Constants, Derived, DerivedNames, sources, table
+from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, NoSuchKernel
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le.fields import BCCTR, BO_NO_CTR, CR_OPS, opcode, ra, rt, simm, word_of, xo
@@ -35,7 +33,6 @@ EXCEPTION_ROW = Struct("<ii")
 
 LOADS_AND_STORES = range(32, 56)
 CLOBBERED_BY_CALLS = (0, *range(3, 13))
-LARGEST_EXIT_TEXT = 1 << 16
 TICKS_A_MICROSECOND = range(1, 10_000)
 BARRIER_ROW = Struct("<q")
 """asm/feature-fixups.h, NOSPEC_BARRIER_FIXUP_SECTION: the address of a barrier or its nop, relative to itself."""
@@ -81,19 +78,11 @@ def constants(code: Sequence[Insn], toc: int, clobbered: Callable[[Insn], Collec
 
 
 @dataclass
-class DerivedSymbols:
-    """`symbols`, and names of data that are derived when they are first looked up."""
+class DerivedSymbols(DerivedNames):
+    """Has the names of guest/linux/derived_data.py, and those of ppc64le."""
 
-    symbols: Symbols
-    memory: Memory
-    _known: dict[str, int | None] = field(default_factory=dict)
     _clobbered: dict[int, Collection[int]] = field(default_factory=dict)
     _codes: dict[int, Sequence[Insn]] = field(default_factory=dict)
-    _original: Overlay | None = None
-
-    def read_through(self, original: Overlay) -> None:
-        """Read what was there before the guest's own kprobes wrote. `original` may look up what is derived here."""
-        self._original = original
 
     def address(self, name: str) -> int | None:
         found = self.symbols.address(name)
@@ -102,15 +91,6 @@ class DerivedSymbols:
                 self._known.update(_SOURCES[name](self))
             return self._known.get(name)
         return found
-
-    def lookup(self, name: str) -> Sequence[int]:
-        return self.symbols.lookup(name)
-
-    def at(self, address: int) -> Located | None:
-        return self.symbols.at(address)
-
-    def function_bounds(self, address: int) -> tuple[int, int] | None:
-        return self.symbols.function_bounds(address)
 
     def constants_of(self, function: str) -> Constants:
         """Return the constants of a function; none where there is no such function, or its TOC is not known."""
@@ -123,8 +103,7 @@ class DerivedSymbols:
 
     def code(self, function: str) -> Sequence[Insn]:
         """Return the instructions of a function. Raises NoSuchKernel where the kernel has no such function."""
-        bounds = self.symbols.function_bounds(self.symbols.address(function) or 0)
-        if bounds is None or not 0 < bounds[1] - bounds[0] <= LARGEST_FUNCTION:
+        if (bounds := self.bounds_of(function)) is None:
             raise NoSuchKernel(f"this kernel has no types (BTF), and no {function} from which to derive them")
         return self._decode(*bounds)
 
@@ -176,28 +155,11 @@ class DerivedSymbols:
     def _decode(self, start: int, end: int) -> Sequence[Insn]:
         """Decode one function. What is derived from it does not change, so it is read once."""
         if start not in self._codes:
-            # The kernel has no kprobe on the code by which its kprobes are found, so that is read as it is.
-            original, self._original = self._original, None
             try:
-                data = self.memory.read(start, end - start)
-                self._codes[start] = PPC64LE.decode(original(start, data) if original is not None else data, start)
+                self._codes[start] = PPC64LE.decode(self.original(start, end), start)
             except OptprobeError as error:
                 raise NoSuchKernel(f"the code at {start:#x} cannot be read: {error.message}") from None
-            finally:
-                self._original = original
         return self._codes[start]
-
-    def in_text(self, address: int) -> bool:
-        """Return whether `address` is in text. Exit text, which is behind init text, has no name."""
-        start, end = self.symbols.address("_stext") or 0, self.symbols.address("_einittext") or 0
-        return start <= address < end + LARGEST_EXIT_TEXT
-
-    def word(self, address: int) -> int | None:
-        """Read a word; None where there is no memory."""
-        try:
-            return int.from_bytes(self.memory.read(address, 8), "little")
-        except OptprobeError:
-            return None
 
 
 def _leaves(insn: Insn) -> bool:
