@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gdb_optprobe.isa.base import Dead, NotedCode, Notes, ReadMemory
 
@@ -109,6 +109,9 @@ class ProbeReadCode:
 
     def at(self, address: int) -> ProbeReadRoutines:
         return ProbeReadRoutines(address, address + self.text)
+
+
+_Item = TypeVar("_Item")
 
 
 class Label:
@@ -385,6 +388,24 @@ def noted_save(emit: Emitter, names: Sequence[str]) -> None:
     """Emit: save on the stack what is used."""
     with noted(emit, f"saved: {', '.join(names)}"):
         emit.save(names)
+
+
+def save_before(emit: Emitter, items: list[_Item], opened: int, names: Sequence[str]) -> None:
+    """Emit: save what is used, before `items` of the emitter from the `opened`th on."""
+    behind = items[opened:]
+    del items[opened:]
+    noted_save(emit, names)
+    items += behind
+
+
+def labels_among_words(items: Iterable[object]) -> Iterator[tuple[int, Label]]:
+    """Yield each label with its offset in code where every other item is an instruction of four bytes."""
+    at = 0
+    for item in items:
+        if isinstance(item, Label):
+            yield at, item
+        else:
+            at += 4
 
 
 def noted_code(emit: Emitter) -> NotedCode:

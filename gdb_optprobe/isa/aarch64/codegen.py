@@ -43,7 +43,8 @@ from gdb_optprobe.isa.codegen import (
     EntryState,
     Label,
     MemoryValue,
-    noted_save,
+    labels_among_words,
+    save_before,
 )
 
 # By size, and whether signed. Those that are not scaled have another name.
@@ -92,10 +93,7 @@ class A64Emitter(ValueEmitter):
     def close_save(self, names: Sequence[str]) -> bool:
         if names and (not self._asked.isdisjoint((SP, *names)) or any(map(self._keeping.has, self._asked))):
             return False
-        behind = self._items[self._opened :]
-        del self._items[self._opened :]
-        noted_save(self, names)
-        self._items += behind
+        save_before(self, self._items, self._opened, names)
         return True
 
     def open_frame(self, size: int) -> None:
@@ -278,7 +276,7 @@ class A64Emitter(ValueEmitter):
         return encodings.encode_items(self._items, at)
 
     def labels(self) -> Iterator[tuple[int, Label]]:
-        return encodings.place_labels(self._items)
+        return labels_among_words(self._items)
 
     def _load_exclusive(self, name: str, to: str, at: str) -> Label:
         """Begin an exclusive access. Return the label of its beginning."""

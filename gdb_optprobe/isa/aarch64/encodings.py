@@ -16,14 +16,14 @@ without a far branch is the same words at every address.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from gdb_optprobe.isa.aarch64.fields import MASK, fits, signed, to_bytes
 from gdb_optprobe.isa.aarch64.templates import assembled, checked
 from gdb_optprobe.isa.base import OutOfReach
-from gdb_optprobe.isa.codegen import Comparison, Label
+from gdb_optprobe.isa.codegen import Comparison, Label, labels_among_words
 
 # Name: for keystone, and as capstone writes it. A name that ends in "w" is of 32 bits, in "i" of a number.
 _SOURCES = {
@@ -267,7 +267,7 @@ def jump(label: Label, link: bool = False) -> LabelBranch:
 
 def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
     """Return the code for an address. Raises OutOfReach."""
-    labels = {label: offset for offset, label in place_labels(items)}
+    labels = {label: offset for offset, label in labels_among_words(items)}
     words: list[int] = []
     for item in items:
         place = 4 * len(words)
@@ -281,16 +281,6 @@ def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
             case int():
                 words.append(item)
     return to_bytes(*words)
-
-
-def place_labels(items: Iterable[Item]) -> Iterator[tuple[int, Label]]:
-    """Yield the offset of each label in the same code."""
-    size = 0
-    for item in items:
-        if isinstance(item, Label):
-            yield size, item
-        else:
-            size += 4
 
 
 def _distance(source: int, target: int, width: int) -> int:

@@ -22,7 +22,8 @@ from gdb_optprobe.isa.codegen import (
     EntryState,
     Label,
     MemoryValue,
-    noted_save,
+    labels_among_words,
+    save_before,
 )
 from gdb_optprobe.isa.ppc64le import encodings, probe_read, spill, value_codegen
 from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, CTR, FLAGS, GENERAL, HEADER, LR, PC, SP, XER
@@ -70,10 +71,7 @@ class PowerEmitter(ValueEmitter):
             return False
         if not self._keeping.may_save(names):
             return False
-        behind = self._items[self._opened :]
-        del self._items[self._opened :]
-        noted_save(self, names)
-        self._items += behind
+        save_before(self, self._items, self._opened, names)
         return True
 
     def open_frame(self, size: int) -> None:
@@ -249,7 +247,7 @@ class PowerEmitter(ValueEmitter):
         return encodings.encode_items(self._items, at)
 
     def labels(self) -> Iterator[tuple[int, Label]]:
-        return encodings.place_labels(self._items)
+        return labels_among_words(self._items)
 
     def _stored(self, value: str, base: str, index: str, again: Label) -> None:
         self._uses(CR_FIELDS[0])

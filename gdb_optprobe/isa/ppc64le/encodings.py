@@ -10,12 +10,12 @@ A program without a far branch is the same words at every address.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from gdb_optprobe.isa.base import OutOfReach
-from gdb_optprobe.isa.codegen import Label
+from gdb_optprobe.isa.codegen import Label, labels_among_words
 from gdb_optprobe.isa.ppc64le.abi import GENERAL
 from gdb_optprobe.isa.ppc64le.fields import BC, BO_ALWAYS, B, fits, signed, to_bytes
 from gdb_optprobe.isa.ppc64le.templates import assembled
@@ -174,7 +174,7 @@ def copy_field(to: int, source: int) -> int:
 
 def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
     """Return the code for an address. Raises OutOfReach."""
-    labels = {label: offset for offset, label in place_labels(items)}
+    labels = {label: offset for offset, label in labels_among_words(items)}
     words: list[int] = []
     for item in items:
         if isinstance(item, int):
@@ -184,16 +184,6 @@ def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
         elif isinstance(item, FarBranch):
             words.append(_branch(at + 4 * len(words), item.target, item.link))
     return to_bytes(*words)
-
-
-def place_labels(items: Iterable[Item]) -> Iterator[tuple[int, Label]]:
-    """Yield the offset of each label in the same code."""
-    size = 0
-    for item in items:
-        if isinstance(item, Label):
-            yield size, item
-        else:
-            size += 4
 
 
 def _branch(source: int, target: int, link: bool) -> int:

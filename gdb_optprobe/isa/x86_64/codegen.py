@@ -26,7 +26,7 @@ from gdb_optprobe.isa.codegen import (
     Label,
     MemoryValue,
     RegisterPool,
-    noted_save,
+    save_before,
 )
 from gdb_optprobe.isa.x86_64 import probe_read
 from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, GENERAL, PC, SP
@@ -94,10 +94,7 @@ class X86Emitter:
     def close_save(self, names: Sequence[str]) -> bool:
         if names and not self._asked.isdisjoint((SP, *names, *self._pushed)):
             return False
-        behind = self._items[self._opened :]
-        del self._items[self._opened :]
-        noted_save(self, names)
-        self._items += behind
+        save_before(self, self._items, self._opened, names)
         return True
 
     def register(self, name: str) -> str | None:
