@@ -402,7 +402,7 @@ def _one_call(calls: Sequence[Call], title: str, limit: _Limit) -> Figure:
         [Span(one.source.place, one.depth or 0, one.begin, one.end) for one in calls], limit(FRAMES)
     )
     took, thread = duration(root.end - root.begin), root.thread
-    whose = f", {cut(thread.name)} {thread.id}" if thread is not None else ""
+    caller = f", {cut(thread.name)} {thread.id}" if thread is not None else ""
     said = f"{title} took {took}. Time goes from left to right; what a function calls is below it."
     rows: list[Sequence[Cell]] = [
         (
@@ -421,7 +421,7 @@ def _one_call(calls: Sequence[Call], title: str, limit: _Limit) -> Figure:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     more = f" ({_more(left_out, 'box', 'boxes')}, narrow or deep)" if left_out else ""
     table = Table("Calls, in the order of time", columns, rows, _more(len(calls) - len(rows), "call"))
-    at = f"{title}: {took}{whose}, at {_since_boot(root.begin)} since boot{more}"
+    at = f"{title}: {took}{caller}, at {_since_boot(root.begin)} since boot{more}"
     return Figure(flame(title, said, shown, duration), at, beside=table)
 
 

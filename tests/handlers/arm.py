@@ -239,7 +239,7 @@ class Trial:
 
 
 def differences(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
-    """Of the trials whose code did anything else."""
+    """The trials where the code did anything else, and what."""
     for trial in trials:
         if found := "; ".join(trial.differences()):
             yield trial, found

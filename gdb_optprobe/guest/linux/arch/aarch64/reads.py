@@ -10,21 +10,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.aarch64 import probe_read
 from gdb_optprobe.guest.linux.arch.aarch64.paging import Regime
-from gdb_optprobe.guest.linux.arch.aarch64.probe_read import PAGE, Linear
+from gdb_optprobe.guest.linux.arch.aarch64.probe_read import Linear
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+from gdb_optprobe.guest.linux.translated_reads import HINT, TranslatedReads
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.codegen import ProbeReadCode
 
 CONTROL = "TCR_EL1"
 ROOTS = ("TTBR0_EL1", "TTBR1_EL1")
-HINT = "memory that is known to be mapped can be read: $task, $comm, the kernel's own variables"
 
 
 @dataclass(frozen=True)
-class Reads:
+class Reads(TranslatedReads):
     """See guest.linux.arch.base.Reads. memory: the kernel's, by virtual address."""
 
     linear: Linear
@@ -34,16 +34,9 @@ class Reads:
     def routine(self) -> ProbeReadCode:
         return probe_read.routine(self.linear)
 
-    def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:
+    def _place(self, registers: Mapping[str, int], address: int) -> int | None:
         roots = registers[ROOTS[0]], registers[ROOTS[1]]
-        data = b""
-        while len(data) < size:
-            at = address + len(data)
-            found = probe_read.place(self._physical, roots, at, self.linear) if at <= MASK else None
-            if found is None:
-                raise Unreadable(at, size - len(data))
-            data += self._physical(found, min(size - len(data), PAGE - at % PAGE))
-        return data
+        return probe_read.place(self._physical, roots, address, self.linear) if address <= MASK else None
 
     def _physical(self, address: int, size: int) -> bytes:
         return self.memory(self.linear.at(address), size)

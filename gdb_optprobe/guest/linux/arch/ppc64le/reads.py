@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le import image_padding, kernel_tree, probe_read, radix
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.arch.ppc64le.probe_read import ADDRESS_BITS, LINEAR_BITS, LINEAR_MAP, Linear
 from gdb_optprobe.guest.linux.derived_data import LARGEST_FUNCTION
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.translated_reads import HINT, PAGE, TranslatedReads
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.codegen import ProbeReadCode
 from gdb_optprobe.isa.ppc64le.fields import opcode, ra, simm
 
-PAGE = 4096
 PRIVILEGED, READ = 8, 4
 ENTRY = 16
 LBZ, STB, PACA = 34, 38, 13
@@ -30,11 +30,10 @@ USES_PROCESSES = ("init_new_context", "destroy_context")
 MASKS_INTERRUPTS = "_raw_spin_lock_irqsave"
 UPPER_INDEXES = (radix.ROOT_BITS, 9, 9)
 RADIX = "boot the guest with radix page tables: a CPU since POWER9, without disable_radix"
-HINT = "memory that is known to be mapped can be read: $task, $comm, the kernel's own variables"
 
 
 @dataclass(frozen=True)
-class Reads:
+class Reads(TranslatedReads):
     """See guest.linux.arch.base.Reads. memory: the kernel's, by virtual address."""
 
     linear: Linear
@@ -44,17 +43,10 @@ class Reads:
     def routine(self) -> ProbeReadCode:
         return probe_read.routine(self.linear)
 
-    def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            at = address + len(data)
-            # Only user addresses (quadrant 0) depend on the vCPU's process.
-            pid = registers["pid"] if at >> 62 == 0 else 0
-            found = place(self._physical, pid, at, self.linear)
-            if found is None:
-                raise Unreadable(at, size - len(data))
-            data += self._physical(found, min(size - len(data), PAGE - at % PAGE))
-        return data
+    def _place(self, registers: Mapping[str, int], address: int) -> int | None:
+        # Only user addresses (quadrant 0) depend on the vCPU's process.
+        pid = registers["pid"] if address >> 62 == 0 else 0
+        return place(self._physical, pid, address, self.linear)
 
     def _physical(self, address: int, size: int) -> bytes:
         return self.memory(LINEAR_MAP | address, size)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64 import probe_read
 from gdb_optprobe.guest.linux.arch.x86_64.find import FIVE_LEVELS
-from gdb_optprobe.guest.linux.arch.x86_64.probe_read import PAGE, Direct
+from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.translated_reads import HINT, TranslatedReads
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.codegen import ProbeReadCode
 
@@ -25,11 +26,10 @@ FIXED = (0xFFFF_8880_0000_0000, 0xFFFF_C880_0000_0000)
 FIXED_IN_FIVE_LEVELS = (0xFF11_0000_0000_0000, 0xFF91_0000_0000_0000)
 GIGABYTE = 1 << 30
 LARGEST = 1 << 55
-HINT = "memory that is known to be mapped can be read: $task, $comm, the kernel's own variables"
 
 
 @dataclass(frozen=True)
-class Reads:
+class Reads(TranslatedReads):
     """See guest.linux.arch.base.Reads. read: kernel memory by virtual address."""
 
     direct: Direct
@@ -39,15 +39,8 @@ class Reads:
     def routine(self) -> ProbeReadCode:
         return probe_read.routine(self.direct)
 
-    def read(self, registers: Mapping[str, int], address: int, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            at = address + len(data)
-            place = probe_read.place(self._physical, registers["cr3"], at, self.direct)
-            if place is None:
-                raise Unreadable(at, size - len(data))
-            data += self._physical(place, min(size - len(data), PAGE - at % PAGE))
-        return data
+    def _place(self, registers: Mapping[str, int], address: int) -> int | None:
+        return probe_read.place(self._physical, registers["cr3"], address, self.direct)
 
     def _physical(self, address: int, size: int) -> bytes:
         return self.memory(self.direct.start + address, size)

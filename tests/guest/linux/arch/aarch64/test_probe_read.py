@@ -35,7 +35,7 @@ IRQ, FIQ = 1 << 7, 1 << 6
 
 
 class Tables:
-    """Page tables in physical memory, and in them a linear map whose first RAM is at its start."""
+    """Page tables in physical memory, and in them a linear map: the first RAM is at its start."""
 
     def __init__(self) -> None:
         self.memory: dict[int, int] = {}
