@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.handlers import arithmetic
@@ -258,3 +259,22 @@ def wilder(draw: st.DrawFn, bases: tuple[int, ...]) -> Callable[[Operand], Opera
 def wild_programs(draw: st.DrawFn, bases: tuple[int, ...], depth: int = 2) -> Program:
     """Memory is read through pointers that may lead nowhere."""
     return wild(draw(programs(depth)), wilder(draw, bases))
+
+
+def drawn(number: int, made: st.SearchStrategy[Program]) -> list[tuple[Program, int]]:
+    """Return random programs, each with a seed for all else: where many run at once, they are made first."""
+    found: list[tuple[Program, int]] = []
+
+    @settings(
+        max_examples=number,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate,),
+        database=None,
+    )
+    @given(made, st.integers(0, 1 << 32))
+    def collect(program: Program, seed: int) -> None:
+        found.append((program, seed))
+
+    collect()
+    return found

@@ -8,7 +8,6 @@ import struct
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.handlers.ir import Binary, Cell, Constant, Emit, HashMap, Op, Program, Records, Register, Update
@@ -24,7 +23,7 @@ from tests.examples import examples
 
 from . import running
 from .arm import CODE, FAULTS, STACK, Processor, Trial, differences, processor
-from .programs import programs, timed_programs, wild_programs
+from .programs import drawn, programs, timed_programs, wild_programs
 from .test_lower_program_ppc64le import AGGREGATES, COLUMNS, reached
 
 EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", "10500" if os.environ.get("OPTPROBE_FULL") else examples(200)))
@@ -34,22 +33,7 @@ BY = (Register("x1"), Register("x28"))
 
 def trials(number: int, made: st.SearchStrategy[Program], kind: type[Trial] = Trial) -> list[Trial]:
     """Return random programs, those that native code can do."""
-    found: list[Trial] = []
-
-    @settings(
-        max_examples=number,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate,),
-        database=None,
-    )
-    @given(made, st.integers(0, 1 << 32))
-    def collect(program: Program, seed: int) -> None:
-        trial = kind(program, seed)
-        if trial.is_lowered:
-            found.append(trial)
-
-    collect()
+    found = [trial for trial in (kind(*each) for each in drawn(number, made)) if trial.is_lowered]
     assert len(found) > number // 2
     return found
 

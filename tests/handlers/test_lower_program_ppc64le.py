@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.handlers.ir import (
@@ -40,7 +39,7 @@ from tests.examples import examples
 from ..isa.ppc64le.oracle import DATA, HERE, STACK, TRAP, Outcome, Step, execute, needs_oracle
 from . import running
 from .power import FAULTS, SIZE, Trial, differences
-from .programs import programs, timed_programs, wild_programs
+from .programs import drawn, programs, timed_programs, wild_programs
 
 EXAMPLES = int(os.environ.get("OPTPROBE_PROGRAMS", "10500" if os.environ.get("OPTPROBE_FULL") else examples(200)))
 TOGETHER = 1000  # as many are run at once, of a megabyte each
@@ -48,21 +47,7 @@ TOGETHER = 1000  # as many are run at once, of a megabyte each
 
 def trials(number: int, made: st.SearchStrategy[Program]) -> list[Trial]:
     """A process under QEMU takes long to start, so programs are made first and then run together."""
-    found: list[Trial] = []
-
-    @settings(
-        max_examples=number,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate,),
-        database=None,
-    )
-    @given(made, st.integers(0, 1 << 32))
-    def collect(program: Program, seed: int) -> None:
-        found.append(Trial(program, seed))
-
-    collect()
-    return found
+    return [Trial(*each) for each in drawn(number, made)]
 
 
 def wrong(left: list[Trial]) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.handlers import interpreter
@@ -20,6 +19,7 @@ from gdb_optprobe.isa.ppc64le import PPC64LE
 from ..isa.ppc64le.oracle import DATA, HERE, needs_oracle
 from . import running, scripts
 from .power import FAULTS, Trial
+from .programs import drawn
 from .test_lower_program_ppc64le import EXAMPLES, reached, wrong
 
 
@@ -54,25 +54,13 @@ class ScriptTrial(Trial):
 def trials(number: int, made: st.SearchStrategy[Program]) -> list[Trial]:
     """Those that native code can do."""
     found: list[Trial] = []
-
-    @settings(
-        max_examples=number,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate,),
-        database=None,
-    )
-    @given(made, st.integers(0, 1 << 32))
-    def collect(program: Program, seed: int) -> None:
-        trial = ScriptTrial(program, seed)
+    for trial in (ScriptTrial(*each) for each in drawn(number, made)):
         try:
             assert trial.code is not None
         except NotLowered as refused:
             assert "registers" in refused.why or "stack" in refused.why
-            return
-        found.append(trial)
-
-    collect()
+        else:
+            found.append(trial)
     assert len(found) > number // 2
     return found
 
