@@ -8,6 +8,7 @@ from typing import Any
 from gdb_optprobe.errors import OptprobeError
 
 WORD = (1 << 64) - 1
+KNOWN = "keystone-engine 0.9.2 with capstone 5 is known to do better"
 
 
 def loaded() -> Any:
@@ -23,10 +24,16 @@ def loaded() -> Any:
 
 
 def assemble(source: str, arch: str, mode: str) -> bytes:
-    """Assemble `source`. arch, mode: names of keystone's constants. Raises OptprobeError if keystone is missing."""
+    """Assemble `source`. arch, mode: names of keystone's constants.
+
+    Raises OptprobeError if keystone is missing, or refuses.
+    """
     keystone = loaded()
-    engine: Any = keystone.Ks(getattr(keystone, arch), getattr(keystone, mode))
-    code, _ = engine.asm(source, 0, as_bytes=True)
+    try:
+        engine: Any = keystone.Ks(getattr(keystone, arch), getattr(keystone, mode))
+        code, _ = engine.asm(source, 0, as_bytes=True)
+    except keystone.KsError as error:
+        raise OptprobeError(f"keystone does not assemble '{source}' ({error})", KNOWN) from error
     return bytes(code or b"")
 
 
@@ -38,7 +45,7 @@ def check(source: str, expected: str, mnemonic: str, operands: str) -> None:
     if _meaning(f"{mnemonic} {operands}") != _meaning(expected):
         raise OptprobeError(
             f"keystone assembled '{source}' as '{mnemonic} {operands}'",
-            "keystone-engine 0.9.2 with capstone 5 is known to do better",
+            KNOWN,
         )
 
 

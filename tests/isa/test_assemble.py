@@ -7,7 +7,7 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.x86_64.mmap_hook import lower_mmap_hook
 from gdb_optprobe.guest.linux.user.mmap_hook import MmapKernel
-from gdb_optprobe.isa.assemble import check
+from gdb_optprobe.isa.assemble import assemble, check
 from gdb_optprobe.isa.x86_64.templates import assembled
 
 SAME = [
@@ -64,3 +64,8 @@ def test_per_cpu_variables_below_2_gib_or_at_the_images_own_addresses(current: i
     code = _mmap_hook(current, 0x11)
     # mov rdi, imm32, which the CPU extends by its sign
     assert b"\x48\xc7\xc7" + (current & 0xFFFF_FFFF).to_bytes(4, "little") + b"\x65\x48\x8b\x3f" in code
+
+
+def test_what_keystone_does_not_assemble_is_told() -> None:
+    with pytest.raises(OptprobeError, match=r"keystone does not assemble 'mov nothing, 1' \(.+\)"):
+        assemble("mov nothing, 1", "KS_ARCH_X86", "KS_MODE_64")
