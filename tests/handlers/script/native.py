@@ -17,7 +17,7 @@ from typing import Any
 import unicorn
 from unicorn import arm64_const, ppc_const, x86_const
 
-from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import MASK, WORD, Program, Records
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
@@ -60,14 +60,16 @@ EDGES = (0, 1, 2, 3, 5, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFF_FFFF, 0x8000_00
 class Place:
     """Where an ISA's code runs.
 
-    arguments: registers, by number. texts: where texts are, in a page that probe_read reads. faults: of objects.
-    before: memory, by address. frame: of it, where code may have its stack. peek: as interpreter.Hit's.
+    arguments: registers, by number. room: bytes of code that there may be. texts: where texts are, in a page that
+    probe_read reads. faults: of objects. before: memory, by address. frame: of it, where code may have its stack.
+    peek: as interpreter.Hit's.
     """
 
     side: Side
     backend: Backend
     arguments: Sequence[str]
     code: int
+    room: int
     texts: int
     faults: int
     stack: int
@@ -174,7 +176,7 @@ class Machine:
         """Yield what hits of a script leave that is not as the interpreter says. seed: of all else.
 
         other: what the interpreter is given in its place.
-        Raises NotLowered, and OptprobeError where the script does not compile.
+        Raises NotLowered, and OptprobeError where the script does not compile, or its code is too long.
         """
         place, chosen = self.place, random.Random(seed)
         program = self.program(text)
@@ -190,6 +192,8 @@ class Machine:
             maps=scripts.places(program, place.faults, MAPS_OFFSET, MAPS_ROOM),
         )
         code = lower(program, around, place.backend)(place.code)
+        if len(code) > place.room:
+            raise OptprobeError(f"{len(code)} bytes of code, for {place.room}")
         maps = scripts.contents(program)
         self._prepare(code, {at: maps[name].data[:] for name, at in around.maps.items()} | {ring_at: ring.initial()})
         outcomes = []
@@ -302,8 +306,8 @@ def intel() -> Machine:
 
     frame = range(running.STACK - PAGE, running.STACK)
     return Machine(Place(
-        INTEL, INTEL_BACKEND, ARGUMENTS, running.START, texts, running.FAULTS, running.STACK, frame,
-        running.GS, before, running.surroundings, peek,
+        INTEL, INTEL_BACKEND, ARGUMENTS, running.START, running.PAD - running.START, texts, running.FAULTS,
+        running.STACK, frame, running.GS, before, running.surroundings, peek,
     ))  # fmt: skip
 
 
@@ -333,8 +337,8 @@ def ibm() -> Machine:
     arguments = ("r3", "r4", "r5", "r6", "r7", "r8")
     frame = range(power.DATA + oracle.DATA_SIZE // 2, oracle.STACK - IBM.below)
     return Machine(Place(
-        IBM, POWER_BACKEND, arguments, oracle.HERE, texts, power.FAULTS, oracle.STACK, frame,
-        power.PER_CPU - running.PER_CPU & MASK, before, around, peek,
+        IBM, POWER_BACKEND, arguments, oracle.HERE, oracle.CODE_SIZE // 2, texts, power.FAULTS, oracle.STACK,
+        frame, power.PER_CPU - running.PER_CPU & MASK, before, around, peek,
     ))  # fmt: skip
 
 
@@ -365,6 +369,6 @@ def arm() -> Machine:
 
     side = replace(ARM, numbers={**ARM.numbers, a64.LR: arm64_const.UC_ARM64_REG_LR})
     return Machine(Place(
-        side, ARM_BACKEND, a64.ARGUMENTS[:6], a64_guest.CODE, texts, a64_guest.FAULTS, a64_guest.STACK,
-        a64_guest.FRAME, per_cpu, before, around, peek,
+        side, ARM_BACKEND, a64.ARGUMENTS[:6], a64_guest.CODE, a64_guest.ROUTINE - a64_guest.CODE, texts,
+        a64_guest.FAULTS, a64_guest.STACK, a64_guest.FRAME, per_cpu, before, around, peek,
     ))  # fmt: skip

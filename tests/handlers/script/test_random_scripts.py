@@ -179,3 +179,11 @@ def test_a_wrong_result_is_seen() -> None:
         texts = ("@ = arg0;", "@ = arg0 + 1;")
         assert not [*here.differences(f"kprobe:f {{ {texts[0]} }}", 1)]
         assert [*here.differences(f"kprobe:f {{ {texts[0]} }}", 1, f"kprobe:f {{ {texts[1]} }}")]
+
+
+def test_code_that_is_too_long_is_not_run() -> None:
+    """It would overwrite what reads memory, which the next scripts run."""
+    for name in MACHINES:
+        short = Machine(replace(machine(name).place, room=8))
+        with pytest.raises(OptprobeError, match="bytes of code, for 8"):
+            [*short.differences("kprobe:f { @[arg0] = count(); }", 1)]

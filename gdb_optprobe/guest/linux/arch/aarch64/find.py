@@ -11,7 +11,7 @@ at one distance from their physical addresses. The kernel's tables are never fre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
@@ -104,18 +104,16 @@ def _image(view: PageTables) -> Image | None:
     read, regime = view.machine.read_physical, view.regime
     # Below the middle is the linear map, where nothing is executable.
     middle = regime.start + (1 << regime.bits - 1)
-    mapped = list(paging.pages(read, regime, view.root, middle, 1 << 64))
-    code = [run for run in _runs(mapped) if run.executable and run.size >= LEAST_TEXT]
-    if not code:
+    code = _runs(paging.pages(read, regime, view.root, middle, 1 << 64, without=paging.NO_EXECUTE))
+    large = [run for run in code if run.executable and run.size >= LEAST_TEXT]
+    if not large:
         return None
-    text = max(code, key=lambda run: run.size)
-    first = next(page for page in mapped if page.address == text.start)
-    slide = first.address - first.physical
-    end = text.start + LARGEST_IMAGE
-    own = [page for page in mapped if text.start <= page.address < end and page.address - page.physical == slide]
-    return kernel_image.find(_runs(own))
+    text = max(large, key=lambda run: run.size)
+    mapped = list(paging.pages(read, regime, view.root, text.start, text.start + LARGEST_IMAGE))
+    slide = mapped[0].address - mapped[0].physical
+    return kernel_image.find(_runs(page for page in mapped if page.address - page.physical == slide))
 
 
-def _runs(pages: list[Page]) -> Iterator[Run]:
+def _runs(pages: Iterable[Page]) -> Iterator[Run]:
     """Yield runs of pages that have the same rights."""
     yield from kernel_image.merged(Run(page.address, page.size, page.writable, page.executable) for page in pages)

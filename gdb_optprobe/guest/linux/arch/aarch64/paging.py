@@ -12,7 +12,7 @@ for 52 bits, with a root of 16 entries, and entries have bits 51 and 50 of the p
 
 from __future__ import annotations
 
-import struct
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,8 +30,8 @@ USER_GRANULES = {0: 12, 1: 16, 2: 14}
 DS = 1 << 59
 ENTRY_SIZE = 8
 LEAST_BITS, MOST_BITS = 25, 52
-MOST_TABLES = 1 << 13
-"""A limit (budget.py), of tables that are read in one search: the kernel's own with 512 MB has 40."""
+MOST_TABLES, MOST_PAGES = 1 << 13, 1 << 16
+"""Limits (budget.py), of what one search reads and yields: a kernel with 512 MB has 40 tables, an image 2^15 pages."""
 _MASK = (1 << 64) - 1
 
 
@@ -132,41 +132,53 @@ def translate(read_physical: ReadPhysical, regime: Regime, root: int, address: i
     return None
 
 
-def pages(read_physical: ReadPhysical, regime: Regime, root: int, start: int, end: int) -> Iterator[Page]:
-    """Yield all pages in [start, end), ascending. Each table is read whole; those that map nothing there are not read.
-    """
-    budget = Budget(MOST_TABLES, "the kernel's page tables", "tables")
-    yield from _pages(read_physical, regime, root, (max(start, regime.start), end), 0, regime.start, 0, budget)
-
-
-def _pages(
-    read_physical: ReadPhysical,
-    regime: Regime,
-    table: int,
-    span: tuple[int, int],
-    level: int,
-    base: int,
-    above: int,
-    budget: Budget,
+def pages(
+    read_physical: ReadPhysical, regime: Regime, root: int, start: int, end: int, without: int = 0
 ) -> Iterator[Page]:
-    budget.spend()
-    shift, count = regime.shifts[level], regime.entries(level)
-    size = 1 << shift
-    first = max(0, span[0] - base >> shift)
-    last = min(count, -(-(span[1] - base) >> shift))
-    if first >= last:
-        return
-    at = table + ENTRY_SIZE * first
-    data = read_physical(at, ENTRY_SIZE * (last - first))
-    for number, (entry,) in enumerate(struct.iter_unpack("<Q", data)):
-        if not regime.is_valid(entry, level):
-            continue
-        address = base + (first + number) * size
-        if regime.is_leaf(entry, level):
-            yield _page(regime, entry, at + ENTRY_SIZE * number, address, shift, above)
-        else:
-            below = regime.physical(entry, regime.granule)
-            yield from _pages(read_physical, regime, below, span, level + 1, address, above | entry, budget)
+    """Yield all pages in [start, end), ascending, but for those of which the entry has one of the bits `without`. Each
+    table is read whole; those that map nothing there are not read. Raises OverBudget.
+    """
+    walk = _Walk(read_physical, regime, (max(start, regime.start), end), without)
+    for found in walk.below(root, 0, regime.start, 0):
+        walk.pages.spend()
+        yield found
+
+
+class _Walk:
+    """A search of all pages in `span`. It may be of a guest that lies: millions of entries, each leading to any table.
+    """
+
+    def __init__(self, read: ReadPhysical, regime: Regime, span: tuple[int, int], without: int) -> None:
+        self._read, self._regime, self._span, self._without = read, regime, span, without
+        self._tables = Budget(MOST_TABLES, "the kernel's page tables", "tables")
+        self.pages = Budget(MOST_PAGES, "what is searched of the kernel's page tables", "pages")
+
+    def below(self, table: int, level: int, base: int, above: int) -> Iterator[Page]:
+        """Yield the pages that a table leads to. base: the address of its first entry's. above: see `_page`."""
+        self._tables.spend()
+        regime, start, end = self._regime, *self._span
+        shift, count = regime.shifts[level], regime.entries(level)
+        size = 1 << shift
+        first = max(0, start - base >> shift)
+        last = min(count, -(-(end - base) >> shift))
+        if first >= last:
+            return
+        at = table + ENTRY_SIZE * first
+        entries = array("Q", self._read(at, ENTRY_SIZE * (last - first)))
+        for number in self._used(entries, is_last=level == len(regime.shifts) - 1):
+            entry, address = entries[number], base + (first + number) * size
+            if regime.is_leaf(entry, level):
+                yield _page(regime, entry, at + ENTRY_SIZE * number, address, shift, above)
+            else:
+                yield from self.below(regime.physical(entry, regime.granule), level + 1, address, above | entry)
+
+    def _used(self, entries: Sequence[int], *, is_last: bool) -> Sequence[int]:
+        """Return the indexes of entries that mean anything: valid, and no page that is not looked for."""
+        without = self._without
+        if is_last:
+            valid = VALID | TABLE
+            return [at for at, entry in enumerate(entries) if entry & valid == valid and not entry & without]
+        return [at for at, entry in enumerate(entries) if entry & VALID and (entry & TABLE or not entry & without)]
 
 
 def _page(regime: Regime, entry: int, at: int, address: int, shift: int, above: int) -> Page:
