@@ -12,9 +12,9 @@ import stat
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from random import Random
 from typing import Any
 
@@ -28,6 +28,11 @@ from gdb_optprobe.guest import kallsyms, kernel_image, vmlinux
 from gdb_optprobe.guest.btf import Btf
 from gdb_optprobe.guest.kernel_image import Run
 from gdb_optprobe.guest.linux import kprobes, list_head
+from gdb_optprobe.guest.linux.arch.aarch64 import find as arm_find
+from gdb_optprobe.guest.linux.arch.aarch64 import paging as arm_paging
+from gdb_optprobe.guest.linux.arch.aarch64 import probe_read as arm_reads
+from gdb_optprobe.guest.linux.arch.aarch64.frame_records import record_in_registers
+from gdb_optprobe.guest.linux.arch.aarch64.text import ArmText
 from gdb_optprobe.guest.linux.arch.ppc64le import radix
 from gdb_optprobe.guest.linux.arch.x86_64 import jump_tables, mid_function_entries, nops, orc_unwind, paging
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND, X86Mmu
@@ -61,6 +66,10 @@ from gdb_optprobe.probes.user import trap_records
 from tests.detours import test_journal
 from tests.guest import blobs, elf_blobs
 from tests.guest.linux import fake_kernel, test_kprobes, test_modules
+from tests.guest.linux.arch.aarch64 import tables as arm_tables
+from tests.guest.linux.arch.aarch64 import test_find as arm_kernels
+from tests.guest.linux.arch.aarch64 import test_frame_records as arm_frames
+from tests.guest.linux.arch.aarch64 import test_names as arm_names
 from tests.guest.linux.arch.ppc64le import small_guest as power_guest
 from tests.guest.linux.arch.x86_64 import small_guest, test_orc_unwind
 from tests.guest.linux.fake_kernel import Pages, Structures
@@ -672,8 +681,7 @@ def of_files(random: Random) -> Callable[[], Any]:
 class Tables:
     """Physical memory of a few frames, each of which is a page table that leads to some of them."""
 
-    def __init__(self, random: Random, order: str) -> None:
-        flags = [*paging_flags(random)] if order == "<" else [radix.VALID, radix.VALID | radix.LEAF, 0]
+    def __init__(self, random: Random, flags: Sequence[int], order: str = "<") -> None:
         self.frames = []
         for _ in range(4):
             rare = [frame << 12 | random.choice(flags) for frame in range(6)]
@@ -697,7 +705,7 @@ def paging_flags(random: Random) -> Iterator[int]:
 
 
 def of_page_tables(random: Random) -> Callable[[], Any]:
-    tables, la57 = Tables(random, "<"), random.random() < 0.5
+    tables, la57 = Tables(random, [*paging_flags(random)]), random.random() < 0.5
     start = random.choice((0xFFFFFFFF80000000, 0, 1 << 46))
 
     def read() -> int:
@@ -710,14 +718,87 @@ def of_page_tables(random: Random) -> Callable[[], Any]:
 
 def of_page_tables_of_all(random: Random) -> Callable[[], Any]:
     """All of a kernel's image, where each table may lead to itself."""
-    tables = Tables(random, "<")
+    tables = Tables(random, [*paging_flags(random)])
     area = 0xFFFFFFFF80000000, 0xFFFFFFFFC0000000
     return lambda: sum(1 for _ in paging.mappings(tables.read, 0, *area))
 
 
 def of_radix(random: Random) -> Callable[[], Any]:
-    tables = Tables(random, ">")
+    tables = Tables(random, [radix.VALID, radix.VALID | radix.LEAF, 0], ">")
     return lambda: asking(*(lambda at=at: radix.translate(tables.read, 0, at) for at in EDGES))
+
+
+class ArmMachine(arm_kernels.Machine):
+    """A guest whose page tables lead to frames of `Tables`, and whose vCPUs say anything of them."""
+
+    def __init__(self, random: Random) -> None:
+        tcr = random.choice((arm_kernels.TCR, arm_kernels.TCR, arm_tables.WIDE_TCR, random.getrandbits(64)))
+        super().__init__([{"TTBR1_EL1": random.choice((0x1000, 0x3000)), "TCR_EL1": tcr, "el": 1}])
+        flags = [arm_paging.VALID | random.choice((0, arm_paging.TABLE)) | rights for rights in _ARM_RIGHTS]
+        self._tables = Tables(random, flags)
+
+    def read_physical(self, address: int, size: int) -> bytes:
+        return self._tables.read(address, size)
+
+
+_ARM_RIGHTS = (arm_tables.CODE, arm_tables.CONSTANT, arm_tables.DATA, arm_paging.USER, 0)
+
+
+def of_arm_page_tables(random: Random) -> Callable[[], Any]:
+    tables = ArmMachine(random)
+    tcr, user = tables.registers(tables.selected(), ("TCR_EL1",))["TCR_EL1"], 0x1000
+
+    def read() -> None:
+        for regime in filter(None, (arm_paging.Regime.of(tcr), arm_paging.Regime.of_user(tcr))):
+            page = partial(arm_paging.translate, tables.read_physical, regime, user)
+            places = (regime.start, regime.start + (1 << regime.bits) - 1, *EDGES)
+            asking(*(partial(page, at) for at in places))
+        linear = arm_reads.Linear(0, arm_tables.regime(), arm_tables.regime())
+        asking(*(lambda at=at: arm_reads.place(tables.read_physical, (user, user), at, linear) for at in EDGES))
+
+    return read
+
+
+def of_arm_kernel(random: Random) -> Callable[[], Any]:
+    """Where a kernel is, where each table may lead to itself, and all of it may be code."""
+    return lambda: arm_find.find(ArmMachine(random))  # type: ignore[arg-type]
+
+
+def of_arm_frames(random: Random) -> Callable[[], Any]:
+    """Stacks, and the code of the functions in them."""
+    found, valid = arm_frames.unwinder()
+    memory = Liar(valid, random)
+    for at in (arm_frames.RECORD, arm_frames.ABOVE):
+        memory.put_words(at, *(random.choice((*_ARM_ADDRESSES, random.choice(EDGES))) for _ in range(2)))
+    text = ArmText(fake_kernel.kernel(memory, arm_frames.NAMES))
+    records = replace(found, code=text, read=memory.read)
+
+    def read() -> int:
+        asking(lambda: record_in_registers(text, records.entry))
+        registers = {name: random.choice((*_ARM_ADDRESSES, *EDGES)) for name in (*arm_frames.GENERAL, "sp", "pc")}
+        for depth in range(64):
+            caller = records.caller(registers, exact=not depth)
+            if caller is None:
+                return depth
+            registers = dict(caller[0])
+        return 64
+
+    return read
+
+
+_ARM_ADDRESSES = (arm_frames.RECORD, arm_frames.ABOVE, arm_frames.FUNCTION, arm_frames.FUNCTION + 24, arm_frames.RETURN,
+                  arm_frames.ENTRY, arm_frames.SP)  # fmt: skip
+
+
+def of_arm_names(random: Random) -> Callable[[], Any]:
+    """Tables of what is exported, found by code."""
+    found = arm_names.kernel(arm_names.EXPORTED)
+    assert isinstance(found.memory, Pages)
+    found.memory = Liar(found.memory, random)
+    return lambda: asking(*(lambda name=name: found.address(name) for name in _ARM_NAMES))
+
+
+_ARM_NAMES = ("nr_cpu_ids", "init_task", "modules", "__start_BTF", "kprobe_table", "arch_timer_rate", "runqueues")
 
 
 def of_code(random: Random) -> Callable[[], Any]:
@@ -763,10 +844,10 @@ def of_symbols(random: Random) -> Callable[[], Any]:
 
 READERS = {
     "kallsyms": Reader(of_kallsyms, 25, 60, 1 << 15),
-    "btf": Reader(of_btf, 120, 200),
+    "btf": Reader(of_btf, 100, 200),
     "orc": Reader(of_orc, 60, 100),
     "call frames": Reader(of_call_frames, 100, 200),
-    "elf": Reader(of_elf, 110, 200),
+    "elf": Reader(of_elf, 89, 200),
     "vmlinux": Reader(of_vmlinux, 80, 200),
     "image": Reader(of_image, 60, 100),
     "journal": Reader(of_journal, 80, 300),
@@ -782,6 +863,10 @@ READERS = {
     "page tables": Reader(of_page_tables, 14, 20),
     "page tables of all": Reader(of_page_tables_of_all, 1, 2),
     "radix": Reader(of_radix, 20, 40),
+    "page tables of aarch64": Reader(of_arm_page_tables, 10, 40),
+    "kernel of aarch64": Reader(of_arm_kernel, 1, 4),
+    "frames of aarch64": Reader(of_arm_frames, 20, 60),
+    "names of aarch64": Reader(of_arm_names, 10, 40),
     "code": Reader(of_code, 10, 20),
     "symbols": Reader(of_symbols, 10, 40),
 }
