@@ -423,13 +423,12 @@ class StatementLowering:
             last = self._facts.last_finding_again(each, statements[at + 1 :]) if self._may_hold and held is None else -1
             if last >= 0:
                 held = HeldEntry(self._emit.pool.allocate(self._emit.probe_read_clobbers))
+            self._statement(each, words, held, known)
+            known = [behind for one in known if (behind := one.behind(each, self._facts)) is not None]
+            if last >= 0 and held is not None:
                 word = each.into.name if isinstance(each, Get | Has) and isinstance(each.into, Variable) else ""
                 own.append(_Found(each, replace(held, is_known=True), at + 1 + last, word))
                 known.append(own[-1])
-                self._statement(each, words, held)
-            else:
-                self._statement(each, words, held, known)
-                known = [behind for one in known if (behind := one.behind(each, self._facts)) is not None]
             if words.faulted:
                 done = Label()
                 self._emit.bind(done)
@@ -437,7 +436,7 @@ class StatementLowering:
             for one in own:
                 if one.last == at:
                     self._emit.pool.free(one.held.register)
-            known = [one for one in known if one not in own or one.last > at]
+                    known = [other for other in known if other.held.register != one.held.register]
 
     def _counted(self, fault: Label, back: Label) -> None:
         """Count a fault, apart from what most hits do, and continue at `back`."""

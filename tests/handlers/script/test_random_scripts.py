@@ -181,6 +181,17 @@ def test_a_wrong_result_is_seen() -> None:
         assert [*here.differences(f"kprobe:f {{ {texts[0]} }}", 1, f"kprobe:f {{ {texts[1]} }}")]
 
 
+KEY_THAT_COMES = (
+    '$a = @[3].1; if ($a != "xyz") { @[3] = ((int64)99, @[3].1); $b = @[3].0; print($b); } @[2] = ((int64)1, "hello");'
+)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_key_that_was_not_there_is_found_behind_what_adds_it(name: str) -> None:
+    """In a block of its own, where the statement that adds it keeps its entry for others."""
+    assert not [*machine(name).differences(f"kprobe:f {{ {KEY_THAT_COMES} }}", 1)]
+
+
 def test_code_that_is_too_long_is_not_run() -> None:
     """It would overwrite what reads memory, which the next scripts run."""
     for name in MACHINES:
