@@ -108,7 +108,9 @@ def _views(machine: Machine) -> Iterator[PageTables]:
 
 
 def _image(view: PageTables) -> Image | None:
-    """Return the image; None where the tables map no large code. Raises NotBooted where it is not protected yet, Guarded.
+    """Return the image; None where the tables map no large code.
+
+    Raises NotBooted where it is not protected yet, Guarded.
     """
     read, regime = view.machine.read_physical, view.regime
     # Below the middle is the linear map, where nothing is executable.
