@@ -2,7 +2,7 @@
 
 The experiment of the commit that had Linux's uprobes emulate `push` (x86/uprobes, 2024), for programs of both word
 sizes: a probe on the function and on its return, instructions emulated or not, and Linux's own events beside. On
-ppc64le the function begins with mflr.
+ppc64le the function begins with mflr, on aarch64 with stp.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from .rsp_proxy import RspProxy
 
 __all__ = ["BITS", "Calls", "Row", "as_json", "report"]
 
-BITS: Mapping[str, tuple[int, ...]] = {"x86_64": (64, 32), "ppc64le": (64,)}
+BITS: Mapping[str, tuple[int, ...]] = {"x86_64": (64, 32), "ppc64le": (64,), "aarch64": (64,)}
 """Of programs, by the guest's architecture."""
+_NO_RETURNS = ("aarch64",)
+"""Where returns of programs are refused."""
 TRACING = "/sys/kernel/tracing"
 EVENT = "optprobe_own/event"
 TRAPS = 200
@@ -120,6 +122,9 @@ _TEST = {
 _TRAPS = {
     "x86_64": re.compile(r"^\s*\d+: v=0[13] .* cpl=3 ", re.M),
     "ppc64le": re.compile(r"^Raise exception at [0-7][0-9a-f]{15} => (?:PROGRAM|TRACE) ", re.M),
+    "aarch64": re.compile(
+        r"^Taking exception \d+ \[(?:Undefined Instruction|Breakpoint|Debug.*)\].*\n\.\.\.from EL0 ", re.M
+    ),
 }
 """Lines of QEMU's log of exceptions for breakpoints and single steps of user mode."""
 NOTES = """\
@@ -177,9 +182,10 @@ class Calls:
         return middle(reads.repeat(self._calls, self._times))
 
     def _kinds(self, reads: Reads) -> Sequence[_Kind]:
+        returns = (("uretprobe", "-return"),) if self._arch not in _NO_RETURNS else ()
         ours = [
             _Kind(f"{name}{', emulation off' if not emulation else ''}", self._ours(clause, emulation))
-            for name, clause in (("uprobe", ""), ("uretprobe", "-return"))
+            for name, clause in (("uprobe", ""), *returns)
             for emulation in (True, False)
         ]
         theirs = (("Linux's event", "p"), ("Linux's event, return", "r"))
@@ -278,6 +284,8 @@ def _verdict(rows: Sequence[Row]) -> Iterator[str]:
     took = {(row.bits, row.name): row.instructions for row in rows}
     for bits in dict.fromkeys(row.bits for row in rows):
         for ours, theirs in (("uprobe", "Linux's event"), ("uretprobe", "Linux's event, return")):
+            if (bits, ours) not in took:
+                continue
             one, other = took[bits, ours], took[bits, theirs]
             met = "met" if one <= other / 2 else "MISSED"
             yield f"Target, at most half of {theirs} for a {ours} of {bits} bits: {met}, {one:.0f} of {other:.0f}."

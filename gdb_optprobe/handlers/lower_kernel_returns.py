@@ -37,6 +37,7 @@ from gdb_optprobe.isa.codegen import (
     noted_save,
 )
 from gdb_optprobe.isa.return_codegen import ReturnBackend, ReturnEmitter
+from gdb_optprobe.maps.aggregate import number
 from gdb_optprobe.maps.call_table import (
     DROPPED,
     KEY,
@@ -157,26 +158,39 @@ def _entry(
     used: EntryRegisters,
     parts: Sequence[EntryPart],
 ) -> EntryRegisters:
-    taken, claimed, end = Label(), Label(), Label()
+    claimed, end = Label(), Label()
     pc = (isa.pc, function.pc)
     saved = isa.kept(used.usual, before)
+    freed = replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
     emit.pool = usual = RegisterPool(isa.order(before))
     noted_save(emit, saved)
     lower_entry_conditions(emit, pc, parts, end)
     slot, word = usual.allocate(), usual.allocate()
     with noted(emit, "a slot for the call"):
         _home(emit, table, slot, word)
-        emit.claim(Address(slot), taken)
+        is_stored = emit.claim_for(Address(slot, KEY), word, claimed)
+    emit.pool = other = RegisterPool(isa.order(freed))
+    other.reserve(slot), other.reserve(word)
+    more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
+    with noted(emit, "that slot is taken: another one"):
+        noted_save(emit, more)
+        _search(emit, table, function, slot, word)
+        with noted(emit, RESTORED):
+            emit.restore(more)
+        emit.pool = usual
+        emit.branch(Comparison.EQ, slot, 0, False, end)
+        if is_stored:
+            emit.store(Address(slot, KEY), word)
     with noted(emit, "its return address, kept"):
         emit.bind(claimed)
-        emit.store(Address(slot, KEY), word)
+        if not is_stored:
+            emit.store(Address(slot, KEY), word)
         if (link := _link(emit, isa)) is None:
             emit.return_address(word)
         emit.store(Address(slot, RETURN), link or word)
     usual.free(word)
     for part in parts:
         lower_kept_words(emit, pc, part, slot)
-    freed = replace(before, dead=replace(before.dead, registers=before.dead.registers | {*saved}))
     emit.pool = acting = RegisterPool(isa.order(freed))
     if any(part.around is not None for part in parts):
         acting.reserve(slot)
@@ -190,18 +204,6 @@ def _entry(
     usual.reserve(word)
     with noted(emit, "its return, to the trampoline"):
         emit.return_to(function.trampoline)
-        emit.jump(end)
-    emit.bind(taken)
-    emit.pool = other = RegisterPool(isa.order(freed))
-    other.reserve(slot), other.reserve(word)
-    more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
-    with noted(emit, "that slot is taken: another one"):
-        noted_save(emit, more)
-        _search(emit, table, function, slot, word)
-        with noted(emit, RESTORED):
-            emit.restore(more)
-        emit.pool = usual
-        emit.branch(Comparison.NE, slot, 0, False, claimed)
     with noted(emit, RESTORED):
         emit.bind(end)
         emit.restore(saved)
@@ -361,13 +363,14 @@ def _find(emit: ReturnEmitter, table: PlacedCallTable, slot: str, isa: ReturnBac
     again, found = Label(), Label()
     with emit.pool.scratch() as word:
         _home(emit, table, slot, word)
+        to = _link(emit, isa) or word
         emit.bind(again)
-        emit.branch(Comparison.EQ, MemoryValue(Address(slot, KEY)), word, False, found)
+        is_loaded = emit.go_to_found(slot, word, to, found)
         lower_next_slot(emit, table.slots, slot)
         emit.jump(again)
         emit.bind(found)
-        to = _link(emit, isa) or word
-        emit.load(to, MemoryValue(Address(slot, RETURN)))
+        if not is_loaded:
+            emit.load(to, MemoryValue(Address(slot, RETURN)))
         emit.return_to(to)
 
 
@@ -382,4 +385,10 @@ def _link(emit: ReturnEmitter, isa: ReturnBackend) -> str | None:
 def _home(emit: ReturnEmitter, table: PlacedCallTable, slot: str, word: str) -> None:
     """Emit: put the call's key into `word`, and the address of its first slot into `slot`."""
     emit.key(word)
-    lower_home(emit, table.slots, word, slot)
+    layout = table.layout
+    if not layout.folds:
+        lower_home(emit, table.slots, word, slot)
+        return
+    emit.fold(slot, word, layout.fold)
+    emit.binary(Arithmetic.AND, slot, slot, (layout.homes - 1) * layout.slot_size, 64, False)
+    emit.address(slot, Address(slot, number(table.first, True), near=True))

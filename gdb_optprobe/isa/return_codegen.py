@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from gdb_optprobe.isa.base import Dead, Insn, ReadMemory
-from gdb_optprobe.isa.codegen import Emitter, EntryState
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, EntryState, Label, MemoryValue
 
 
 class ReturnEmitter(Emitter, Protocol):
@@ -15,11 +15,32 @@ class ReturnEmitter(Emitter, Protocol):
     def key(self, to: str) -> None:
         """Compute the key of a call: a stack address, the same at its entry and at its return, + 1."""
 
+    def fold(self, to: str, key: str, by: int) -> None:
+        """Compute the exclusive or of a key and the key moved down by so many bits."""
+
+    def go_to_found(self, slot: str, key: str, to: str, label: Label) -> bool:
+        """Jump to the label if the slot of a call, which begins with key and return address, has the key.
+
+        Return whether `to` has the call's return address there; else it is still to be loaded.
+        """
+
     def return_address(self, to: str) -> None:
         """Load the return address."""
 
     def return_to(self, address: str | int) -> None:
         """Replace the return address."""
+
+
+def fold_by_two(emit: Emitter, to: str, key: str, by: int) -> None:
+    """Do as ReturnEmitter.fold, by two verbs."""
+    emit.binary(Arithmetic.SHR, to, key, by, 64, False)
+    emit.binary(Arithmetic.XOR, to, to, key, 64, False)
+
+
+def compare_in_memory(emit: Emitter, slot: str, key: str, label: Label) -> bool:
+    """Do as ReturnEmitter.go_to_found, where memory is an operand."""
+    emit.branch(Comparison.EQ, MemoryValue(Address(slot)), key, False, label)
+    return False
 
 
 class ReturnBackend(Protocol):
@@ -28,12 +49,14 @@ class ReturnBackend(Protocol):
     begin:    the first code of a trampoline; end: its last, which jumps to the return address.
     slot:     the register that has the address of a call's slot while the programs of a trampoline run.
     pc:       the name of the PC.
+    folds:    of its tables of calls, see maps/call_table.py: where a product takes more instructions.
     link:     the register that has the return address at the entry; None if it is on the stack, see `shown_at`.
     stubs:    how thousands of functions share the code of their entries; None where they cannot.
     """
 
     begin: bytes
     end: bytes
+    folds: bool
     link: str | None
     slot: str
     pc: str

@@ -126,6 +126,9 @@ class UserTrapping(Protocol):
     def reserved(self, code: Sequence[Insn]) -> Collection[int]:
         """Return the addresses in `code` where a trap would make the program's store-conditional fail, for ever."""
 
+    def is_landing_pad(self, insn: Insn) -> bool:
+        """Return whether indirect branches must find this instruction, in programs that ask for that."""
+
     def copy(self, insn: Insn, at: int, bits: int, pie: bool) -> bytes:
         """Copy `insn` to run at `at`, with the branch back. pie: wherever the program is loaded.
 

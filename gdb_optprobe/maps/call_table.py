@@ -9,11 +9,11 @@
     ├──────────────┴────────────────┴─────────────┘
     │ 1 │  marks the end, for a session that adopts the table
     └───┘
-A call's key is its stack address + 1: bit 0 claims a slot. The search begins at `home(key)`, turns round at the end,
-and looks at every slot, or at the `window` of a large table: a call is missed only if all those are taken. Calls with
-one key, by tail calls, are in the order of the search, the newest first; only the context that owns this stack touches
-them. So a return takes the first that it finds. Calls that never returned can only be behind it: they are recognised
-to free their slots, for no other reason.
+A call's key is its stack address + 1: bit 0 claims a slot, the key at once or before it. The search begins at
+`home(key)`, turns round at the end, and looks at every slot, or at the `window` of a large table: a call is missed only
+if all those are taken. Calls with one key, by tail calls, are in the order of the search, the newest first; only the
+context that owns this stack touches them. So a return takes the first that it finds. Calls that never returned can only
+be behind it: they are recognised to free their slots, for no other reason.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ RETURNS, MISSED, DROPPED, SLOTS = 0, 8, 16, 24
 KEY, RETURN, SAVED = 0, 8, 16
 """Offsets in a slot."""
 FACTOR, SHIFT = 0x61C8_8647, 26  # 2**32 less that / the golden ratio; bits from 26 on depend on all where stacks differ
+FOLDED = 14  # bits of a kernel's stack, at least: those above are the stack's own
 MASK = (1 << 64) - 1
 
 
@@ -108,11 +109,14 @@ class CallTableLayout(CallSlots):
     """slots: how many calls there is room for, at least 1. saved: words saved of each.
 
     window: how many slots an entry looks at; 0 for all.
+    folds:  whether a key's home is found by its upper bits laid over the lower ones, not by a product: with a stack of
+            its own, or a depth of its own on one, each call has a home of its own.
     """
 
     slots: int = 512
     saved: int = 0
     window: int = 0
+    folds: bool = False
 
     @property
     def looked_at(self) -> int:
@@ -134,6 +138,16 @@ class CallTableLayout(CallSlots):
     @property
     def end(self) -> int:
         return SLOTS + self.slots * self.slot_size
+
+    @property
+    def fold(self) -> int:
+        """Return by how many bits `home` moves the upper bits: those of the stack come to the lowest of its number."""
+        return max(FOLDED + 1 - self.slot_size.bit_length(), 1)
+
+    def home(self, key: int) -> int:
+        if not self.folds:
+            return CallSlots.home(self, key)
+        return (key ^ key >> self.fold) // self.slot_size & self.homes - 1
 
     def search(self, key: int) -> Iterator[int]:
         """Yield the offsets of the slots that a call with the key may have, in the order of the search."""

@@ -30,6 +30,7 @@ from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
 from gdb_optprobe.probes import rethook_records
 from gdb_optprobe.probes.active_calls import ArenaCode, Caller, CallStacks, call_stacks
 from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.kretprobe import call_table_layout
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout
 from gdb_optprobe.probes.return_stops import FindReturn
@@ -93,7 +94,7 @@ class KernelRethooks:
         count = len(block.sites)
         slots = slots_for(count, is_timed) if recorded is None else slots_for_recorded(count)
         saved = saved_words(is_timed) + (len(recorded[0].entry.words) if recorded is not None else 0)
-        layout = CallTableLayout(slots, saved, WINDOW)
+        layout = call_table_layout(guest.isa, slots, saved, WINDOW)
         rethook = SharedRethook.create(address, layout, guest, arena, self._find_return(guest))
         assert isinstance(rethook, SharedRethook)
         rethook.share_with(block, times, timed)
@@ -199,7 +200,7 @@ class KernelRethooks:
         """Reserve a table for calls of the function that is entered at `site`. Raises Refused."""
         has = site.latest_rethook
         probes = [probe for probe in site.probes if probe.is_return]
-        wanted = table_layout(probes, has.layout.slots if has is not None else 0)
+        wanted = table_layout(guest.isa, probes, has.layout.slots if has is not None else 0)
         if has is None or has.layout.slots != wanted.slots or has.layout.saved < wanted.saved:
             site.next_rethook = self._create(site.address, wanted, guest, arena)
 
@@ -212,7 +213,7 @@ class KernelRethooks:
         tables = [one for one in self.known if one.address == site.address and one.closed and not one.ended]
         if not (probes and tables):
             return
-        wanted = table_layout(probes, max(one.layout.slots for one in tables))
+        wanted = table_layout(guest.isa, probes, max(one.layout.slots for one in tables))
         fits = (one for one in tables if one.layout.slots == wanted.slots and one.layout.saved >= wanted.saved)
         if (rethook := next(fits, None)) is not None:
             rethook.reopen(self._find_return(guest))
@@ -238,7 +239,7 @@ class KernelRethooks:
         self.active_calls(guest, arena)
         if not rethook.is_half_full(guest):
             return False
-        layout = table_layout(probes, GROWTH * rethook.layout.slots)
+        layout = table_layout(guest.isa, probes, GROWTH * rethook.layout.slots)
         site.next_rethook = self._create(site.address, layout, guest, arena)
         return True
 
@@ -376,7 +377,7 @@ def _is_hidden(call: CallSlot, rethook: Rethook, guest: Guest) -> bool:
 
 def check_memory(probe: Probe, guest: Guest, arena: Arena) -> None:
     """Raises Refused where there is no memory for a table of the function with `probe` as its only kretprobe."""
-    layout = table_layout([probe])
+    layout = table_layout(guest.isa, [probe])
     try:
         arena.check_room(layout.size, probe.address, guest.isa.data_reach)
     except Refused as refused:

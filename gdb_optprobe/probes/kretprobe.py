@@ -144,6 +144,16 @@ def return_backend(guest: Guest) -> ReturnBackend:
     return found
 
 
+def call_table_layout(isa: Isa, slots: int, saved: int, window: int = 0) -> CallTableLayout:
+    """Return the layout of a table of calls in a guest of this ISA."""
+    return CallTableLayout(slots, saved, window, folds(isa))
+
+
+def folds(isa: Isa) -> bool:
+    """Return whether tables of calls fold their keys there, see CallTableLayout."""
+    return isa.returning is not None and isa.returning.folds
+
+
 def stacked_at(key: int, guest: Guest) -> int:
     """Return where a call has its return address at its entry, on an ISA that has it on the stack."""
     at = return_backend(guest).shown_at(key)
@@ -171,7 +181,7 @@ def check_code(handler: Handler, plan: Plan, guest: Guest) -> None:
     readers = None if isinstance(handler.unmapped, Missing) else ProbeReadRoutines(plan.address, plan.address)
     before = EntryState(plan.dead, per_cpu=handler.per_cpu, base=plan.base, readers=readers)
     part = EntryPart(handler.entry, around=handler.at_entry(plan.address))
-    table = PlacedCallTable(CallTableLayout(1, len(handler.entry.words)), plan.address)
+    table = PlacedCallTable(call_table_layout(guest.isa, 1, len(handler.entry.words)), plan.address)
     lower_entry(table, ProbedFunction(plan.address, (plan.address, plan.end), plan.address), before, isa, [part])
     flag = [Put(slot_word(isa.slot, SAVED), Constant(1))] if handler.stops else []
     dead = dead_at_return(plan.address, guest)

@@ -41,6 +41,7 @@ from gdb_optprobe.probes.journal_records import write_probe
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall, KernelRethooks
 from gdb_optprobe.probes.kernel_stops import KernelStops
 from gdb_optprobe.probes.kernel_traps import KernelTraps
+from gdb_optprobe.probes.kretprobe import folds
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.lost_branches import LostBranches
 from gdb_optprobe.probes.probe import Probe
@@ -271,7 +272,7 @@ class Optimizer:
 
     def _on_arena(self, arena: Arena) -> None:
         if arena.earlier is not None:
-            self.rethooks.known += read_rethooks(arena.earlier, arena)
+            self.rethooks.known += read_rethooks(arena.earlier, arena, folds(self.target.guest.isa))
         if arena.lender is not None:
             arena.lender.avoids(self.may_stop_at)
         for probe in self.registry.single_probes():

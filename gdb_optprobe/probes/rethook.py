@@ -38,11 +38,12 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code, Dead, Insn, joined
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest
+from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.maps.call_table import SAVED, WORD, CallCounts, CallSlot, CallTable, CallTableLayout, changes
 from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.kretprobe import return_backend, stacked_at
+from gdb_optprobe.probes.kretprobe import call_table_layout, return_backend, stacked_at
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.return_program import entry_parts, may_leave_out, return_handler, slot_word
 from gdb_optprobe.probes.return_stops import EntryHit, FindReturn, ReturnStops
@@ -258,7 +259,7 @@ class Rethook:
 
         Nothing is written to the guest, so no call can use it. Raises Refused.
         """
-        layout, reach = table_layout([probe]), guest.isa.data_reach
+        layout, reach = table_layout(guest.isa, [probe]), guest.isa.data_reach
         memory = Slot(arena.check_room(layout.size, probe.address, reach), layout.size)
         probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, reach), probe.handler.size)
         at = arena.free_code(probe.address, guest.isa.branch_reach)
@@ -518,14 +519,14 @@ def _flags(parts: Sequence[EntryPart]) -> tuple[int, ...]:
     return tuple(part.flag for part in parts if part.flag)
 
 
-def table_layout(probes: Sequence[Probe], least: int = 0) -> CallTableLayout:
+def table_layout(isa: Isa, probes: Sequence[Probe], least: int = 0) -> CallTableLayout:
     """Return the layout of a table for all kretprobes of a function, whichever of them are enabled.
 
     least: how many calls there is room for, if that is more than SLOTS, where not every probe has a bound.
     """
     bounds = [probe.spec.maxactive for probe in probes]
     saved = sum(len(probe.handler.entry.words) + _own_words(probe) for probe in probes)
-    return CallTableLayout(max(bounds) if all(bounds) else max(least, SLOTS), saved)
+    return call_table_layout(isa, max(bounds) if all(bounds) else max(least, SLOTS), saved)
 
 
 def _own_words(probe: Probe) -> int:

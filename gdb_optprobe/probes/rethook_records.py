@@ -17,8 +17,11 @@ from gdb_optprobe.probes.shared_rethook import SharedRethook
 _NOTHING = [0, 0, 0, 0]
 
 
-def read_rethooks(left: ArenaContents, arena: Arena | None) -> list[Rethook]:
-    """Return the rethooks that `left` had. Without an arena the records are only validated. Raises Damaged."""
+def read_rethooks(left: ArenaContents, arena: Arena | None, folds: bool = False) -> list[Rethook]:
+    """Return the rethooks that `left` had. Without an arena the records are only validated. Raises Damaged.
+
+    folds: of the ISA, see ReturnBackend.
+    """
     found: list[Rethook] = []
     for at, value in sorted((left.points or {}).items()):
         memory = left.data_at(at)
@@ -26,7 +29,8 @@ def read_rethooks(left: ArenaContents, arena: Arena | None) -> list[Rethook]:
             # That of one function has no window: it is looked at as a whole.
             address, slots, saved, *window = validate.numbers(validate.row(value, 3, 4), 4)
             validate.number(slots, 1 << 20, 1), validate.number(saved, 1 << 10)
-            layout = CallTableLayout(slots, saved, *(validate.number(each, slots, 1) for each in window))
+            looked_at = validate.number(window[0], slots, 1) if window else 0
+            layout = CallTableLayout(slots, saved, looked_at, folds)
         except ValueError as wrong:
             raise Damaged(f"return probes at {at:#x}: {wrong}") from None
         if memory is None or not left.bounds.has(address):

@@ -21,6 +21,7 @@ TOOLS = {
     "x86_64": Tools("", ("--64",), ("-m", "elf_x86_64")),
     "i386": Tools("", ("--32",), ("-m", "elf_i386")),
     "ppc64le": Tools("powerpc64le-linux-gnu-", (), ()),
+    "aarch64": Tools("aarch64-linux-gnu-", (), ()),
 }
 NOTHING: Mapping[str, int] = {}
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import struct
+from pathlib import Path
 
 from gdb_optprobe.isa.aarch64 import AARCH64
 from qemu.guest import Guest
+from tests.booted import answer
+from tests.booted.assembled import assembled
 from tests.booted.batch import Workload, batch, keep
+from tests.booted.conftest import Boot
 from tests.booted.test_handlers import maps, report
 from tests.booted.test_ppc64le import ATTEMPT, attempt, two_dd
 
@@ -66,3 +70,73 @@ def test_a_program_is_counted_exactly_and_runs_as_before(arm_guest: Guest) -> No
     assert not any(probe["faults"] for probe in probes)
     assert "-return is not built yet for this guest's programs" in finished.output
     assert len(re.findall("holds what we wrote", finished.output)) == 2
+
+
+CALLS = 300
+# The note asks for guarded pages (GNU_PROPERTY_AARCH64_FEATURE_1_BTI). With an argument it calls what has no pad.
+CALLER = """
+        .arch armv8.5-a
+        .global _start, padded, signed
+        .type padded, @function
+        .type signed, @function
+_start: ldr x22, [sp]
+        mov x19, #CALLS
+        adr x20, padded
+        adr x21, signed
+again:  blr x20
+        blr x21
+        subs x19, x19, #1
+        b.ne again
+        cmp x22, #1
+        b.eq end
+        adr x20, bare
+        blr x20
+end:    mov x0, #7
+        mov x8, #93
+        svc #0
+padded: bti c
+        add x0, x0, #1
+bare:   ret
+        .size padded, . - padded
+signed: paciasp
+        add x0, x0, #1
+        autiasp
+        ret
+        .size signed, . - signed
+        .section .note.gnu.property, "a"
+        .align 3
+        .word 4, 16, 5
+        .asciz "GNU"
+        .word 0xc0000000, 4, GUARDED, 0
+"""
+
+
+def test_landing_pads_of_programs_stay(boot: Boot, tmp_path: Path) -> None:
+    """A trap there would kill a program with guarded pages; behind it, or without such pages, it is counted."""
+    guest = boot(arch="aarch64", cpu="max,pauth-impdef=on")
+    for guarded in 0, 1:
+        source = CALLER.replace("CALLS", str(CALLS)).replace("GUARDED", str(guarded))
+        answer.put(guest, assembled(tmp_path / f"caller{guarded}", source, "aarch64"), f"/tmp/caller{guarded}")
+    assert guest.run("/tmp/caller1 on; echo $?")[1].split()[-1] == "132", "its pages are guarded: it ends by SIGILL"
+    assert guest.run("/tmp/caller0 on; echo $?")[1].split()[-1] == "7"
+    script: list[str | Workload] = [
+        "set optprobe table-keys 8",
+        *ATTEMPT,
+        attempt("-user /tmp/caller1:padded"),
+        attempt("-user /tmp/caller1:signed"),
+        "optprobe add -user /tmp/caller1:padded+4",
+        "optprobe add -user /tmp/caller1:signed+4",
+        "optprobe add -user /tmp/caller0:padded",
+        "optprobe add -user /tmp/caller0:signed",
+        Workload("/tmp/caller1; echo $?; /tmp/caller0; echo $?"),
+        keep("list", "optprobe list"),
+        "optprobe check",
+    ]
+    finished = batch(guest, script)
+    assert finished.status == 0, finished.output
+    assert finished.workloads == ("7\n7\n",)
+    assert [probe["hits"] for probe in finished.json("list")] == [CALLS] * 4
+    for name in "padded", "signed":
+        assert f"the landing pad at caller1:{name} must be found by indirect branches" in finished.output
+        assert f"probe caller1:{name}+0x4 instead" in finished.output
+    assert guest.problems() == []

@@ -77,10 +77,13 @@ def total_of(number: int) -> str:
     )
 
 
-def exact(guest: Guest, functions: Sequence[str]) -> None:
-    """Return probes on all of these, of what `dd` calls, see what the guest's own see, to the last call and value."""
+def exact(guest: Guest, functions: Sequence[str], beside: Sequence[str] = ()) -> None:
+    """Return probes on all of these, of what `dd` calls, see what the guest's own see, to the last call and value.
+
+    beside: where the guest's own are, of functions that call these and return the same; where these are by default.
+    """
     numbers = range(1, len(functions) + 1)
-    script: list[str | Workload] = [theirs(*functions)]
+    script: list[str | Workload] = [theirs(*(beside or functions))]
     script += [f'optprobe add {function} -return if $comm == "dd" do count, sum($retval)' for function in functions]
     script += ["optprobe commit", many_dd(READS)]
     script += [keep("list", "optprobe list"), *(total_of(number) for number in numbers)]

@@ -65,7 +65,10 @@ def test_calls_within_calls(linux: Guest) -> None:
     assert frames.index("icmp_reply") < frames.index("raw_sendmsg")
 
 
-@pytest.mark.parametrize(("guest", "kills"), [("linux", 100 if FULL else 2), ("ppc_guest", 20 if FULL else 2)])
+@pytest.mark.parametrize(
+    ("guest", "kills"),
+    [("linux", 100 if FULL else 2), ("ppc_guest", 20 if FULL else 2), ("arm_guest", 20 if FULL else 2)],
+)
 def test_gdb_is_killed_while_calls_are_under_way(request: pytest.FixtureRequest, guest: str, kills: int) -> None:
     """They return as they should; the next GDB takes the probe over and counts them, or takes out what is left."""
     linux: Guest = request.getfixturevalue(guest)

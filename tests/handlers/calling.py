@@ -209,6 +209,7 @@ class World:
 
     def __post_init__(self) -> None:
         side = self.side
+        self.layout = replace(self.layout, folds=side.returning.folds)
         self.chosen = random.Random(self.seed)
         self.dead = side.isa.dead_at_entry() if self.traced else Dead()
         self.dead_after = side.isa.dead_at_return() if self.traced else Dead()

@@ -177,7 +177,7 @@ def _check_times(world: Shared, counted: Counter[int]) -> None:
 @pytest.mark.parametrize("slots", some([512, 2]))
 def test_interrupted_anywhere(name: str, timed: bool, slots: int) -> None:
     """An interrupt's calls, of the same functions, are deeper on the stack that it interrupts."""
-    world = Shared(SIDES[name], CallTableLayout(slots, saved_words(timed), 2), seed=slots, timed=timed)
+    world = Shared(SIDES[name], CallTableLayout(slots, saved_words(timed), 8), seed=slots, timed=timed)
     for _ in range(100):
         sp, back = world.stack(), world.caller()
         world.choose(sp)

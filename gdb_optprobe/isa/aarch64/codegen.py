@@ -253,6 +253,22 @@ class A64Emitter(ValueEmitter):
             self._items.append(branch_on_zero("cbnz", value, label))
             self._store_exclusive("stlxr", word, at, again, wanted)
 
+    def claim_for(self, memory: Address, word: str, label: Label) -> bool:
+        with self._pointer(memory) as at, self.pool.scratch() as value:
+            if self._has_atomics:
+                self.copy(value, ZERO)
+                self._code(plain("casa", word, at, value))
+                self._items.append(branch_on_zero("cbz", value, label))
+                return True
+            again, taken = self._load_exclusive("ldaxr", value, at), Label()
+            self._items.append(branch_on_zero("cbnz", value, taken))
+            with self._free(word, at) as failed:
+                self._code(plain("stxr", word, at, failed))
+                self._items.append(branch_on_zero("cbzw", failed, label))
+            self.jump(again)
+            self.bind(taken)
+        return True
+
     def claim(self, memory: Address, label: Label) -> None:
         with self._pointer(memory) as at, self.pool.scratch() as value:
             if self._has_atomics:

@@ -99,6 +99,7 @@ _WORDS = {
     "ldsmin": (0xF820_5000, "ldsmin x0, x0, [x0]"),
     "ldumax": (0xF820_6000, "ldumax x0, x0, [x0]"),
     "ldumin": (0xF820_7000, "ldumin x0, x0, [x0]"),
+    "casa": (0xC8E0_7C00, "casa x0, x0, [x0]"),
     "casl": (0xC8A0_FC00, "casl x0, x0, [x0]"),
     "b": (0x1400_0000, "b #0"),
     "bl": (0x9400_0000, "bl #0"),
@@ -171,6 +172,11 @@ def shifted(name: str, d: str, n: str, m: str, by: int) -> int:
     return plain(name, d, n, m) | by << 10
 
 
+def lowered(name: str, d: str, n: str, m: str, by: int) -> int:
+    """Encode an operation with Rm shifted to the right; the bits above it are 0."""
+    return plain(name, d, n, m) | 1 << 22 | by << 10
+
+
 def scaled(name: str, t: str, base: str, offset: int, size: int) -> int:
     """Encode a load or store of `size` bytes, with an offset that is a multiple of that."""
     return plain(name, t, base) | offset // size << 10
@@ -181,9 +187,12 @@ def unscaled(name: str, t: str, base: str, offset: int) -> int:
     return plain(name, t, base) | (offset & 0x1FF) << 12
 
 
-def pair(name: str, first: str, second: str, offset: int) -> int:
-    """Encode a load or store of two registers at sp, with an offset of 7 bits, in words of 8 bytes."""
-    return plain(name, first, a=second) | (offset // 8 & 0x7F) << 15
+def pair(name: str, first: str, second: str, offset: int, base: str = "") -> int:
+    """Encode a load or store of two registers, at sp where no base is named, with an offset of 7 bits, in words of 8
+    bytes.
+    """
+    word = plain(name, first, a=second) | (offset // 8 & 0x7F) << 15
+    return word & ~(31 << 5) | _NUMBERS[base] << 5 if base else word
 
 
 def moved(name: str, register: str, offset: int) -> int:

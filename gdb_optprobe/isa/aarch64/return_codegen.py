@@ -14,11 +14,11 @@ from struct import Struct, unpack
 
 from gdb_optprobe.isa.aarch64.abi import FLAGS, LR, SP
 from gdb_optprobe.isa.aarch64.codegen import BACKEND, A64Emitter
-from gdb_optprobe.isa.aarch64.encodings import constant, number, plain
+from gdb_optprobe.isa.aarch64.encodings import constant, lowered, number, pair, plain
 from gdb_optprobe.isa.aarch64.fields import BRK, PAGE, B, fits, is_b, signed, to_bytes
 from gdb_optprobe.isa.aarch64.liveness import dead_at
 from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, ReadMemory
-from gdb_optprobe.isa.codegen import Address, EntryState
+from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label
 from gdb_optprobe.isa.return_codegen import EntryStubs, ReturnBackend, ReturnEmitter
 
 _RET = 0xD65F_03C0
@@ -31,6 +31,15 @@ class _ReturnEmitter(A64Emitter):
 
     def key(self, to: str) -> None:
         self.address(to, Address(SP, self._keeping.depth + 1))
+
+    def fold(self, to: str, key: str, by: int) -> None:
+        self._code(lowered("eor", to, key, key, by))
+
+    def go_to_found(self, slot: str, key: str, to: str, label: Label) -> bool:
+        found = self._scratch()
+        self._code(pair("ldr_pair", found, to, 0, slot))
+        self.branch(Comparison.EQ, found, key, False, label)
+        return True
 
     def return_address(self, to: str) -> None:
         self.read(to, LR)
@@ -45,6 +54,7 @@ class _ReturnEmitter(A64Emitter):
 class _A64ReturnBackend:
     begin = b""
     end = to_bytes(_RET)
+    folds = True
     link: str | None = LR
     slot = "x10"
     pc = BACKEND.pc

@@ -19,6 +19,7 @@ from gdb_optprobe.isa.base import Hazard, Insn, Unrelocatable
 AROUND = 256
 """Bytes around an instruction in which exclusive access that it may be inside of begins and ends."""
 _FAR = 1 << 28
+_BTI, _SIGNS = 0xD503_241F, (0xD503_233F, 0xD503_237F)  # paciasp, pacibsp
 
 
 def decoded(code: bytes, address: int, bits: int) -> list[Insn]:
@@ -29,6 +30,15 @@ def decoded(code: bytes, address: int, bits: int) -> list[Insn]:
 def reserved_in(code: Sequence[Insn]) -> Collection[int]:
     """Return the addresses in `code` where a trap would make the program's store-exclusive fail, for ever."""
     return reserved({insn.address: insn for insn in code})
+
+
+def is_landing_pad(insn: Insn) -> bool:
+    """Return whether it is `bti`, or one of those that sign a return address, which indirect calls may arrive at.
+
+    A `udf` there is reported as a branch that missed its landing pad (DDI 0487, BTI). `brk` is not.
+    """
+    word = word_of(insn.data)
+    return word & ~0xC0 == _BTI or word in _SIGNS
 
 
 def copied(insn: Insn, at: int, bits: int, pie: bool) -> bytes:

@@ -211,19 +211,30 @@ class PowerEmitter(ValueEmitter):
             self.copy(to, was)
 
     def compare_and_swap(self, memory: Address, expected: str | int, word: str, label: Label) -> None:
+        self._code(plain("lwsync"))
+        self._swap(memory, expected, word, label)
+
+    def _swap(self, memory: Address, expected: str | int, word: str, label: Label) -> None:
         again = Label()
         with (
             self._expected(expected) as wanted,
             self._pointer(memory) as (base, index),
             self.pool.scratch() as value,
         ):
-            self._code(plain("lwsync"))
             self.bind(again)
             self._code(plain("ldarx", value, base, index))
             self._code(encodings.compare("cmpldi" if isinstance(wanted, int) else "cmpld", 0, value, wanted))
             self._uses(CR_FIELDS[0])
             self._jump(Comparison.NE, label, 0)
             self._stored(word, base, index, again)
+
+    def claim_for(self, memory: Address, word: str, label: Label) -> bool:
+        taken = Label()
+        self._swap(memory, 0, word, taken)
+        self._code(plain("lwsync"))
+        self.jump(label)
+        self.bind(taken)
+        return True
 
     def claim(self, memory: Address, label: Label) -> None:
         """Set bit 0. The bit is tested as the sign, which takes no second register."""

@@ -12,14 +12,20 @@ from collections.abc import Collection, Mapping, Sequence
 from struct import Struct, unpack
 
 from gdb_optprobe.isa.base import Dead, Flow, Insn, OutOfReach, ReadMemory
-from gdb_optprobe.isa.codegen import Address, EntryState
+from gdb_optprobe.isa.codegen import Address, EntryState, Label
 from gdb_optprobe.isa.ppc64le.abi import CR_FIELDS, FLAGS, LR, LR_SAVE, SP
 from gdb_optprobe.isa.ppc64le.codegen import BACKEND, PowerEmitter
 from gdb_optprobe.isa.ppc64le.encodings import logical, number, plain, rotate
 from gdb_optprobe.isa.ppc64le.fields import B, fits, signed, to_bytes
 from gdb_optprobe.isa.ppc64le.liveness import dead_at
 from gdb_optprobe.isa.ppc64le.register_effects import LR_BIT, effects_of
-from gdb_optprobe.isa.return_codegen import EntryStubs, ReturnBackend, ReturnEmitter
+from gdb_optprobe.isa.return_codegen import (
+    EntryStubs,
+    ReturnBackend,
+    ReturnEmitter,
+    compare_in_memory,
+    fold_by_two,
+)
 
 _BLR = 0x4E80_0020
 _TRAP = 0x7FE0_0008
@@ -33,6 +39,12 @@ class _ReturnEmitter(PowerEmitter):
 
     def key(self, to: str) -> None:
         self.address(to, Address(SP, self._keeping.depth + 1))
+
+    def fold(self, to: str, key: str, by: int) -> None:
+        fold_by_two(self, to, key, by)
+
+    def go_to_found(self, slot: str, key: str, to: str, label: Label) -> bool:
+        return compare_in_memory(self, slot, key, label)
 
     def return_address(self, to: str) -> None:
         self.read(to, LR)
@@ -56,6 +68,7 @@ def is_leaf(code: Mapping[int, Insn]) -> bool:
 class _PowerReturnBackend:
     begin = b""
     end = to_bytes(_BLR)
+    folds = True
     link: str | None = LR
     slot = "r8"
     pc = BACKEND.pc

@@ -327,9 +327,16 @@ class X86Emitter:
         self._jump(_UNSIGNED[Comparison.NE], label)
 
     def claim(self, memory: Address, label: Label) -> None:
+        self._claim(memory, Comparison.LT, label)
+
+    def claim_for(self, memory: Address, word: str, label: Label) -> bool:
+        self._claim(memory, Comparison.GE, label)  # `cmpxchg` would need rax
+        return False
+
+    def _claim(self, memory: Address, test: Comparison, label: Label) -> None:
         with self._reached(memory) as reached:
             self._alter(b"\x0f\xba", 5, reached, tail=b"\x00", prefix=LOCK)  # bts
-        self._jump(_UNSIGNED[Comparison.LT], label)
+        self._jump(_UNSIGNED[test], label)
 
     def publish(self, memory: Address, word: str | int) -> None:
         """Store: other CPUs see stores in order, and loads are made in order too (SDM volume 3, 9.2.2)."""

@@ -16,8 +16,14 @@ from struct import Struct, unpack_from
 from struct import error as StructError
 
 from gdb_optprobe.isa.base import Dead, Flow, Insn, OutOfReach, ReadMemory
-from gdb_optprobe.isa.codegen import Address, EntryState, MemoryValue
-from gdb_optprobe.isa.return_codegen import EntryStubs, ReturnBackend, ReturnEmitter
+from gdb_optprobe.isa.codegen import Address, EntryState, Label, MemoryValue
+from gdb_optprobe.isa.return_codegen import (
+    EntryStubs,
+    ReturnBackend,
+    ReturnEmitter,
+    compare_in_memory,
+    fold_by_two,
+)
 from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, SP
 from gdb_optprobe.isa.x86_64.codegen import BACKEND, X86Emitter
 from gdb_optprobe.isa.x86_64.writer import signed
@@ -32,6 +38,12 @@ class _ReturnEmitter(X86Emitter):
 
     def key(self, to: str) -> None:
         self.address(to, Address(SP, self._place.offset + 1))
+
+    def fold(self, to: str, key: str, by: int) -> None:
+        fold_by_two(self, to, key, by)
+
+    def go_to_found(self, slot: str, key: str, to: str, label: Label) -> bool:
+        return compare_in_memory(self, slot, key, label)
 
     def return_address(self, to: str) -> None:
         self.load(to, MemoryValue(self._place))
@@ -51,6 +63,7 @@ class _SharedEmitter(_ReturnEmitter):
 class _X86ReturnBackend:
     begin = b"\x50"  # push rax
     end = b"\xc3"
+    folds = False
     link: str | None = None
     slot = "r9"
     pc = BACKEND.pc

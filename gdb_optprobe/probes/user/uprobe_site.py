@@ -114,6 +114,9 @@ def decode_instruction(program: Program, address: int, isa: UserTrapping) -> Ins
         if bounds is None:
             _check_boundary(program, address, isa)
         _check_reserved(program, address, isa)
+        if program.elf.checks_branches and isa.is_landing_pad(found):
+            next_ = program.spell(found.end)
+            raise Refused(Refusal.LANDING_PAD.because(address=program.spell(address), next=next_))
         return found
     inside = next((insn for insn in code if insn.address < address < insn.end), None)
     if inside is not None:

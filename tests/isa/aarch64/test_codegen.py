@@ -190,6 +190,11 @@ def test_order_of_stores_and_loads() -> None:
     def swap(emit: A64Emitter, label: Label) -> None:
         emit.compare_and_swap(where, 0, "x3", label)
 
+    def claim_for(emit: A64Emitter, label: Label) -> None:
+        assert emit.claim_for(where, "x3", label)
+
+    assert names(BACKEND, claim_for) == ["ldaxr", "cbnz", "stxr", "cbz", "b"]
+    assert names(BACKEND_LSE, claim_for) == ["mov", "casa", "cbz"]
     assert names(BACKEND, claim) == ["ldaxr", "tbnz", "orr", "stxr", "cbnz"]
     assert names(BACKEND, swap) == ["ldxr", "cbnz", "stlxr", "cbnz"]
     assert names(BACKEND_LSE, claim) == ["mov", "ldseta", "tbnz"]

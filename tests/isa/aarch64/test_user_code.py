@@ -8,7 +8,7 @@ import pytest
 
 from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.aarch64.fields import to_bytes
-from gdb_optprobe.isa.aarch64.user_code import copied, decoded, reserved_in
+from gdb_optprobe.isa.aarch64.user_code import copied, decoded, is_landing_pad, reserved_in
 from gdb_optprobe.isa.base import Hazard, Unrelocatable
 from tests.examples import samples
 from tests.isa.aarch64.test_relocator import random_words
@@ -47,3 +47,11 @@ def test_where_a_trap_would_end_exclusive_access() -> None:
 
 def test_a_program_of_32_bits_is_not_decoded() -> None:
     assert decoded(random.Random(1).randbytes(64), AT, 32) == []
+
+
+def test_landing_pads() -> None:
+    """bti, bti c, bti j, bti jc, paciasp, pacibsp; not nop, paciaz, autiasp."""
+    words = [0xD503_241F, 0xD503_245F, 0xD503_249F, 0xD503_24DF, 0xD503_233F, 0xD503_237F]
+    others = [0xD503_201F, 0xD503_231F, 0xD503_23BF, 0xD503_225F]
+    found = [insn for insn in decoded(to_bytes(*words, *others), AT, 64) if is_landing_pad(insn)]
+    assert [insn.data for insn in found] == [to_bytes(word) for word in words]

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
@@ -36,7 +36,8 @@ COMPRESSED, ZLIB = 1 << 11, 1  # SHF_COMPRESSED, ELFCOMPRESS_ZLIB
 PROGBITS, SYMTAB, DYNSYM = 1, 2, 11  # sh_type
 UNWIND = 0x7000_0001  # sh_type that a processor's own ABI may give .eh_frame: clang and lld do
 NOTHING, FUNCTION = 0, 2  # STT_NOTYPE, STT_FUNC
-BUILD_ID = 3  # NT_GNU_BUILD_ID
+BUILD_ID, PROPERTIES = 3, 5  # NT_GNU_BUILD_ID, NT_GNU_PROPERTY_TYPE_0
+FEATURES, CHECKS_BRANCHES = 0xC000_0000, 1  # the first property of a processor's own ABI (GNU_PROPERTY_LOPROC); a bit
 EH_FRAME = b".eh_frame\0"
 UNDEFINED = 0  # SHN_UNDEF
 # Limits (budget.py), and what the largest of Debian's programs and libraries have.
@@ -140,6 +141,7 @@ class Elf:
 
     sections: offset and number of the section headers, size of the file. local_entries: see Kind. page: bytes of
     a page. names: the section with the sections' names. named_by: the file that the symbols are from.
+    checks_branches: whether it asks for pages where indirect branches must find landing pads.
     """
 
     name: str
@@ -154,6 +156,7 @@ class Elf:
     page: int
     names: int = 0
     named_by: Elf | None = None
+    checks_branches: bool = False
 
     @staticmethod
     def of(name: str, read: Read, size: int, of: Kind) -> Elf:
@@ -184,11 +187,15 @@ class Elf:
         if not 0 < sum(segment.code for segment in loads) <= MOST_CODE:
             raise OptprobeError(f"{name} has {'too much' if any(segment.code for segment in loads) else 'no'} code")
         notes = islice((h for h in headers if h["type"] == NOTE and h["size"] <= LARGEST_NOTE), MOST_NOTES)
-        ids = (_build_id(_bounded(read, h["offset"], h["size"], size, name)) for h in notes)
+        found = [*chain.from_iterable(_notes(_bounded(read, h["offset"], h["size"], size, name)) for h in notes)]
         table = (sections, section_count if section_each == layout.section.size else 0, size)
         bits = 64 if layout is _LAYOUTS[64] else 32
-        build_id = next(filter(None, ids), b"")
-        return Elf(name, read, bits, kind == SHARED, entry, loads, build_id, table, of.local_entries, of.page, names)
+        build_id = next((data for type_, data in found if type_ == BUILD_ID and data), b"")
+        checks = any(_features(data, bits) & CHECKS_BRANCHES for type_, data in found if type_ == PROPERTIES)
+        return Elf(
+            name, read, bits, kind == SHARED, entry, loads, build_id, table, of.local_entries, of.page, names,
+            checks_branches=checks,
+        )  # fmt: skip
 
     # where -----------------------------------------------------------------------------------------------------------
 
@@ -417,13 +424,25 @@ def _bounded(read: Read, offset: int, size: int, end: int, name: str) -> bytes:
     return read(offset, size)
 
 
-def _build_id(notes: bytes) -> bytes:
-    """Return the build-id of notes: (name size, size, type), name and description, each padded to four bytes."""
+def _notes(notes: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield GNU's notes, as type and description: (name size, size, type), name and description, each padded to four
+    bytes.
+    """
     at = 0
     while at + 12 <= len(notes):
         name, size, kind = struct.unpack_from("<III", notes, at)
         start = at + 12 + (name + 3) // 4 * 4
-        if kind == BUILD_ID and notes[at + 12 : at + 12 + name] == b"GNU\0":
-            return notes[start : start + size]
+        if notes[at + 12 : at + 12 + name] == b"GNU\0":
+            yield kind, notes[start : start + size]
         at = start + (size + 3) // 4 * 4
-    return b""
+
+
+def _features(properties: bytes, bits: int) -> int:
+    """Return the word of FEATURES among properties: (type, size), and data padded to words; 0 where it is not there."""
+    at, word = 0, bits // 8
+    while at + 8 <= len(properties):
+        kind, size = struct.unpack_from("<II", properties, at)
+        if kind == FEATURES and size == 4:
+            return int.from_bytes(properties[at + 8 : at + 12], "little")
+        at += 8 + -(-size // word) * word
+    return 0

@@ -31,8 +31,16 @@ LARGEST_IMAGE = 1 << 27
 LEAST_TEXT = 1 << 20
 
 
+GUARDED = 1 << 50
+"""Of an entry: indirect branches to its page must find landing pads (DDI 0487, GP)."""
+
+
 class AtEl2(OptprobeError):
     """The kernel is its own hypervisor (VHE): its page tables are those of EL2."""
+
+
+class Guarded(OptprobeError):
+    """A branch in place of a landing pad ends the kernel, and `paciasp` at a function's beginning is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class PageTables:
 
 def find(machine: Machine) -> tuple[Image, View] | None:
     """Return the kernel's image and the page tables that map it; None where no vCPU has tables of a kernel.
-    Raises NotBooted, AtEl2.
+    Raises NotBooted, AtEl2, Guarded.
     """
     failure: OptprobeError | None = None
     for view in _views(machine):
@@ -100,7 +108,10 @@ def _views(machine: Machine) -> Iterator[PageTables]:
 
 
 def _image(view: PageTables) -> Image | None:
-    """Return the image; None where the tables map no large code. Raises NotBooted where it is not protected yet."""
+    """Return the image; None where the tables map no large code.
+
+    Raises NotBooted where it is not protected yet, Guarded.
+    """
     read, regime = view.machine.read_physical, view.regime
     # Below the middle is the linear map, where nothing is executable.
     middle = regime.start + (1 << regime.bits - 1)
@@ -110,6 +121,9 @@ def _image(view: PageTables) -> Image | None:
         return None
     text = max(large, key=lambda run: run.size)
     mapped = list(paging.pages(read, regime, view.root, text.start, text.start + LARGEST_IMAGE))
+    if mapped[0].entry & GUARDED:
+        reason = "the CPUs check indirect branches of the guest's kernel (CONFIG_ARM64_BTI_KERNEL): it is not supported"
+        raise Guarded(reason, "boot it on a CPU without BTI, neoverse-n1 say")
     slide = mapped[0].address - mapped[0].physical
     return kernel_image.find(_runs(page for page in mapped if page.address - page.physical == slide))
 

@@ -96,6 +96,7 @@ class ArmUser:
     stopping: ClassVar[UserStopping | None] = None
     order = staticmethod(BACKEND.order)
     decode = staticmethod(user_code.decoded)
+    is_landing_pad = staticmethod(user_code.is_landing_pad)
     copy = staticmethod(user_code.copied)
 
     def emitter(self, before: EntryState) -> UserEmitter:

@@ -162,6 +162,9 @@ class PowerUser:
     def reserved(self, code: Sequence[Insn]) -> Collection[int]:
         return reservations.reserved({insn.address: insn for insn in code})
 
+    def is_landing_pad(self, insn: Insn) -> bool:
+        return False
+
     def copy(self, insn: Insn, at: int, bits: int, pie: bool) -> bytes:
         data = _copied(insn, at)
         moved = insn._replace(address=insn.address + FAR, target=insn.target and insn.target + FAR)

@@ -75,6 +75,9 @@ class _User:
     def reserved(self, code: Sequence[Insn]) -> Collection[int]:
         return ()
 
+    def is_landing_pad(self, insn: Insn) -> bool:
+        return False  # no kernel has programs' branches checked
+
     def go_to(self, register: str) -> bytes:
         """Encode push and ret: an indirect jump would have to find endbr64 (SDM volume 1, 17.3)."""
         return push(register) + _RET

@@ -8,7 +8,7 @@ import pytest
 
 from gdb_optprobe.errors import NotBooted
 from gdb_optprobe.guest.linux.arch.aarch64 import find as finding
-from gdb_optprobe.guest.linux.arch.aarch64.find import ISOLATED, PageTables
+from gdb_optprobe.guest.linux.arch.aarch64.find import GUARDED, ISOLATED, Guarded, PageTables
 from gdb_optprobe.guest.machine import Vcpu
 from tests.guest.linux.arch.aarch64.tables import CODE, CONSTANT, DATA, ROOT, TCR, Tables, regime
 
@@ -84,3 +84,8 @@ def test_no_kernel() -> None:
     made = machine(ROOT)
     made.map(TEXT, PHYSICAL, CODE)  # a page of code is no kernel
     assert finding.find(made) is None  # type: ignore[arg-type]
+
+
+def test_a_kernel_whose_branches_are_checked_is_refused() -> None:
+    with pytest.raises(Guarded, match="CONFIG_ARM64_BTI_KERNEL"):
+        finding.find(kernel(machine(ROOT), code=CODE | GUARDED))  # type: ignore[arg-type]
