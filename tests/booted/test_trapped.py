@@ -51,7 +51,7 @@ OF_ARCH = {
         ("read_zero", "read_zero+0x1c", "read_zero+0x30"),
         "read_zero+0x24",
         "ksys_read+0x20",
-        ("el1_interrupt", "exit_to_kernel_mode", "do_mem_abort", "do_debug_exception", "brk_handler"),
+        ("el1_interrupt", "enter_from_kernel_mode", "do_mem_abort", "do_debug_exception", "brk_handler"),
     ),
 }
 

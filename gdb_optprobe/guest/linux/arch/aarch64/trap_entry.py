@@ -1,4 +1,4 @@
-"""Traps in the kernel on aarch64: `udf`, an undefined instruction, of which ELR_EL1 has the PC.
+"""Traps in the kernel on aarch64: `hlt`, an undefined instruction to a CPU, of which ELR_EL1 has the PC.
 
 Our handler runs before the kernel has saved a register (arch/arm64/kernel/entry.S, kernel_entry):
 
@@ -21,7 +21,7 @@ from gdb_optprobe.guest.linux.arch.aarch64.user_traps import CLASS_SHIFT, REGIST
 from gdb_optprobe.isa.aarch64.abi import SP
 from gdb_optprobe.isa.aarch64.codegen import A64Emitter
 from gdb_optprobe.isa.aarch64.encodings import FarBranch, bits, branch_on_zero, number, pair, plain, scaled
-from gdb_optprobe.isa.aarch64.fields import word_of
+from gdb_optprobe.isa.aarch64.fields import HLT, UDF, word_of
 from gdb_optprobe.isa.aarch64.spill import SCRATCH
 from gdb_optprobe.isa.base import Dead
 from gdb_optprobe.isa.codegen import EntryState, Label, RegisterPool
@@ -76,7 +76,7 @@ def _pair(name: str, registers: tuple[str, str]) -> int:
 
 
 class _Trapping:
-    traps: tuple[tuple[int, int], ...] = ((0xFFFF_0000, 0),)  # udf, with any number
+    traps: tuple[tuple[int, int], ...] = ((0xFFE0_001F, HLT), (0xFFFF_0000, UDF))  # with any number
     size = 4
 
     def emitter(self, entry: Entry) -> TrapEmitter:
