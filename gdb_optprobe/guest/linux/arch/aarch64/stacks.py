@@ -88,9 +88,7 @@ class Stacks:
         running: dict[int, dict[str, int]] = {}
         for vcpu in self._machine.vcpus():
             values = self._machine.registers(vcpu, (*self._registers, *OF_VCPU))
-            names = [*self._registers, *([INTERRUPTED] if values["el"] and values[FLAGS] & MASKED else [])]
-            words = array("Q", (unsigned(values[name]) for name in names))
-            yield SavedWords(f"vCPU {vcpu.number}", 0, words)
+            yield SavedWords(f"vCPU {vcpu.number}", 0, saved_in(values, self._registers))
             if (cpu := self._number(vcpu, values)) is not None:
                 running[cpu] = values
         if unseen := self._listed() - running.keys():
@@ -167,6 +165,12 @@ class Stacks:
         if not values["TPIDR_EL1"]:
             return None
         raise NoSuchKernel(f"vCPU {vcpu.number} is none of Linux's CPUs just now")
+
+
+def saved_in(values: Mapping[str, int], names: Sequence[str]) -> array[int]:
+    """Return what may be saved PCs of a vCPU's registers: those of `names`, and what an exception has interrupted."""
+    interrupted = [INTERRUPTED] if values["el"] and values[FLAGS] & MASKED else []
+    return array("Q", (unsigned(values[name]) for name in (*names, *interrupted)))
 
 
 def unsigned(word: int) -> int:
