@@ -314,6 +314,8 @@ def whole(battery: Battery) -> str:
     battery.reads()
     lines = map(json.loads, battery.gdb("optprobe report -top 300 -json").splitlines())
     counted = {line["symbol"].partition("+")[0]: line["hits"] for line in lines if line["type"] == "probe"}
+    if ENTRY not in counted and (left := re.search(r"left out: .*no room", said)):
+        raise Refused(_one_line(said[left.start() :]), "ARENA_FULL")
     same(f"hits of {ENTRY}", counted.get(ENTRY), READS)
     if (found := re.search(r"([\d,]+) addresses, ([\d,]+) optimized", said)) is None:
         raise Broken(f"what add says: {_one_line(said)}")

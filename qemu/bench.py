@@ -240,9 +240,10 @@ def verdict(target: BenchTarget, costs: list[Cost], read: float) -> list[str]:
     """Return the project's targets beside the cost of Linux's probes. read: seconds of a read without a probe."""
     took = {cost.name: cost.instructions or 0.0 for cost in costs}
     best = LINUX_OPTIMIZED if target.optimizes else LINUX_TRAP
-    targets = [("a count at a function's entry", took[OPTIMIZED], target.most, best)]
-    if target.trapped is not None:
-        targets.append(("a count by a trap", took[TRAPPED], target.trapped, LINUX_TRAP))
+    targets = [
+        ("a count at a function's entry", took[OPTIMIZED], target.most, best),
+        ("a count by a trap", took[TRAPPED], target.trapped, LINUX_TRAP),
+    ]
     if target.elsewhere is not None:
         targets.append(("a count behind it", took[BEHIND], target.elsewhere, best))
     beside = (LINUX_FILTER, best, LINUX_HIST, LINUX_HIST, LINUX_RECORD, LINUX_READ, *[LINUX_RETURN] * 2)
@@ -296,7 +297,7 @@ class Bench:
             self._row("breakpoint", self._ours(FUNCTION, "breakpoint"), self._stopping),
             self._row("boosted", self._ours(FUNCTION, "boosted"), self._stopping),
             self._row("emulated", self._ours(self._target.emulated, "emulated"), self._stopping),
-            *self._trapped(),
+            self._row(TRAPPED, self._ours(self._target.behind, "trapped"), self._running),
             self.optimized,
             self._row(BEHIND, self._ours(behind, "optimized"), self._running),
             *self._returns(),
@@ -321,11 +322,6 @@ class Bench:
         for name, clause in PROGRAMS.items():
             probe = self._ours(FUNCTION, "optimized", clause)
             yield self._row(name, probe, hits(clause, self._running, self._target.records), "optprobe report -clear")
-
-    def _trapped(self) -> Iterator[Cost]:
-        """Yield probes by traps, where the guest handles traps."""
-        if self._target.trapped is not None:
-            yield self._row(TRAPPED, self._ours(self._target.behind, "trapped"), self._running)
 
     def _untrapped(self, behind: str) -> Iterator[Cost]:
         """Yield Linux's events that are no traps, where it has these."""

@@ -40,7 +40,7 @@ class BenchTarget:
     size:      the register that holds how many bytes a read asks for.
     behind:    the instruction behind the site of the function tracer; Linux optimizes a probe on it too.
     emulated:  an instruction that is emulated.
-    trapped:   instructions that a trap with a count may take; None where they are not handled in the guest.
+    trapped:   instructions that a trap with a count may take.
     most:      instructions that a count at a function's entry may take.
     elsewhere: those that one anywhere else may take; None where no target is set.
     programs:  those that PROGRAMS may take, in their order.
@@ -53,7 +53,7 @@ class BenchTarget:
     size: str
     behind: str
     emulated: str
-    trapped: int | None
+    trapped: int
     most: int
     elsewhere: int | None
     programs: tuple[int, ...]
@@ -98,7 +98,7 @@ BENCH_TARGETS = {
         size="$x2",
         behind=f"{FUNCTION}+8",
         emulated=FUNCTION,
-        trapped=None,
+        trapped=60,
         most=7,
         elsewhere=12,
         programs=(6, 14, 16, 70, 60, 100, 25, 110),

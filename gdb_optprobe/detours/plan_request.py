@@ -47,7 +47,7 @@ class PlanRequest:
 class TierLimits:
     """What limits the tiers: settings, what the handlers need, and what is known of the machine.
 
-    trap_paths:     code (start, end) that runs between a trap and its handler.
+    trap_paths:     code (start, end) that runs between a trap and its handler, or reads what a trap overwrites.
     trap_missing:   why no trap can be handled in the guest, in words; empty where it can.
     forced:         no tier above this one; a plan may still end below it, and says why.
     stacks_missing: why saved PCs cannot all be enumerated, in words; empty when they can.

@@ -203,7 +203,7 @@ class Refusal(Enum):
         "no free memory for detours is within reach of {address}",
         "set optprobe arena to a range that is nearer",
     )
-    TRAP_PATH = ("{address} runs between a trap and its handler", "")
+    TRAP_PATH = ("{address} runs between a trap and its handler, or reads what a trap overwrites", "")
     MODULE_TRAP = (
         "at {address}, in a module, a trap of another module's own may come before it is seen that this one is gone",
         "",

@@ -18,12 +18,14 @@ class Entry:
     displaced: the instruction that the branch to the hook replaces, to run before that; None if a call was replaced.
     saved:     by register, its place in this CPU's per-CPU memory, if the kernel has saved registers there by then.
     stale:     a byte of that memory that is 0 if the registers to return with are not in the CPU any more.
+    frame:     bytes by which that code has lowered the stack pointer, if it has: memory of its own.
     """
 
     kernels: int
     displaced: Insn | None = None
     saved: Mapping[str, int] = field(default_factory=dict)
     stale: int = 0
+    frame: int = 0
 
 
 class TrapEmitter(Emitter, Protocol):

@@ -46,9 +46,12 @@ class KernelTraps:
         return self.guest.trap_calls().trap or self.guest.isa.trap
 
     @property
-    def ways_in(self) -> tuple[tuple[int, int], ...]:
-        """See Limits."""
-        return () if self.missing else self.guest.trap_calls().ways_in
+    def paths(self) -> tuple[tuple[int, int], ...]:
+        """Return what TierLimits has as trap_paths."""
+        if self.missing:
+            return ()
+        calls = self.guest.trap_calls()
+        return (*calls.ways_in, *calls.readers)
 
     def set_detour(self, address: int, detour: int, arena: Arena) -> None:
         """Have a trap at `address`, which is about to be written, lead to `detour`. Raises Refused, OptprobeError."""

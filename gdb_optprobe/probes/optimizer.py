@@ -244,7 +244,7 @@ class Optimizer:
             stacks_missing=self.target.guest.stacks_missing,
             trap=settings.trap,
             trap_missing=self.traps.missing,
-            trap_paths=self.traps.ways_in,
+            trap_paths=self.traps.paths,
         )
 
     def neighbours(self) -> Neighbours:

@@ -113,6 +113,11 @@ class TrapDispatcher:
         """Return the memory of the table."""
         return (self._installed.table.memory,) if self._installed is not None else ()
 
+    @property
+    def first_size(self) -> int:
+        """Return the bytes of the first table."""
+        return self._new_layout(0).size
+
     def check_memory(self, keys: Collection[Key], near: int, arena: Arena, more: int = 0) -> None:
         """Check that there is room for `adopt`ing traps with these keys, and `more` bytes. Raises Refused."""
         memory = arena.earlier_table(self.kind)

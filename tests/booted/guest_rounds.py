@@ -30,6 +30,7 @@ HOT += "handle_softirqs __do_softirq run_timer_softirq __run_timers rcu_core"
 # Calls that end soon: who waits in one keeps its trampoline.
 RETURNING = ("vfs_write", "do_sys_openat2", "path_openat", "handle_mm_fault", "kmem_cache_alloc", "try_to_wake_up")
 KINDS = ("", "", "", '$comm == "dd"', "$pid & 1")
+TIERS = ("", "", "", "trapped")
 ACTIONS = ("count", "count", "count by $comm", "hist($pid)")
 TIMEOUT = 60.0
 
@@ -76,7 +77,8 @@ class Rounds:
         while added < EACH:
             place = f"*{self.random.choice(self.addresses):#x}"
             try:
-                probe = kprobe(place, when=self.random.choice(KINDS), do=self.random.choice(ACTIONS))
+                kind, do, tier = (self.random.choice(each) for each in (KINDS, ACTIONS, TIERS))
+                probe = kprobe(place, when=kind, do=do, tier=tier)
             except OptprobeError:
                 self.told["refused"] += 1
                 continue

@@ -23,6 +23,7 @@ class TrapCalls:
     calls:   every instruction that leads there, each of the size of a branch: a call, or the first of that code itself.
     entry:   the state of the CPU where our handler begins.
     ways_in: all code between a trap and these calls: it must have no trap. Interrupts are off in it.
+    readers: code that reads what a trap would overwrite: it must have no trap either. Threads sleep in it.
     trap:    a trap that this kernel does not use itself, where that is not the ISA's first.
     trapping: how code is made that takes such traps; None of a handler that takes others.
     beside:  entry code that this calls: a thread in it returns to it, or to where the thread came from.
@@ -33,6 +34,7 @@ class TrapCalls:
     entry: Entry
     ways_in: tuple[tuple[int, int], ...] = ()
     beside: tuple[tuple[int, int], ...] = ()
+    readers: tuple[tuple[int, int], ...] = ()
     trap: bytes = b""
     trapping: Trapping | None = None
 
@@ -59,14 +61,14 @@ def _ways_in(
     kernel: Kernel, isa: Isa, originals: Originals, calls: Sequence[Insn]
 ) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of the code before these calls and of all that it calls or jumps to."""
-    found = {_bounds(kernel, call.address) for call in calls}
+    found = {bounds(kernel, call.address) for call in calls}
     code: list[Insn] = []
     for call in calls:
-        start, _ = _bounds(kernel, call.address)
+        start, _ = bounds(kernel, call.address)
         yield start, call.end
         code += [insn for insn in code_at(kernel, isa, originals, start) if insn.address < call.address]
     for _ in range(DEPTH):
-        new = {_bounds(kernel, target) for target in targets(kernel, code)} - found
+        new = {bounds(kernel, target) for target in targets(kernel, code)} - found
         yield from sorted(new)
         found |= new
         code = [insn for start, _ in new for insn in code_at(kernel, isa, originals, start)]
@@ -84,15 +86,21 @@ def targets(kernel: Kernel, code: Iterable[Insn]) -> set[int]:
 def code_at(kernel: Kernel, isa: Isa, originals: Originals, at: int) -> list[Insn]:
     """Return the code of the symbol around `at`, without our patches and the guest's own kprobes. Raises OptprobeError.
     """
-    start, end = _bounds(kernel, at)
+    start, end = bounds(kernel, at)
+    return isa.decode(original(kernel, isa, originals, start, end), start)
+
+
+def original(kernel: Kernel, isa: Isa, originals: Originals, start: int, end: int) -> bytes:
+    """Return the kernel's code without our patches and the guest's own kprobes. Raises OptprobeError."""
     code = bytearray(OriginalText(kernel, isa).read(start, end))
-    for at, original in originals.items():
-        if start <= at and at + len(original) <= end:
-            code[at - start : at - start + len(original)] = original
-    return isa.decode(bytes(code), start)
+    for at, data in originals.items():
+        if start <= at and at + len(data) <= end:
+            code[at - start : at - start + len(data)] = data
+    return bytes(code)
 
 
-def _bounds(kernel: Kernel, address: int) -> tuple[int, int]:
+def bounds(kernel: Kernel, address: int) -> tuple[int, int]:
+    """Return start and end of the symbol around an address. Raises OptprobeError."""
     at = kernel.symbols.at(address)
     if at is None or not at.size:
         raise OptprobeError(f"what code is at {address:#x} is not known")

@@ -16,7 +16,7 @@ from gdb_optprobe.isa.aarch64 import (
     routines,
     writer,
 )
-from gdb_optprobe.isa.aarch64.fields import BRK, to_bytes
+from gdb_optprobe.isa.aarch64.fields import BRK, HLT, to_bytes
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.record import Isa
@@ -37,7 +37,9 @@ class _AArch64:
     data_reach = writer.DATA_REACH
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS
     registers: tuple[str, ...] = abi.REGISTERS
-    trap = to_bytes(0x6F70)  # udf: an undefined instruction on every CPU, with a number that is read by none
+    # An undefined instruction where no debugger has halting enabled (DDI 0487, HLT). Not udf, which a kprobe of the
+    # guest's would run elsewhere: it takes no instruction that generates exceptions (arm64_insn_is_steppable).
+    trap = to_bytes(HLT | 0x6F70 << 5)
     traps: tuple[bytes, ...] = (trap,)
     landing = b""  # a frame pointer leads to saved PCs, not past the stack pointer
     breakpoint = to_bytes(BRK)

@@ -22,6 +22,7 @@ PAGE = 1 << 12
 ZERO_OR_SP = 31
 NOP = 0xD503_201F
 BRK = 0xD420_0000  # brk #0, as GDB sets it
+HLT = 0xD440_0000  # hlt #0
 UDF = 0x0000_0000
 
 # Names of masks with the value that a word has under them (C4.1).

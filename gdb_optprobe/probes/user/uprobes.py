@@ -673,7 +673,10 @@ class Uprobes:
         probe = Probe(0, spec, insn.address, handler)
         copy = insn.address if point.needs_copy else None
         codes = [part.code for part in self._instruction_code(point, copy, True, near, user)]
-        memory = self.optimizer.find_arena().check_data(handler.size, near, self.target.guest.isa.data_reach)
+        arena = self.optimizer.find_arena()
+        # What the first probe allocates for all of them is checked as one piece.
+        shared = 0 if self.traps.dispatcher.is_installed else self.traps.dispatcher.first_size + writer.SIZE
+        memory = arena.check_data(handler.size + shared, near, self.target.guest.isa.data_reach)
         if spec.is_return:
             entry, returning = trial_codes(probe, point.program, user, memory)
             codes.append(entry)

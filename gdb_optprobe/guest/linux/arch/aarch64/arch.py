@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux.arch.aarch64 import (
     areas,
     current,
+    el1_sync,
     image_padding,
     record_walk,
     sched_clock,
@@ -24,6 +26,7 @@ from gdb_optprobe.guest.linux.arch.aarch64.module_text import ArmModuleText
 from gdb_optprobe.guest.linux.arch.aarch64.names import TIMER, KernelNames
 from gdb_optprobe.guest.linux.arch.aarch64.syscalls import SYSCALLS
 from gdb_optprobe.guest.linux.arch.aarch64.text import MODULES, ArmText
+from gdb_optprobe.guest.linux.arch.aarch64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.arch.base import (
     Facts,
     LinuxArch,
@@ -141,7 +144,7 @@ class _Linux:
         return reading.reads(machine, kernel, physical)
 
     def trap_calls(self, kernel: Kernel, originals: Originals) -> TrapCalls:
-        raise _unbuilt("traps inside the guest are")
+        return replace(el1_sync.find(kernel, originals), trapping=TRAPPING)
 
     def user_kernel(
         self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None], originals: Originals

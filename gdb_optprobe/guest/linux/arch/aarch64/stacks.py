@@ -4,6 +4,7 @@
     ├─ not started                nothing (a CPU that never came up)
     ├─ at EL0                     its registers; its thread's stack is empty
     ├─ on its thread's stack      from SP up
+    ├─ with interrupts masked     ELR_EL1 besides: it may be in code that has not saved that yet, or has restored it
     └─ on another stack           everything there is of that CPU: its stacks for interrupts and overflows, those of
                                   SDEI, and the whole stack of its thread
 
@@ -27,6 +28,7 @@ from gdb_optprobe.guest.linux.percpu import PerCpu
 from gdb_optprobe.guest.linux.tasks import Task, Tasks, TasksOf
 from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.guest.saved_pcs import SavedWords, Stack
+from gdb_optprobe.isa.aarch64.abi import FLAGS
 
 KERNEL_HALF = 55
 """The bit that says which half of the address space an address is in, whatever signature or tag is above it."""
@@ -37,7 +39,10 @@ CONTEXT = 13 * 8
 """struct cpu_context (asm/processor.h): x19 to x28, fp, sp, pc."""
 CONTEXT_SP = 11 * 8
 SDEI = ("sdei_stack_normal_ptr", "sdei_stack_critical_ptr")
-OF_VCPU = ("el", "TPIDR_EL1", "SP_EL0")
+INTERRUPTED = "ELR_EL1"
+MASKED = 1 << 7
+"""Of PSTATE: interrupts are masked."""
+OF_VCPU = ("el", "TPIDR_EL1", "SP_EL0", INTERRUPTED, FLAGS)
 PREEMPTS = "preempt_schedule"
 
 
@@ -83,8 +88,7 @@ class Stacks:
         running: dict[int, dict[str, int]] = {}
         for vcpu in self._machine.vcpus():
             values = self._machine.registers(vcpu, (*self._registers, *OF_VCPU))
-            words = array("Q", (unsigned(values[name]) for name in self._registers))
-            yield SavedWords(f"vCPU {vcpu.number}", 0, words)
+            yield SavedWords(f"vCPU {vcpu.number}", 0, saved_in(values, self._registers))
             if (cpu := self._number(vcpu, values)) is not None:
                 running[cpu] = values
         if unseen := self._listed() - running.keys():
@@ -161,6 +165,12 @@ class Stacks:
         if not values["TPIDR_EL1"]:
             return None
         raise NoSuchKernel(f"vCPU {vcpu.number} is none of Linux's CPUs just now")
+
+
+def saved_in(values: Mapping[str, int], names: Sequence[str]) -> array[int]:
+    """Return what may be saved PCs of a vCPU's registers: those of `names`, and what an exception has interrupted."""
+    interrupted = [INTERRUPTED] if values["el"] and values[FLAGS] & MASKED else []
+    return array("Q", (unsigned(values[name]) for name in (*names, *interrupted)))
 
 
 def unsigned(word: int) -> int:

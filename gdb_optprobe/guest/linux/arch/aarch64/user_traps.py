@@ -1,4 +1,4 @@
-"""Traps in user programs on aarch64, `udf`, and what branches under one do to `struct pt_regs`.
+"""Traps in user programs on aarch64, `hlt`, and what branches under one do to `struct pt_regs`.
 
     el0t_64_sync   saves all registers; mov x0, sp; bl el0t_64_sync_handler ◄── the call is to our code
 The handler is a C function with one argument, the address of struct pt_regs. It has all synchronous exceptions of

@@ -7,7 +7,7 @@ import pytest
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.aarch64 import areas, vectors
 from gdb_optprobe.guest.linux.arch.aarch64.arch import LINUX_AARCH64
-from gdb_optprobe.guest.linux.arch.aarch64.stacks import unsigned
+from gdb_optprobe.guest.linux.arch.aarch64.stacks import saved_in, unsigned
 from gdb_optprobe.guest.linux.arch.aarch64.text import ArmText
 from gdb_optprobe.guest.text import Area
 from gdb_optprobe.isa.aarch64.fields import to_bytes
@@ -54,6 +54,14 @@ def test_what_vectors_say_of_stacks() -> None:
     memory.put(TEXT + 0x20C, to_bytes(NOP))
     with pytest.raises(OptprobeError):
         vectors.thread_size(made)
+
+
+def test_what_an_exception_interrupted_is_a_saved_pc_while_interrupts_are_masked() -> None:
+    """It may be in no other place, before it is saved and once it is restored."""
+    values = {"pc": TEXT, "x0": 7, "ELR_EL1": TEXT + 0x40, "el": 1, "cpsr": 0x3C5}
+    assert [*saved_in(values, ("pc", "x0"))] == [TEXT, 7, TEXT + 0x40]
+    for other in ({"cpsr": 0x305}, {"el": 0}):
+        assert [*saved_in(values | other, ("pc", "x0"))] == [TEXT, 7]
 
 
 def test_a_signature_hides_no_saved_pc() -> None:
