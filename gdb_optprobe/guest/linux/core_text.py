@@ -206,7 +206,7 @@ class CoreText(ABC):
         found = sha256(key.encode())
         for table in self._table_rows():
             found.update(f"{len(table)}\n".encode() + array("Q", [at - start & MASK for at in table]).tobytes())
-        return LastingText(start, end - start, found.hexdigest(), self._shelf, self._read, self._lasts)
+        return LastingText(start, end - start, found.hexdigest(), self._shelf, self._read, self._lasts, self._departs)
 
     @abstractmethod
     def _text_key(self) -> str:
@@ -230,6 +230,15 @@ class CoreText(ABC):
 
     def _function_lasts(self, start: int, end: int) -> bool:
         return not self.ftrace.within(start, end) and not self.originals.kprobes(start, end)
+
+    def _departs(self) -> Sequence[tuple[int, int]]:
+        """See LastingText.departs: what `_lasts` asks of that the key does not tell."""
+        places = (self._bounds(at) for at in self._not_of_text())
+        return sorted({bounds for bounds in places if bounds is not None})
+
+    def _not_of_text(self) -> Iterator[int]:
+        """Yield an address in each function of which more is known than follows from the text and the tables."""
+        yield from (at for probe in self.originals.kprobes(*self._text) for at in (probe.address, probe.end - 1))
 
     # -----------------------------------------------------------------------------------------------------------------
 
