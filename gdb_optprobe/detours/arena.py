@@ -185,7 +185,7 @@ class Arena:
 
         Raises Refused.
         """
-        # It is the lowest piece in reach: what is it for both is in reach of those between, and nothing lower is.
+        # `free_code` finds the lowest piece in reach. One that both find is in reach of all between, and is the lowest.
         found = self.free_code(first, reach)
         return found if last - first < reach and self.free_code(last, reach) == found else None
 

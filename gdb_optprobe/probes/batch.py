@@ -273,7 +273,8 @@ class Batches:
         arena.journal.flush()
         for block in blocks:
             machine.write(block.data.address, bytes(block.data.size))
-            arena.write_block(block.code.address, block.detours(), block.step, machine)
+            code, block.laid = block.laid or block.detours(), b""
+            arena.write_block(block.code.address, code, block.step, machine)
         self._arm(blocks)
 
     def _arm(self, blocks: Sequence[CountBlock]) -> None:
@@ -468,9 +469,11 @@ def _apart(planned: Sequence[_Planned]) -> Sequence[_Planned]:
 
 
 def _can_be_laid_out(block: CountBlock) -> bool:
-    """Return whether the code of a block can be where its memory is, and branches can lead there."""
+    """Return whether the code of a block can be where its memory is, and branches can lead there. It is kept for
+    `_write`.
+    """
     try:
-        code = block.detours()
+        code = block.laid = block.detours()
         block.branches(block.isa)
     except (OutOfReach, Unrelocatable):
         return False

@@ -39,6 +39,7 @@ class CountBlock(Block):
     handler: of each member, but for its key in maps that it shares. routine: that their detours call; None where each
     counts by itself.
     laid_out: detours that were laid out, by site, by where they are and by what they count in or call.
+    laid: the code of all members, from when it was laid out until it is written.
     moved: copies of what the members displace where these are the same anywhere (`moved_anywhere`), if that is known.
     """
 
@@ -56,6 +57,7 @@ class CountBlock(Block):
     routine: Routine | None = None
     laid_out: LaidOut = field(default_factory=dict)
     moved: Sequence[bytes | None] = ()
+    laid: bytes = b""
 
     @property
     def numbers(self) -> range:

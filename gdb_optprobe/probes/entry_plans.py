@@ -133,12 +133,12 @@ class EntryPlans:
     ) -> Shape | None:
         """Return what the detour of `plan` is like; None where it cannot be laid out. Raises Refused.
 
-        at: where free memory for it is, if that is known.
+        at: the start of free memory for it, where that is known.
         """
         key = lay_out, plan.head
         if key not in self._shapes:
             moved = self.moved(plan, isa) if at is not None and lay_out is count_code else None
-            if at is not None and moved is not None:  # of thousands: only what is counted with is laid out
+            if at is not None and moved is not None:  # of thousands: the copy is known, its count is laid out once
                 self._shapes[key] = self._around(plan, isa, at, moved)
             else:
                 self._shapes[key] = self._laid_out(plan, isa, arena, lay_out)
@@ -158,11 +158,14 @@ class EntryPlans:
             return None
         return Shape(len(code), self._counted(plan, isa, lay_out, code, at), len(plan.displaced))
 
-    def _around(self, plan: Plan, isa: Isa, at: int, moved: bytes) -> Shape:
+    def _around(self, plan: Plan, isa: Isa, at: int, moved: bytes) -> Shape | None:
         """Return the shape of a count of which the copy is `moved`, between code that depends on little else."""
         key, displaced = (at, plan.dead, plan.base), len(plan.displaced)
         if key not in self._counts:
-            code = isa.count(at + COUNTER_DISTANCE, at, plan.dead, plan.base)
+            try:
+                code = isa.count(at + COUNTER_DISTANCE, at, plan.dead, plan.base)
+            except OutOfReach:
+                return None
             code += isa.branch(at + len(code), at)
             self._counts[key] = len(code), len(isa.decode(code, at))
         size, instructions = self._counts[key]

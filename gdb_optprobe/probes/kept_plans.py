@@ -13,7 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -68,23 +68,27 @@ class KeptPlans:
         rows = _rows(self.of.shelf.load(self.name))
         departs = self.of.departs() if rows else ()
         starts, ends = [start for start, _ in departs], [end for _, end in departs]
-        decoded = self._decoded_together(rows) if len(rows) >= len(addresses) // 2 else {}
+        text = self.of.read(self.of.base, self.of.base + self.of.size) if rows else b""
+        at_hand = replace(self, of=replace(self.of, read=lambda start, end: _part(text, start, end, self.of.base)))
+        decoded = at_hand._decoded_together(rows)
         for row in rows:
             try:
                 address = self._address(row[0])
                 if address in addresses and bisect_right(starts, address) == bisect_right(ends, address):
-                    yield self._plan(address, row, decoded)
+                    yield at_hand._plan(address, row, decoded)
             except (_Unfit, ValueError, TypeError, KeyError, IndexError):
                 continue
 
     def store(self, plans: Iterable[Plan]) -> None:
         """Keep `plans` for later boots: those that depend on the text alone, beside those that are kept."""
-        known = {row[0]: row for row in _rows(self.of.shelf.load(self.name))}
-        rows = dict(known)
+        new = list[Row]()
         for plan in plans:
             with suppress(_Unfit):
-                row = self._row(plan)
-                rows[row[0]] = row
+                new.append(self._row(plan))
+        if not new:
+            return
+        known = {row[0]: row for row in _rows(self.of.shelf.load(self.name))}
+        rows = known | {row[0]: row for row in new}
         if rows != known and len(rows) <= MOST:
             content = [FORMAT, [rows[at] for at in sorted(rows)]]
             self.of.shelf.store(self.name, json.dumps(content, separators=(",", ":")).encode())
@@ -213,6 +217,10 @@ class KeptPlans:
         if isinstance(value, str | int):
             return value
         raise _Unfit
+
+
+def _part(text: bytes, start: int, end: int, base: int) -> bytes:
+    return text[start - base : end - base]
 
 
 @lru_cache(256)
