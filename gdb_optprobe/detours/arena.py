@@ -180,6 +180,15 @@ class Arena:
         low, high = _code_range(near, reach, self._step)
         return self.code.find(self._step, low, high, near)[1]
 
+    def free_code_of_all(self, first: int, last: int, reach: int) -> int | None:
+        """Return what `free_code` does for a branch at `first`, at `last` and at all between; None where they differ.
+
+        Raises Refused.
+        """
+        # `free_code` finds the lowest piece in reach. One that both find is in reach of all between, and is the lowest.
+        found = self.free_code(first, reach)
+        return found if last - first < reach and self.free_code(last, reach) == found else None
+
     def allocate_data(self, size: int, near: int | None = None, reach: int = 1 << 64) -> Slot:
         """Allocate `size` bytes of data; `near` and `reach` if code addresses it by distance. Raises Refused."""
         if near is None:

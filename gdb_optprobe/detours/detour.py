@@ -120,8 +120,21 @@ def build_count(plan: Plan, isa: Isa, at: int, counter: int) -> Detour:
 
 
 def count_code(plan: Plan, isa: Isa, at: int, counter: int) -> bytes:
-    """Return the code of `build_count`, of thousands."""
+    """Return the code of `build_count`. Raises as that does."""
     return lay_out(plan, isa, at, count_program(plan, isa, counter))[0]
+
+
+def moved_anywhere(plan: Plan, isa: Isa) -> bytes | None:
+    """Return the copy of what `plan` displaces from the probed instruction on, where it is the same at any address and
+    ends before the branch back; None where it is not, or `lay_out` must say.
+    """
+    displaced = plan.displaced
+    if plan.tier is not Tier.OPTIMIZED or plan.ftrace is not None or plan.address != displaced[0].address:
+        return None
+    for insn in displaced:  # what fills is left out of a copy
+        if insn.flow is not Flow.NEXT or not isa.moves_as_it_is(insn) or isa.fills(insn):
+            return None
+    return b"".join([insn.data for insn in displaced])
 
 
 def count_program(plan: Plan, isa: Isa, counter: int) -> Mapping[int, Code]:

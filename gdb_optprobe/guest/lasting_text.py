@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.cache import Shelf
@@ -16,6 +16,8 @@ class LastingText:
     shelf:  keeps facts by that key.
     read:   returns original bytes of it.
     covers: returns whether all that is known of the function around an address follows from what the key is made of.
+    departs: returns the functions, ascending (start, end), of which that is not so in this boot, though it may have
+            been in an earlier one with the same key.
     """
 
     base: int
@@ -24,3 +26,4 @@ class LastingText:
     shelf: Shelf
     read: Callable[[int, int], bytes]
     covers: Callable[[int], bool]
+    departs: Callable[[], Sequence[tuple[int, int]]]

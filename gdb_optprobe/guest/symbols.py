@@ -182,7 +182,7 @@ class SymbolTable:
 
     def functions_matching(self, glob: str) -> set[int]:
         """Return the addresses of the functions with names that match `glob` (as fnmatch(3))."""
-        matches = re.compile(translate(glob)).match
+        matches = re.compile(translate(glob)).match if glob.strip("*") or not glob else lambda _: True
         names, types, addresses = self.symbols.names, self.symbols.types, self.symbols.addresses
         found = {addresses[at] for at, kind in enumerate(types) if kind in FUNCTION_TYPES and matches(names[at])}
         if not self.text:

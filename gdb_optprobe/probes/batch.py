@@ -186,11 +186,13 @@ class Batches:
         busy = self.planner.busy(plans)
         shapes: dict[tuple[Shape, RoutineCalls | None, int], list[Plan]] = {}
         lay_out, known = count_code if handler.is_plain else call_code, self.planner.entry_plans
+        new = [plan.head for plan in plans if plan.head not in busy and not known.has_shape(plan, lay_out)]
+        free = arena.free_code_of_all(min(new), max(new), guest.isa.branch_reach) if new else None
         for plan in plans:
             calls = calls_of(guest.isa, plan.dead) if not handler.is_plain else None
             if calls is not None and not _may_call(calls, plan, guest.isa, spec):
                 continue
-            if plan.head not in busy and (shape := known.shape(plan, guest.isa, arena, lay_out)) is not None:
+            if plan.head not in busy and (shape := known.shape(plan, guest.isa, arena, lay_out, free)) is not None:
                 offset = 0
                 if calls is not None and plan.head != plan.address:
                     at = arena.free_code(plan.head, guest.isa.branch_reach)
@@ -244,7 +246,8 @@ class Batches:
             plans=plans,
             installed_at=self.target.guest.moment(),
             handler=handler,
-            laid_out=self.planner.entry_plans.laid_out,
+            laid_out=(known := self.planner.entry_plans).laid_out,
+            moved=() if is_uniform else [known.moved(plan, isa) for plan in plans],
         )
         try:
             fits = arena.claim_block(code, self.target.guest.machine) and self.routines.install(block, arena)
@@ -270,7 +273,8 @@ class Batches:
         arena.journal.flush()
         for block in blocks:
             machine.write(block.data.address, bytes(block.data.size))
-            arena.write_block(block.code.address, block.detours(), block.step, machine)
+            code, block.laid = block.laid or block.detours(), b""
+            arena.write_block(block.code.address, code, block.step, machine)
         self._arm(blocks)
 
     def _arm(self, blocks: Sequence[CountBlock]) -> None:
@@ -465,9 +469,11 @@ def _apart(planned: Sequence[_Planned]) -> Sequence[_Planned]:
 
 
 def _can_be_laid_out(block: CountBlock) -> bool:
-    """Return whether the code of a block can be where its memory is, and branches can lead there."""
+    """Return whether the code of a block can be where its memory is, and branches can lead there. It is kept for
+    `_write`.
+    """
     try:
-        code = block.detours()
+        code = block.laid = block.detours()
         block.branches(block.isa)
     except (OutOfReach, Unrelocatable):
         return False

@@ -9,7 +9,7 @@ its plan is known without decoding, and no thread can be inside it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -104,28 +104,28 @@ class BlockPlanner:
 
         None of modules: each of these is put in by itself, and goes with its module.
         """
-        guest, occupied = self.target.guest, self._all_occupied()
+        guest, bounds, blocks = self.target.guest, self.optimizer.bounds, self.registry.blocks
+        taken = sorted({bounds(address) for address in self._all_occupied()})
+        starts, ends = [start for start, _ in taken], [end for _, end in taken]
 
         def is_alone(address: int) -> bool:
-            bounds = self.optimizer.bounds(address)
-            if not self._is_apart(address, bounds, occupied):
+            if bisect_right(starts, address) != bisect_right(ends, address) or self._may_go(address):
                 return False
-            return not any(block.has_within(*bounds) for block in self.registry.blocks)
+            return not blocks or not any(block.has_within(*bounds(address)) for block in blocks)
 
         alone = [address for address in sorted(addresses) if is_alone(address)]
         limits = self.optimizer.limits([spec])
         unknown = self.entry_plans.unknown(alone, guest, limits)
         kept = self._kept(limits) if len(unknown) >= MANY else None
         expected = list(kept.load(frozenset(unknown))) if kept is not None else []
-        for plan in expected:
-            self.optimizer.expect_plan(plan, limits)
-        planner = self._planner(spec, limits)
-        found = self.entry_plans.of(alone, guest, limits, planner, len(expected), anywhere=spec.is_recorded)
+        self.optimizer.expect_plans(expected, limits)
+        planner, known = self._planner(spec, limits), expected if self.optimizer.can_be_carried_out(expected) else ()
+        asked = len(expected) - len(known)
+        found = self.entry_plans.of(alone, guest, limits, planner, asked, anywhere=spec.is_recorded, known=known)
         if kept is not None:
             loaded = {plan.address for plan in expected}
             kept.store(filter(None, map(self.optimizer.planned, (at for at in unknown if at not in loaded))))
-        for plan in self.entry_plans.trapped(alone):  # they are installed one by one
-            self.optimizer.expect_plan(plan, limits)
+        self.optimizer.expect_plans(self.entry_plans.trapped(alone), limits)  # they are installed one by one
         return found
 
     def _kept(self, limits: TierLimits) -> KeptPlans | None:

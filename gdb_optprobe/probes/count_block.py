@@ -8,11 +8,11 @@ on the same code and with the same counter. All members of a block cost a hit th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.block import WORD, Block
-from gdb_optprobe.detours.detour import Detour, build_detour, count_program, lay_out
+from gdb_optprobe.detours.detour import Detour, build_detour, count_code, count_program, lay_out
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.handlers.lower_routine import caller_key
@@ -39,6 +39,8 @@ class CountBlock(Block):
     handler: of each member, but for its key in maps that it shares. routine: that their detours call; None where each
     counts by itself.
     laid_out: detours that were laid out, by site, by where they are and by what they count in or call.
+    laid: the code of all members, from when it was laid out until it is written.
+    moved: copies of what the members displace where these are the same anywhere (`moved_anywhere`), if that is known.
     """
 
     isa: Isa
@@ -54,6 +56,8 @@ class CountBlock(Block):
     handler: Handler = field(default_factory=Handler)
     routine: Routine | None = None
     laid_out: LaidOut = field(default_factory=dict)
+    moved: Sequence[bytes | None] = ()
+    laid: bytes = b""
 
     @property
     def numbers(self) -> range:
@@ -130,7 +134,7 @@ class CountBlock(Block):
         """Return what the code of the members from `start` to before `end` is. Raises Unrelocatable, OutOfReach."""
         indexes = range(len(self.sites))[start:end]
         if not self.is_uniform:
-            return b"".join(map(self._padded, indexes))
+            return b"".join(self._padded(indexes))
         sites, originals, model = self.sites[start:end], self.originals[start:end], self.plans[0]
         ends = [site + len(original) for site, original in zip(sites, originals, strict=True)]
         first, start_of = self.counter(indexes.start).address, self.slot(indexes.start).address
@@ -143,16 +147,29 @@ class CountBlock(Block):
             return padded(pieces, start_of, self.step, ends, self.isa.branch, self.isa.breakpoint)
         return self.isa.counts(self.slot(indexes.start).address, self.step, counters, ends, model.dead, moved)
 
-    def _padded(self, index: int) -> bytes:
-        at, padding = self.slot(index).address, self.isa.breakpoint
-        to = self.counter(index).address if self.routine is None else self.routine.address
-        key = self.sites[index], at, to, self.routine is None
-        if (data := self.laid_out.get(key)) is None:
-            plan = self.plan(index)
-            data = self.laid_out[key] = lay_out(plan, self.isa, at, self._program(plan, index))[0]
-        if len(data) > self.step:
-            raise OutOfReach(at, self.sites[index])
-        return data + padding * ((self.step - len(data)) // len(padding))
+    def _padded(self, indexes: range) -> Iterator[bytes]:
+        """Yield the code of each of these members, which differ."""
+        step, known, padding = self.step, self.laid_out, self.isa.breakpoint
+        to, each = (self.data.address, WORD) if self.routine is None else (self.routine.address, 0)
+        for index in indexes:
+            at, target = self.code.address + index * step, to + index * each
+            key = self.sites[index], at, target, self.routine is None
+            if (data := known.get(key)) is None:
+                data = known[key] = self._code(index, at, target)
+            if len(data) > step:
+                raise OutOfReach(at, self.sites[index])
+            yield data + padding * ((step - len(data)) // len(padding))
+
+
+    def _code(self, index: int, at: int, target: int) -> bytes:
+        """Return the code of a member's detour. target: its counter, or the routine."""
+        plan = self.plans[index]
+        if self.routine is not None:
+            return call_code(plan, self.isa, at, target)
+        if not self.moved or (moved := self.moved[index]) is None:
+            return count_code(plan, self.isa, at, target)
+        code = self.isa.count(target, at, plan.dead, plan.base) + moved
+        return code + self.isa.branch(at + len(code), self.sites[index] + len(moved))
 
 
 def call_offset(plan: Plan, isa: Isa, at: int, routine: int) -> int:

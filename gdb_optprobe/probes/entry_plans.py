@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.detour import count_code
+from gdb_optprobe.detours.detour import count_code, moved_anywhere
 from gdb_optprobe.detours.plan_request import TierLimits
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refused
@@ -47,12 +47,15 @@ class EntryPlans:
 
     laid_out: their detours, as they were in blocks before: those that come back find the same memory.
     _others: how many instructions of a detour are not displaced ones, by what that depends on.
+    _counts: bytes and instructions of a count and the branch back, by what they depend on.
     """
 
     laid_out: LaidOut = field(default_factory=dict)
     _plans: dict[int, Plan | None] = field(default_factory=dict)
     _shapes: dict[tuple[LayOut, int], Shape | None] = field(default_factory=dict)
     _others: dict[tuple[LayOut, Dead, bool, int], int] = field(default_factory=dict)
+    _counts: dict[tuple[int, Dead, int | None], tuple[int, int]] = field(default_factory=dict)
+    _moved: dict[int, bytes | None] = field(default_factory=dict)
     _made_for: object = None
 
     def unknown(self, addresses: Sequence[int], guest: Guest, limits: TierLimits) -> list[int]:
@@ -62,6 +65,8 @@ class EntryPlans:
             self._plans.clear()
             self._shapes.clear()
             self._others.clear()
+            self._counts.clear()
+            self._moved.clear()
             self.laid_out.clear()
             self._made_for = made_for
         if len(self.laid_out) > MOST_LAID_OUT:
@@ -76,12 +81,17 @@ class EntryPlans:
         plan: Callable[[int], Plan],
         expected: int = 0,
         anywhere: bool = False,
+        known: Iterable[Plan] = (),
     ) -> list[Plan]:
         """Return the plans of those of `addresses`, ascending, that get a branch of their own. plan: raises Refused.
 
         expected: of how many `plan` knows the answer. anywhere: the branch may begin before the probed instruction.
+        known: what `plan` would return for some.
         """
         unknown = self.unknown(addresses, guest, limits)
+        if known:
+            self._plans |= {one.address: one for one in known}
+            unknown = self.unknown(addresses, guest, limits)
         if len(unknown) - expected >= MANY:
             guest.read_ahead(len(unknown) - expected)
         for place, address in enumerate(unknown):
@@ -92,12 +102,12 @@ class EntryPlans:
             except Refused:
                 found = None
             self._plans[address] = found
-        known = (self._plans[address] for address in addresses)
-        plans = [found for found in known if found is not None and _is_alone(found, anywhere)]
+        all_plans = (self._plans[address] for address in addresses)
+        plans = [found for found in all_plans if found is not None and _is_alone(found, anywhere)]
         places = [(one.head, one.end) for one in plans]
         texts = runs.at(places, runs.read(places, guest.machine))
         wanted = (b"".join([insn.data for insn in one.displaced]) for one in plans)
-        return [one for one, text, known in zip(plans, texts, wanted, strict=True) if text == known]
+        return [one for one, text, data in zip(plans, texts, wanted, strict=True) if text == data]
 
     def trapped(self, addresses: Iterable[int]) -> Iterator[Plan]:
         """Yield the plans of traps for those of `addresses`, which `of` was asked for, where nothing better is."""
@@ -114,28 +124,61 @@ class EntryPlans:
         found = self._plans[address]
         return found is None or bool(found.tier.stops)
 
-    def shape(self, plan: Plan, isa: Isa, arena: Arena, lay_out: LayOut = count_code) -> Shape | None:
-        """Return what the detour of `plan` is like; None where it cannot be laid out. Raises Refused."""
+    def has_shape(self, plan: Plan, lay_out: LayOut) -> bool:
+        """Return whether `shape` was asked for `plan`."""
+        return (lay_out, plan.head) in self._shapes
+
+    def shape(
+        self, plan: Plan, isa: Isa, arena: Arena, lay_out: LayOut = count_code, at: int | None = None
+    ) -> Shape | None:
+        """Return what the detour of `plan` is like; None where it cannot be laid out. Raises Refused.
+
+        at: the start of free memory for it, where that is known.
+        """
         key = lay_out, plan.head
         if key not in self._shapes:
-            at = arena.free_code(plan.head, isa.branch_reach)
-            try:
-                code = lay_out(plan, isa, at, at + COUNTER_DISTANCE)
-            except (OutOfReach, Unrelocatable):
-                self._shapes[key] = None
+            moved = self.moved(plan, isa) if at is not None and lay_out is count_code else None
+            if at is not None and moved is not None:  # of thousands: the copy is known, its count is laid out once
+                self._shapes[key] = self._around(plan, isa, at, moved)
             else:
-                self._shapes[key] = Shape(len(code), self._counted(plan, isa, lay_out, code, at), len(plan.displaced))
+                self._shapes[key] = self._laid_out(plan, isa, arena, lay_out)
         return self._shapes[key]
+
+    def moved(self, plan: Plan, isa: Isa) -> bytes | None:
+        """Return what `moved_anywhere` does."""
+        if plan.address not in self._moved:
+            self._moved[plan.address] = moved_anywhere(plan, isa)
+        return self._moved[plan.address]
+
+    def _laid_out(self, plan: Plan, isa: Isa, arena: Arena, lay_out: LayOut) -> Shape | None:
+        at = arena.free_code(plan.head, isa.branch_reach)
+        try:
+            code = lay_out(plan, isa, at, at + COUNTER_DISTANCE)
+        except (OutOfReach, Unrelocatable):
+            return None
+        return Shape(len(code), self._counted(plan, isa, lay_out, code, at), len(plan.displaced))
+
+    def _around(self, plan: Plan, isa: Isa, at: int, moved: bytes) -> Shape | None:
+        """Return the shape of a count of which the copy is `moved`, between code that depends on little else."""
+        key, displaced = (at, plan.dead, plan.base), len(plan.displaced)
+        if key not in self._counts:
+            try:
+                code = isa.count(at + COUNTER_DISTANCE, at, plan.dead, plan.base)
+            except OutOfReach:
+                return None
+            code += isa.branch(at + len(code), at)
+            self._counts[key] = len(code), len(isa.decode(code, at))
+        size, instructions = self._counts[key]
+        return Shape(size + len(moved), instructions + displaced, displaced)
 
     def _counted(self, plan: Plan, isa: Isa, lay_out: LayOut, code: bytes, at: int) -> int:
         """Return the instructions of a detour: decoded, unless it is like another one but for what it has displaced."""
-        moved = plan.displaced
-        if not all(isa.moves_as_it_is(insn) and not isa.fills(insn) for insn in moved):  # what fills is left out
+        if (moved := self.moved(plan, isa)) is None:
             return len(isa.decode(code, at))
-        key = lay_out, plan.dead, plan.base is None, len(code) - sum([len(insn.data) for insn in moved])
+        key, displaced = (lay_out, plan.dead, plan.base is None, len(code) - len(moved)), len(plan.displaced)
         if key not in self._others:
-            self._others[key] = len(isa.decode(code, at)) - len(moved)
-        return self._others[key] + len(moved)
+            self._others[key] = len(isa.decode(code, at)) - displaced
+        return self._others[key] + displaced
 
 
 def _is_alone(plan: Plan, anywhere: bool) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ ENVIRONMENT = ("ARENA_", "BOOTING", "USER_BREAKPOINT", "OVERLAPS_PROBE")
 """What the codes of refusals begin with that do not depend on the text."""
 
 Row = list[Any]
+Decoded = dict[bytes, tuple[Insn, ...]]
+"""Instructions that are the same but for their address wherever these bytes are."""
 
 
 class _Unfit(Exception):
@@ -62,22 +65,30 @@ class KeptPlans:
 
     def load(self, addresses: Collection[int]) -> Iterator[Plan]:
         """Yield the plans that are kept of `addresses`."""
-        for row in _rows(self.of.shelf.load(self.name)):
+        rows = _rows(self.of.shelf.load(self.name))
+        departs = self.of.departs() if rows else ()
+        starts, ends = [start for start, _ in departs], [end for _, end in departs]
+        text = self.of.read(self.of.base, self.of.base + self.of.size) if rows else b""
+        at_hand = replace(self, of=replace(self.of, read=lambda start, end: _part(text, start, end, self.of.base)))
+        decoded = at_hand._decoded_together(rows)
+        for row in rows:
             try:
                 address = self._address(row[0])
-                if address in addresses and self.of.covers(address):
-                    yield self._plan(address, row)
+                if address in addresses and bisect_right(starts, address) == bisect_right(ends, address):
+                    yield at_hand._plan(address, row, decoded)
             except (_Unfit, ValueError, TypeError, KeyError, IndexError):
                 continue
 
     def store(self, plans: Iterable[Plan]) -> None:
         """Keep `plans` for later boots: those that depend on the text alone, beside those that are kept."""
-        known = {row[0]: row for row in _rows(self.of.shelf.load(self.name))}
-        rows = dict(known)
+        new = list[Row]()
         for plan in plans:
             with suppress(_Unfit):
-                row = self._row(plan)
-                rows[row[0]] = row
+                new.append(self._row(plan))
+        if not new:
+            return
+        known = {row[0]: row for row in _rows(self.of.shelf.load(self.name))}
+        rows = known | {row[0]: row for row in new}
         if rows != known and len(rows) <= MOST:
             content = [FORMAT, [rows[at] for at in sorted(rows)]]
             self.of.shelf.store(self.name, json.dumps(content, separators=(",", ":")).encode())
@@ -103,15 +114,15 @@ class KeptPlans:
             [[tier.value, *self._packed(reason)] for tier, reason in plan.refused],
         ]
 
-    def _plan(self, address: int, row: Row) -> Plan:
+    def _plan(self, address: int, row: Row, decoded: Decoded) -> Plan:
         _, tier, back, sizes, patched, flags, registers, waits, near, base, refused = row
         if not 0 < len(sizes) <= MOST_DISPLACED or len(refused) > MOST_REFUSED or flags not in (0, 1):
             raise _Unfit
         if not isinstance(registers, str):
             raise _Unfit
         head = address - _natural(back)
-        displaced = self._decoded(head, [_natural(size) for size in sizes])
-        if address not in {insn.address for insn in displaced}:
+        displaced = self._decoded(head, [_natural(size) for size in sizes], decoded)
+        if back and address not in {insn.address for insn in displaced}:
             raise _Unfit
         reasons = tuple((Tier(better), self._unpacked(code, facts)) for better, code, facts in refused)
         return Plan(
@@ -119,7 +130,7 @@ class KeptPlans:
             Tier(tier),
             displaced,
             original=self._read(head, _natural(patched)),
-            dead=Dead(bool(flags), frozenset(registers.split())),
+            dead=_dead(flags, registers),
             base=self.of.base + _distance(base) if base is not None else None,
             needs_quiescence=bool(waits),
             reason=reasons[0][1] if reasons else None,
@@ -127,10 +138,39 @@ class KeptPlans:
             near=self._address(near) if near is not None else None,
         )
 
-    def _decoded(self, head: int, sizes: list[int]) -> tuple[Insn, ...]:
-        found = tuple(self.isa.decode(self._read(head, sum(sizes)), head))
+    def _decoded(self, head: int, sizes: list[int], decoded: Decoded) -> tuple[Insn, ...]:
+        """decoded: what was decoded of other rows, which is added to."""
+        data = self._read(head, sum(sizes))
+        found = decoded.get(data)
+        if found is None:
+            found = tuple(self.isa.decode(data, head))
+            if all(map(self.isa.moves_as_it_is, found)):  # functions begin alike: elsewhere it differs by address alone
+                decoded[data] = found
+        elif (by := head - found[0].address):
+            new = tuple.__new__  # Insn's own constructor takes three times as long
+            found = tuple([new(Insn, (at + by, *rest)) for at, *rest in found])
         if [insn.size for insn in found] != sizes:
             raise _Unfit
+        return found
+
+    def _decoded_together(self, rows: Iterable[Row]) -> Decoded:
+        """Decode what thousands of rows displace at once, each text that begins many functions once."""
+        pieces = set[bytes]()
+        for row in rows:
+            with suppress(_Unfit, TypeError):
+                pieces.add(self._read(self._address(row[0]) - _natural(row[2]), sum(map(_natural, row[3]))))
+        ordered = sorted(pieces)
+        insns = iter(self.isa.decode(b"".join(ordered), self.of.base))
+        found: Decoded = {}
+        for piece in ordered:
+            some, size = list[Insn](), 0
+            while size < len(piece) and (insn := next(insns, None)) is not None:
+                some.append(insn)
+                size += len(insn.data)
+            if size != len(piece):
+                break  # it is not whole: each of the others is decoded by itself
+            if all(map(self.isa.moves_as_it_is, some)):
+                found[piece] = tuple(some)
         return found
 
     def _read(self, address: int, size: int) -> bytes:
@@ -177,6 +217,15 @@ class KeptPlans:
         if isinstance(value, str | int):
             return value
         raise _Unfit
+
+
+def _part(text: bytes, start: int, end: int, base: int) -> bytes:
+    return text[start - base : end - base]
+
+
+@lru_cache(256)
+def _dead(flags: int, registers: str) -> Dead:
+    return Dead(bool(flags), frozenset(registers.split()))
 
 
 def _distance(value: object) -> int:

@@ -159,9 +159,27 @@ class Optimizer:
             why = refused.reason
         return self.plan_without_detour(address, specs, why) if why is not None else best
 
-    def expect_plan(self, found: Plan, limits: TierLimits) -> None:
-        """Take `found` for the plan of its address in this stop, for as long as nothing else is in its function."""
-        self._planned_for_now()[found.address] = _Planned(found, limits, {}, is_alone=True)
+    def expect_plans(self, found: Iterable[Plan], limits: TierLimits) -> None:
+        """Take these for the plans of their addresses in this stop, for as long as nothing else is in their functions.
+        """
+        planned = self._planned_for_now()
+        for one in found:
+            planned[one.address] = _Planned(one, limits, {}, is_alone=True)
+
+    def can_be_carried_out(self, found: Sequence[Plan]) -> bool:
+        """Return whether `plan` would return these, which it expects, where nothing else is in their functions; False
+        where that is to be asked of each.
+        """
+        if self._lost_branches.branches or self.registry.hooks:
+            return False
+        branches = [one.address for one in found if one.tier in _NEED_MEMORY and one.tier is not Tier.TRAPPED]
+        if not branches:
+            return True
+        try:
+            reach = self.target.guest.isa.branch_reach
+            return self.find_arena().free_code_of_all(min(branches), max(branches), reach) is not None
+        except Refused:
+            return False
 
     def planned(self, address: int) -> Plan | None:
         """Return the plan that was made in this stop, whether it can be carried out or not."""

@@ -38,7 +38,10 @@ def kept(text: FakeText, shelf: Shelf, limits: TierLimits | None = None, key: st
     def read(first: int, end: int) -> bytes:
         return text.data[first - start : end - start]
 
-    of = LastingText(start, len(text.data), key, shelf, read, lambda address: start <= address < text.known.end)
+    def covers(address: int) -> bool:
+        return start <= address < text.known.end
+
+    of = LastingText(start, len(text.data), key, shelf, read, covers, lambda: ())
     return KeptPlans(of, limits or TierLimits(), X86_64, text)
 
 

@@ -65,7 +65,7 @@ class CoreText(ABC):
         self.originals = originals
         self._functions: dict[int, Function] = {}
         self._places: dict[int, Place | None] = {}
-        self._ordinary: dict[tuple[int, int], bool] = {}
+        self._ordinary: dict[int, dict[int, bool]] = {}
         self._pieces: dict[int, bytes] = {}
         self._shelf = shelf
         self.ftrace = ftrace
@@ -206,7 +206,7 @@ class CoreText(ABC):
         found = sha256(key.encode())
         for table in self._table_rows():
             found.update(f"{len(table)}\n".encode() + array("Q", [at - start & MASK for at in table]).tobytes())
-        return LastingText(start, end - start, found.hexdigest(), self._shelf, self._read, self._lasts)
+        return LastingText(start, end - start, found.hexdigest(), self._shelf, self._read, self._lasts, self._departs)
 
     @abstractmethod
     def _text_key(self) -> str:
@@ -230,6 +230,15 @@ class CoreText(ABC):
 
     def _function_lasts(self, start: int, end: int) -> bool:
         return not self.ftrace.within(start, end) and not self.originals.kprobes(start, end)
+
+    def _departs(self) -> Sequence[tuple[int, int]]:
+        """See LastingText.departs: what `_lasts` asks of that the key does not tell."""
+        places = (self._bounds(at) for at in self._not_of_text())
+        return sorted({bounds for bounds in places if bounds is not None})
+
+    def _not_of_text(self) -> Iterator[int]:
+        """Yield an address in each function of which more is known than follows from the text and the tables."""
+        yield from (at for probe in self.originals.kprobes(*self._text) for at in (probe.address, probe.end - 1))
 
     # -----------------------------------------------------------------------------------------------------------------
 
@@ -261,15 +270,15 @@ class CoreText(ABC):
         """Return those of the ascending `addresses` that are text of the usual kind, which nothing but a tracer, or a
         kprobe, rewrites; kept for all.
         """
-        known, rewritten, place = self._ordinary, self._always_rewritten, 0
-        for address in (address for address in addresses if (address, size) not in known):
+        known, rewritten, place = self._ordinary.setdefault(size, {}), self._always_rewritten, 0
+        for address in (address for address in addresses if address not in known):
             symbol = self._kernel.symbols.at(address)
             name = symbol.name if symbol is not None else ""
             place = bisect_left(rewritten, address, place)
             is_free = place == len(rewritten) or rewritten[place] >= address + size
             is_text = is_free and self._range(address) is Area.TEXT and self._named(name) is Area.TEXT
-            known[address, size] = is_text and not self._compares_entry(name)
-        return [address for address in addresses if known[address, size]]
+            known[address] = is_text and not self._compares_entry(name)
+        return [address for address in addresses if known[address]]
 
     @cached_property
     def _always_rewritten(self) -> list[int]:

@@ -13,6 +13,7 @@ Kernels built with retpolines or IBT have no tables (-fno-jump-tables) but for t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 from gdb_optprobe.budget import Budget
@@ -61,11 +62,13 @@ def _addresses(start: int, code: bytes, constants: tuple[int, int]) -> frozenset
     """Return addresses of constants in `code`: operands that are absolute or relative to the end of an instruction."""
     first, last = constants
     found: set[int] = set()
-    for offset in range(len(code) - 3):
-        number = int.from_bytes(code[offset : offset + 4], "little", signed=True)
-        for address in (number & MASK, number + start + offset + 4 & MASK):
-            if first <= address < last:
-                found.add(address)
+    for shift in range(4):  # every offset is at one of four distances from a multiple of four
+        words = array("i", code[shift : shift + (len(code) - shift) // 4 * 4])
+        for behind, number in zip(range(start + shift + 4, start + len(code) + 1, 4), words, strict=True):
+            if first <= number & MASK < last:
+                found.add(number & MASK)
+            if first <= number + behind & MASK < last:
+                found.add(number + behind & MASK)
     return frozenset(found)
 
 

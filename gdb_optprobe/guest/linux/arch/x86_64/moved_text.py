@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from struct import Struct, pack_into, unpack_from
+from struct import Struct, unpack_from
 
 from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.guest.cache import Shelf
@@ -92,18 +92,20 @@ class EarlierText:
         another one.
         """
         slide = base - self.base
-        found, size, word = bytearray(text), len(text), Struct("<I").unpack_from
+        found, size, word, pack = bytearray(text), len(text), Struct("<I").unpack_from, Struct("<I").pack_into
         known = list[Fields]()
         for fields, by in ((self.rising, slide), (self.falling, -slide)) if slide else ():
             if fields.offsets and max(fields.offsets) > size - WORD:
                 return None
             known.append(Fields(array("I"), array("I")))
-            for at, value in zip(fields.offsets, fields.values, strict=True):
+            take = known[-1].append
+            for at, value in zip(fields.offsets, fields.values, strict=True):  # of tens of thousands
                 moved = value + by & LOW
-                is_free = _may_move(at, value, size, self.base) and _may_move(at, moved, size, base)
-                if word(found, at)[0] == moved and is_free:
-                    pack_into("<I", found, at, value)
-                    known[-1].append(at, value)
+                if word(found, at)[0] != moved:
+                    continue
+                if _may_move(at, value, size, self.base) and _may_move(at, moved, size, base):
+                    pack(found, at, value)
+                    take(at, value)
         if sha256(found).digest() != self.digest:
             return None
         return bytes(found), replace(self, rising=known[0], falling=known[1]) if known else self
@@ -220,7 +222,7 @@ def _may_move(at: int, value: int, size: int, base: int) -> bool:
 
     The kernel's own offset is one at any rate. Where it lies low, the text is longer than that.
     """
-    return _leads_off(at, value, size) or value == (base & PHYSICAL & -ALIGNED) - BEFORE
+    return (at + WORD + value & LOW) >= size or value == (base & PHYSICAL & -ALIGNED) - BEFORE  # `_leads_off`, inline
 
 
 def _fields(text: bytes, base: int, found: Iterator[tuple[int, int]]) -> Fields:

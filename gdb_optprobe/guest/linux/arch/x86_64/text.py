@@ -223,6 +223,12 @@ class KernelText(CoreText):
         pointed, place = self._entries.pointed, bisect_right(self._entries.pointed, start)
         return place == len(pointed) or pointed[place] >= end
 
+    def _not_of_text(self) -> Iterator[int]:
+        yield from super()._not_of_text()
+        yield from self._by_data
+        assert self._entries is not None
+        yield from self._entries.pointed
+
     def _at_rest(self, text: bytes, base: int) -> bytes:
         symbols = self._kernel.symbols
 
