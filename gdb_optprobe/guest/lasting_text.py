@@ -9,6 +9,18 @@ from gdb_optprobe.guest.cache import Shelf
 
 
 @dataclass(frozen=True, slots=True)
+class ShelvedText:
+    """The kernel's own text at `base` in this boot, `size` bytes. shelf: keeps facts of kernels with these symbols.
+
+    Its bytes may be other ones than those that a fact was found in.
+    """
+
+    base: int
+    size: int
+    shelf: Shelf
+
+
+@dataclass(frozen=True, slots=True)
 class LastingText:
     """The kernel's own text at `base` in this boot, `size` bytes.
 

@@ -17,7 +17,7 @@ from hashlib import sha256
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.lasting_text import LastingText
+from gdb_optprobe.guest.lasting_text import LastingText, ShelvedText
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, is_idle
@@ -189,6 +189,11 @@ class CoreText(ABC):
                 low, high = max(at, self._text[0]), min(at + PIECE, self._text[1])
                 self._pieces[at] = bytes(low - at) + self.originals.read(low, high)
         return b"".join(self._pieces[at] for at in range(first, end, PIECE))[start - first : end - first]
+
+    def shelved(self) -> ShelvedText | None:
+        """See guest.Guest.shelved_text."""
+        start, end = self._text
+        return ShelvedText(start, end - start, self._shelf) if self._shelf is not None else None
 
     # text that lasts -------------------------------------------------------------------------------------------------
 
