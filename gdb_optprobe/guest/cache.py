@@ -228,15 +228,18 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Cache:
     return Cache(expanded(root) / "symbols")
 
 
-@cache
 def version_of(*parts: str) -> bytes:
     """Return a hash of our own code in these folders and files: with another version of it, what it found may differ.
     """
+    return sha256(b"".join(map(_version_of, parts))).digest()
+
+
+@cache
+def _version_of(part: str) -> bytes:
     found, root = sha256(), Path(__file__).parents[1]
-    for part in parts:
-        for path in sorted((root / part).rglob("*.py")) if not part.endswith(".py") else [root / part]:
-            data = path.read_bytes()
-            found.update(f"{path.relative_to(root)} {len(data)}\n".encode() + data)
+    for path in sorted((root / part).rglob("*.py")) if not part.endswith(".py") else [root / part]:
+        data = path.read_bytes()
+        found.update(f"{path.relative_to(root)} {len(data)}\n".encode() + data)
     return found.digest()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.cache import Shelf
@@ -27,7 +27,7 @@ class LastingText:
     key:    a hash of all that is known of it but for its address: its bytes, its symbols, what the guest's tables say.
     shelf:  keeps facts by that key.
     read:   returns original bytes of it.
-    covers: returns whether all that is known of the function around an address follows from what the key is made of.
+    covers: returns those of some addresses in functions of which all that is known follows from what the key is of.
     """
 
     base: int
@@ -35,4 +35,4 @@ class LastingText:
     key: str
     shelf: Shelf
     read: Callable[[int, int], bytes]
-    covers: Callable[[int], bool]
+    covers: Callable[[Collection[int]], Collection[int]]

@@ -10,7 +10,8 @@ its plan is known without decoding, and no thread can be inside it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.plan_request import TierLimits
@@ -58,12 +59,22 @@ class BlockPlanner:
             return False
         return len(addresses) >= least(spec) and may_share_detour(self.optimizer.limits([spec]))
 
-    def places(self, spec: Spec, addresses: Sequence[int]) -> tuple[IdleSites, Sequence[Plan]]:
-        """Return the tracer's sites among `addresses` that have one plan, and plans of others."""
-        sites = self._free(self.target.guest.idle_sites(addresses, self.target.tracer.kept_off))
-        if spec.is_return:  # what they share begins at a tracer's site
-            return self.returns.seen(sites), ()
-        return sites, self.plans_of(spec, set(addresses).difference(sites.addresses))
+    def places(self, parts: Sequence[tuple[Spec, Sequence[int]]]) -> list[tuple[IdleSites, Sequence[Plan]]]:
+        """Return, for each spec and its addresses, the tracer's sites among these that have one plan, and plans of
+        others.
+        """
+        sites = [self._sites(*part) for part in parts]
+        # What returns share begins at a tracer's site.
+        others = [
+            (spec, set(addresses).difference(idle.addresses) if not spec.is_return else set[int]())
+            for (spec, addresses), idle in zip(parts, sites, strict=True)
+        ]
+        with self._expecting(others):
+            return [(idle, self.plans_of(*other)) for idle, other in zip(sites, others, strict=True)]
+
+    def _sites(self, spec: Spec, addresses: Sequence[int]) -> IdleSites:
+        found = self._free(self.target.guest.idle_sites(addresses, self.target.tracer.kept_off))
+        return self.returns.seen(found) if spec.is_return else found
 
     def may_share_returns(self, address: int) -> bool:
         """Return whether the function at `address` can be one of many with a return probe."""
@@ -104,7 +115,9 @@ class BlockPlanner:
 
         None of modules: each of these is put in by itself, and goes with its module.
         """
-        guest, occupied = self.target.guest, self._all_occupied()
+        if not addresses:
+            return []
+        occupied = self._all_occupied()
 
         def is_alone(address: int) -> bool:
             bounds = self.optimizer.bounds(address)
@@ -113,20 +126,36 @@ class BlockPlanner:
             return not any(block.has_within(*bounds) for block in self.registry.blocks)
 
         alone = [address for address in sorted(addresses) if is_alone(address)]
-        limits = self.optimizer.limits([spec])
-        unknown = self.entry_plans.unknown(alone, guest, limits)
-        kept = self._kept(limits) if len(unknown) >= MANY else None
-        expected = list(kept.load(frozenset(unknown))) if kept is not None else []
-        for plan in expected:
-            self.optimizer.expect_plan(plan, limits)
+        guest, limits = self.target.guest, self.optimizer.limits([spec])
         planner = self._planner(spec, limits)
-        found = self.entry_plans.of(alone, guest, limits, planner, len(expected), anywhere=spec.is_recorded)
-        if kept is not None:
-            loaded = {plan.address for plan in expected}
-            kept.store(filter(None, map(self.optimizer.planned, (at for at in unknown if at not in loaded))))
+        with self._expecting([(spec, alone)]):
+            unknown = self.entry_plans.unknown(alone, guest, limits)
+            expected = sum(self.optimizer.planned(address) is not None for address in unknown)
+            found = self.entry_plans.of(alone, guest, limits, planner, expected, anywhere=spec.is_recorded)
         for plan in self.entry_plans.trapped(alone):  # they are installed one by one
             self.optimizer.expect_plan(plan, limits)
         return found
+
+    @contextmanager
+    def _expecting(self, parts: Iterable[tuple[Spec, Collection[int]]]) -> Iterator[None]:
+        """Have the plans of these addresses known that are kept for all boots, where they are many, and keep those that
+        are made meanwhile.
+        """
+        guest, by_limits = self.target.guest, dict[TierLimits, set[int]]()
+        for spec, addresses in parts:
+            by_limits.setdefault(self.optimizer.limits([spec]), set()).update(addresses)
+        missing = list[tuple[KeptPlans, list[int]]]()
+        for limits, wanted in by_limits.items():
+            unknown = self.entry_plans.unknown(sorted(wanted), guest, limits)
+            unknown = [address for address in unknown if self.optimizer.planned(address) is None]
+            if len(unknown) < MANY or (kept := self._kept(limits)) is None:
+                continue
+            for plan in kept.load(frozenset(unknown)):
+                self.optimizer.expect_plan(plan, limits)
+            missing.append((kept, [address for address in unknown if self.optimizer.planned(address) is None]))
+        yield
+        for kept, unknown in missing:
+            kept.store(filter(None, map(self.optimizer.planned, unknown)))
 
     def _kept(self, limits: TierLimits) -> KeptPlans | None:
         """Return the plans that are kept for all boots; None where none can be."""

@@ -60,11 +60,10 @@ class KeptPlans:
 
     def load(self, addresses: Collection[int]) -> Iterator[Plan]:
         """Yield the plans that are kept of `addresses`."""
-        for row in self._kept():
+        rows = {self.of.base + row[0]: row for row in self._kept() if self.of.base + row[0] in addresses}
+        for address in sorted(self.of.covers(rows)):
             try:
-                address = self._address(row[0])
-                if address in addresses and self.of.covers(address):
-                    yield self._plan(address, row)
+                yield self._plan(self._address(address - self.of.base), rows[address])
             except (_Unfit, ValueError, TypeError, KeyError, IndexError):
                 continue
 
@@ -72,10 +71,10 @@ class KeptPlans:
         """Keep `plans` for later boots: those that depend on the text alone, beside those that are kept."""
         known = {row[0]: row for row in self._kept()}
         rows = dict(known)
-        for plan in plans:
+        made = {plan.address: plan for plan in plans}
+        for address in self.of.covers(made):
             with suppress(_Unfit):
-                row = self._row(plan)
-                rows[row[0]] = row
+                rows[address - self.of.base] = self._row(made[address])
         if rows != known and len(rows) <= MOST:
             self.of.shelf.store_rows(self.name, FORMAT, [rows[at] for at in sorted(rows)])
 
@@ -87,7 +86,7 @@ class KeptPlans:
     def _row(self, plan: Plan) -> Row:
         if plan.ftrace is not None or plan.moved is not None:
             raise _Unfit
-        if plan.reason != (plan.refused[0][1] if plan.refused else None) or not self.of.covers(plan.address):
+        if plan.reason != (plan.refused[0][1] if plan.refused else None):
             raise _Unfit
         return [
             plan.address - self.of.base,

@@ -13,6 +13,7 @@ Kernels built with retpolines or IBT have no tables (-fno-jump-tables) but for t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 from gdb_optprobe.budget import Budget
@@ -60,12 +61,15 @@ def targets(
 def _addresses(start: int, code: bytes, constants: tuple[int, int]) -> frozenset[int]:
     """Return addresses of constants in `code`: operands that are absolute or relative to the end of an instruction."""
     first, last = constants
+    # Numbers with a sign that are addresses of constants, and those that are so far from where the code begins.
+    least, most = (end - (1 << 64) if end >> 63 else end for end in constants)
     found: set[int] = set()
-    for offset in range(len(code) - 3):
-        number = int.from_bytes(code[offset : offset + 4], "little", signed=True)
-        for address in (number & MASK, number + start + offset + 4 & MASK):
-            if first <= address < last:
-                found.add(address)
+    for offset in range(4):
+        numbers = array("i", code[offset : offset + (len(code) - offset & ~3)])
+        near = start + offset + 4
+        found.update([number & MASK for number in numbers if least <= number < most])
+        places = zip(numbers, range(near, near + 4 * len(numbers), 4), strict=True)
+        found.update([place for number, at in places if first <= (place := number + at & MASK) < last])
     return frozenset(found)
 
 

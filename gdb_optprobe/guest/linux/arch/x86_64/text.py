@@ -198,7 +198,7 @@ class KernelText(CoreText):
             decode = self._isa.decode
             with interruptible():
                 self._entries = mid_function_entries.of_kernel(
-                    self._kernel, decode, self.originals, self._shelf, self._say, self._at_rest
+                    self._kernel, decode, self.originals, self._shelf, self._say, self._at_rest, self._read_all
                 )
             self._landings = self._entries.landings
         return self._landings
