@@ -314,10 +314,17 @@ class Session:
     # looking -----------------------------------------------------------------------------------------------------
 
     def views(self, numbers: Sequence[int] | None = None) -> Sequence[ProbeView]:
-        """Return the views of probes; without numbers of all, and of deleted return probes with active calls."""
-        self.check_alive()
+        """Return the views of probes; without numbers of all, and of deleted return probes with active calls.
+
+        While the guest runs, without these. Then it raises NeedsStop where that has to stop.
+        """
+        runs = self.target.guest.machine.runs
+        if not runs:
+            self.check_alive()
         if numbers is not None:
             return self._views.of_numbers(numbers)
+        if runs:
+            return rows(self._views.of_all())
         deleted = deleted_views.deleted_views(self.optimizer, self.uprobes)
         return rows(self._views.of_all(), deleted)
 
