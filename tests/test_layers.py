@@ -230,7 +230,6 @@ DECODES = {
 LOADS = {
     "gdb_optprobe/maps/journal_format.py": "checked by probes/fields.py before it is used",
     "gdb_optprobe/guest/cache.py": "a file on the host",
-    "gdb_optprobe/probes/kept_plans.py": "a file on the host",
     "gdb_optprobe/recovery/guardian.py": "addresses, from the GDB that has started it",
     "gdb_optprobe/debugger/qemu_memory.py": "QEMU's answers: whether there is an error, which is made printable",
 }

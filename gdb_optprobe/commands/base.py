@@ -6,8 +6,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import gdb
@@ -18,9 +18,10 @@ from gdb_optprobe.commands.output import Output
 from gdb_optprobe.commands.render_json import Json
 from gdb_optprobe.commands.render_text import Text
 from gdb_optprobe.debugger import attach
-from gdb_optprobe.debugger.messages import beside
+from gdb_optprobe.debugger.interrupter import is_running
+from gdb_optprobe.debugger.messages import beside, note
 from gdb_optprobe.debugger.parameters import current_settings
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import NeedsStop, OptprobeError
 from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest_text import lines
@@ -162,6 +163,23 @@ class Subcommand(gdb.Command, Generic[_Args]):
     @property
     def session(self) -> Session:
         return attach.current_session()
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[Session, bool]]:
+        """Yield the session, to read alone, and whether the guest runs; then a line is printed of how it is read.
+
+        Raises OptprobeError, also in place of NeedsStop.
+        """
+        if not is_running():
+            yield self.session, False
+            return
+        session, machine, live = attach.running_session()
+        try:
+            with machine.reading(live):
+                yield session, True
+        except NeedsStop as error:
+            raise OptprobeError(f"{attach.RUNNING}, and this needs it stopped: {error}", attach.INTERRUPT) from None
+        note(f"read by {live.name} while the guest runs; values may differ by the hits under way")
 
     def session_for(self, specs: Sequence[Spec]) -> Session:
         """Return the session for an `add` of `specs`, which may wait for the guest's kernel to start."""

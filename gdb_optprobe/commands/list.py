@@ -16,7 +16,8 @@ class ListCommand(Subcommand[Selection]):
     optprobe list [N...] [-json]
     info optprobe [N...] [-json]
 
-    N is a number, a range, a name, or a convenience variable.
+    N is a number, a range, a name, or a convenience variable. A guest that runs in the background is read without a
+    stop; a line says so.
 
     Examples:
       optprobe list
@@ -29,10 +30,15 @@ class ListCommand(Subcommand[Selection]):
         return parse_selection(text, LIST_OPTIONS)
 
     def run(self, args: Selection, out: Output) -> None:
-        session = self.session if args.wanted or attach.is_connected() else None
-        out.probes(session.views(resolve(session, args)) if session else ())
-        if session and not args.wanted and (found := session.collector()) is not None:
-            out.quarantine(found)
+        if not (args.wanted or attach.is_connected()):
+            out.probes(())
+            return
+        with self.reading() as (session, _):
+            views = session.views(resolve(session, args))
+            collector = session.collector() if not args.wanted else None
+        out.probes(views)
+        if collector is not None:
+            out.quarantine(collector)
 
     def candidates(self, text: str) -> Sequence[str]:
         return [*probe_words(), *LIST_OPTIONS]

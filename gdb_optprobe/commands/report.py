@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -17,7 +18,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.exports.folded import lines
 from gdb_optprobe.exports.from_views import stacks
 from gdb_optprobe.pages.page import fitting
-from gdb_optprobe.probes.views import GatheredView, ProbeView
+from gdb_optprobe.probes.views import CollectorView, GatheredView, GuestTraceView, ProbeView, SessionMapView
 
 
 class ReportCommand(Subcommand[Selection]):
@@ -32,6 +33,7 @@ class ReportCommand(Subcommand[Selection]):
     A trace that the guest has printed (of an oops, a warning, a panic) up to a probed
     return follows with the callers beyond, where more than 100 returns are probed.
     The last lines say when the slot collector ran, what it freed and how long it stopped the guest.
+    A guest that runs in the background is read without a stop; a line says so. -clear and -html need it stopped.
 
     -clear sets what was counted and gathered to zero afterwards, but for stops and a function's calls:
     of all probes, with the guest's traces, or of N.... Those that -top leaves out are cleared too, so that
@@ -68,34 +70,44 @@ class ReportCommand(Subcommand[Selection]):
         return parse_selection(text, REPORT_OPTIONS)
 
     def run(self, args: Selection, out: Output) -> None:
-        session = self.session if args.wanted or args.clear or attach.is_connected() else None
-        numbers = resolve(session, args) if session else None
-        found = session.reports(numbers) if session else ()
-        probes = chosen(found, args)
+        if not (args.wanted or args.clear or attach.is_connected()):
+            self._print(args, out, _Gathered())
+            return
+        with self.reading() as (session, runs):
+            if runs and args.clear:
+                raise OptprobeError(f"{attach.RUNNING}, and -clear writes to its memory", attach.INTERRUPT)
+            if runs and args.html:
+                raise OptprobeError(f"{attach.RUNNING}, and a page has facts that it is asked for", attach.INTERRUPT)
+            numbers = resolve(session, args)
+            found = _Gathered(session.reports(numbers), session.maps(numbers), last=session.gathered)
+            if numbers is None:
+                traces = session.printed_traces() if not (runs or args.timeline or args.folded or args.html) else ()
+                found = replace(found, traces=traces, collector=session.collector())
+        shown = self._print(args, out, found)
+        if args.clear:
+            session.clear(numbers)
+            if (others := len(found.probes) - shown) and not args.json:
+                out.lines([f"cleared {counted(others, 'probe')} that -top left out, too"])
+
+    def _print(self, args: Selection, out: Output, found: _Gathered) -> int:
+        """Print what was read; return of how many probes."""
+        probes = chosen(found.probes, args)
         if args.html:
-            maps = session.maps(numbers) if session else ()
-            last = session.gathered if session is not None else None
-            if args.last or not (probes or maps or args.wanted):
-                out.lines([_written(_of_last(last, args), args.html)])
+            if args.last or not (probes or found.maps or args.wanted):
+                out.lines([_written(_of_last(found.last, args), args.html)])
             else:
-                out.lines([_written(Found.of(probes, maps, at_a_glance(), _now(), args.sort), args.html)])
+                out.lines([_written(Found.of(probes, found.maps, at_a_glance(), _now(), args.sort), args.html)])
         elif args.timeline:
             out.timeline(probes)
         elif args.folded:
             out.lines(folded(probes) or ["No stacks."])
         else:
             out.report(probes, whole=args.whole or bool(args.wanted))
-        records_alone = args.timeline or args.folded or args.html
-        if session and not records_alone:
-            out.maps(session.maps(numbers))
-        if session and numbers is None and not records_alone:
-            out.guest_traces(session.printed_traces())
-        if session and numbers is None and not records_alone and (freed := session.collector()) is not None:
-            out.collector(freed)
-        if session and args.clear:
-            session.clear(numbers)
-            if (others := len(found) - len(probes)) and not args.json:
-                out.lines([f"cleared {counted(others, 'probe')} that -top left out, too"])
+            out.maps(found.maps)
+            out.guest_traces(found.traces)
+            if found.collector is not None:
+                out.collector(found.collector)
+        return len(probes)
 
     def candidates(self, text: str) -> Sequence[str]:
         *_, before, typed = ["", *text.split(" ")]
@@ -104,6 +116,17 @@ class ReportCommand(Subcommand[Selection]):
         if before == "-sort":
             return SORT_FIELDS
         return () if before == "-top" else [*probe_words(), *REPORT_OPTIONS]
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """What a report has of the guest."""
+
+    probes: Sequence[ProbeView] = ()
+    maps: Sequence[SessionMapView] = ()
+    traces: Sequence[GuestTraceView] = ()
+    collector: CollectorView | None = None
+    last: GatheredView | None = None
 
 
 def _of_last(last: GatheredView | None, args: Selection) -> Found:

@@ -54,6 +54,17 @@ from gdb_optprobe.probes.stops import Caller, Hit
 from gdb_optprobe.probes.target import Command, NoTracer, Target, Ticks
 from gdb_optprobe.probes.unpatched_text import UnpatchedText
 
+RUNNING, INTERRUPT = "the guest is running", "interrupt it first"
+
+@dataclass(frozen=True)
+class KnownMemory:
+    """What reads `spans` of a guest that runs, as these settings have it; None where nothing does, and why."""
+
+    spans: Sequence[tuple[int, int]]
+    settings: tuple[str, str]
+    memory: LiveMemory | None
+    why: str
+
 
 @dataclass
 class Attachment:
@@ -68,6 +79,7 @@ class Attachment:
     gone: GDB has printed that the guest is another one now.
     breaks: addresses of the user's breakpoints when probes last moved down for them; at first, those that there were.
     boot: set while probes wait for a kernel to start.
+    live: how the data of probes are read should the guest run in the background.
     """
 
     connection: gdb.RemoteTargetConnection
@@ -85,6 +97,7 @@ class Attachment:
     gone: bool = False
     breaks: frozenset[int] = field(default_factory=addresses_of_users)
     boot: BootTracker | None = None
+    live: KnownMemory | None = None
 
     def is_current(self) -> bool:
         """Return whether GDB is connected to that guest now, and the guest still has what was written; nothing is
@@ -198,6 +211,7 @@ class Attachments:
         """Drop the attachment: the guest is gone."""
         if self.current is not None:
             attachment, self.current = self.current, None
+            drop_live_memory(attachment)
             attachment.session.abandon()
             attachment.stops.close()
             if attachment.boot is not None:
@@ -293,6 +307,43 @@ def is_connected() -> bool:
     return attachments.current is not None or isinstance(connection, gdb.RemoteTargetConnection)
 
 
+def choose_live_memory() -> None:
+    """Choose how the data of probes are read while the guest runs: only QEMU's monitor knows, and only at a stop."""
+    current = attachments.current
+    if current is None or current.boot is not None or not len(current.session.registry) or not is_stopped():
+        return
+    spans, settings, known = current.session.data_spans, current_settings(), current.live
+    chosen = settings.live, settings.qmp_socket
+    if not spans or (known is not None and (known.spans, known.settings) == (spans, chosen)):
+        return
+    drop_live_memory(current)
+    try:
+        memory, why = current.session.live_memory()
+    except OptprobeError as error:
+        memory, why = None, error.message
+    current.live = KnownMemory(spans, chosen, memory, why)
+
+
+def drop_live_memory(attachment: Attachment) -> None:
+    """Close what reads the running guest."""
+    known, attachment.live = attachment.live, None
+    if known is not None and known.memory is not None:
+        known.memory.close()
+
+
+def running_session() -> tuple[Session, GdbMachine, LiveMemory]:
+    """Return the session of a guest that runs in the background, and what reads its data. Raises OptprobeError."""
+    current = attachments.current
+    if current is None:
+        raise OptprobeError(RUNNING, INTERRUPT)
+    known = current.live
+    if known is None or known.spans != current.session.data_spans:
+        raise OptprobeError(f"{RUNNING}, and where its data are is asked at a prompt before that", INTERRUPT)
+    if known.memory is None:
+        raise OptprobeError(f"{RUNNING}, and cannot be read meanwhile: {known.why}", INTERRUPT)
+    return current.session, current.machine, known.memory
+
+
 def unwind_kernel() -> UnwindKernel | None:
     """Return the kernel for the unwinder, once one is attached to."""
     return attachments.current.unwind if attachments.current is not None else None
@@ -307,7 +358,7 @@ def stopped_guest() -> gdb.RemoteTargetConnection:
     if not isinstance(connection, gdb.RemoteTargetConnection):
         raise OptprobeError(f"the target is a {connection.description}, not a QEMU guest", "target remote …")
     if not is_stopped():
-        raise OptprobeError("the guest is running", "interrupt it first")
+        raise OptprobeError(RUNNING, INTERRUPT)
     return connection
 
 

@@ -3,6 +3,7 @@
     stop               waiting probes are tried again; cached reads of the guest are dropped
     breakpoint …       probes below it move down a tier, and up again afterwards
     detach, quit       `set optprobe on-exit`: keep, remove or ask, while memory can still be written
+    prompt             how the probes' data are read should the guest run in the background
     kill               the guest is gone: forget it
     a lost connection  nothing; the next connection shows whether the guest is the same (attach.py)
     any of the last three   the guardian is dismissed: GDB has not died
@@ -16,7 +17,7 @@ from functools import partial
 
 import gdb
 
-from gdb_optprobe.debugger.attach import Attachment, Attachments
+from gdb_optprobe.debugger.attach import Attachment, Attachments, choose_live_memory
 from gdb_optprobe.debugger.event_loop import exit_safely, post
 from gdb_optprobe.debugger.interrupter import mark_running, mark_stopped
 from gdb_optprobe.debugger.machine import flush
@@ -43,6 +44,7 @@ class Lifecycle:
         gdb.events.cont.connect(unbroken(self._resumed))
         gdb.events.inferior_call.connect(unbroken(self._resumed))
         gdb.events.register_changed.connect(unbroken(self._resumed))
+        gdb.events.before_prompt.connect(unbroken(lambda *_: choose_live_memory()))
         gdb.events.gdb_exiting.connect(lambda _: self._exit())
         exit_safely()
         gdb.events.connection_removed.connect(unbroken(lambda gone: attachments.parted(gone.connection)))

@@ -65,9 +65,15 @@ class Format:
     def check(self, recording: Recording) -> None:
         """Raise OptprobeError where a recording has nothing that the format holds."""
         if not any(_count(recording, part) for part in self.parts):
-            hints = [_GETS[part] for part in self.parts if part in _GETS]
             holds = _listed(part.value[1] for part in self.parts)
-            raise OptprobeError(f"there is nothing to export: the format holds {holds}", hints[0] if hints else "")
+            there = [part for part in Part if _count(recording, part)]
+            if there:
+                others = ", ".join(word for word, other in FORMATS.items() if {*there} & {*other.parts})
+                holds = f"{holds}, and what was gathered is {_listed(part.value[1] for part in there)}"
+                hint = f"a format that holds these: {others}"
+            else:
+                hint = next((_GETS[part] for part in self.parts if part in _GETS), "")
+            raise OptprobeError(f"there is nothing to export: the format holds {holds}", hint)
 
 
 FORMATS: Mapping[str, Format] = {

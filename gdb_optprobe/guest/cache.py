@@ -8,7 +8,8 @@
         │       ├── symbols       addresses from _text (KASLR does not matter), types and names of all symbols
         │       ├── text-HASH     what address randomization moves in the text with this hash (moved_text.py)
         │       ├── landings-KEY  where code leads into functions; KEY is a hash of that code (mid_function_entries.py)
-        │       └── plans-KEY     plans of functions' entries; KEY is a hash of all that they depend on (kept_plans.py)
+        │       ├── plans-KEY     plans of probes; KEY is a hash of all that they depend on (kept_plans.py)
+        │       └── exits-KEY     what leads out of functions; each row has the hash of its code (kept_exits.py)
         └── files/
             └── HASH.elf          a file for GDB, by the hash of what is in it
 
@@ -29,9 +30,10 @@ import sys
 import tempfile
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from struct import Struct
@@ -42,7 +44,7 @@ from gdb_optprobe.guest.kernel_image import is_note_of
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 from gdb_optprobe.host_files import expanded, refusal
 
-__all__ = ["Cache", "Claim", "Shelf", "default_cache"]
+__all__ = ["Cache", "Claim", "Shelf", "default_cache", "version_of"]
 
 SYMBOLS, FACTS, FILES = "symbols", "facts", "files"
 MAGIC = b"optprob2"
@@ -166,6 +168,20 @@ class Shelf:
         _make_room(self.folder, _names_of(name.partition("-")[0]), MOST_OF_A_KIND, name)
         self._write(name, data)
 
+    def rows(self, name: str, format: int, columns: int, most: int) -> list[list[Any]]:
+        """Return the rows that `store_rows` was given, each with so many columns, the first a number; none of a file
+        that is missing, damaged or of another format. The caller checks the other columns.
+        """
+        found = _from_json(self.load(name) or b"")
+        if not isinstance(found, list) or len(found) != 2 or found[0] != format or not isinstance(found[1], list):
+            return []
+        rows = [row for row in found[1] if isinstance(row, list) and len(row) == columns and type(row[0]) is int]
+        return rows if len(rows) == len(found[1]) <= most else []
+
+    def store_rows(self, name: str, format: int, rows: Sequence[Sequence[Any]]) -> None:
+        """Keep rows of what JSON can hold."""
+        self.store(name, json.dumps([format, rows], separators=(",", ":")).encode())
+
     def facts(self) -> dict[str, Any]:
         """Return what `remember` has stored; nothing where it is lost. The caller checks the values."""
         body = self._opened(FACTS, LARGEST_FACTS)
@@ -210,6 +226,21 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Cache:
     home = environment.get("XDG_CACHE_HOME") or "~/.cache"
     root = Path(own) if own else Path(home) / "optprobe"
     return Cache(expanded(root) / "symbols")
+
+
+def version_of(*parts: str) -> bytes:
+    """Return a hash of our own code in these folders and files: with another version of it, what it found may differ.
+    """
+    return sha256(b"".join(map(_version_of, parts))).digest()
+
+
+@cache
+def _version_of(part: str) -> bytes:
+    found, root = sha256(), Path(__file__).parents[1]
+    for path in sorted((root / part).rglob("*.py")) if not part.endswith(".py") else [root / part]:
+        data = path.read_bytes()
+        found.update(f"{path.relative_to(root)} {len(data)}\n".encode() + data)
+    return found.digest()
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.lasting_text import LastingText
+from gdb_optprobe.guest.lasting_text import LastingText, ShelvedText
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.tracepoints import Tracepoints
@@ -238,6 +238,10 @@ class Guest(ABC):
 
     def lasting_text(self) -> LastingText | None:
         """Return the text about which facts are kept for later boots; None where it is not proven to be the same."""
+        return None
+
+    def shelved_text(self) -> ShelvedText | None:
+        """Return the text about which facts are kept that are proven by its bytes; None where nothing is kept."""
         return None
 
     def functions_entered(self, sites: Sequence[int]) -> Sequence[EnteredFunction]:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from gdb_optprobe.guest.cache import Shelf
+
+
+@dataclass(frozen=True, slots=True)
+class ShelvedText:
+    """The kernel's own text at `base` in this boot, `size` bytes. shelf: keeps facts of kernels with these symbols.
+
+    Its bytes may be other ones than those that a fact was found in.
+    """
+
+    base: int
+    size: int
+    shelf: Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +27,7 @@ class LastingText:
     key:    a hash of all that is known of it but for its address: its bytes, its symbols, what the guest's tables say.
     shelf:  keeps facts by that key.
     read:   returns original bytes of it.
-    covers: returns whether all that is known of the function around an address follows from what the key is made of.
-    departs: returns the functions, ascending (start, end), of which that is not so in this boot, though it may have
-            been in an earlier one with the same key.
+    covers: returns those of some addresses in functions of which all that is known follows from what the key is of.
     """
 
     base: int
@@ -25,5 +35,4 @@ class LastingText:
     key: str
     shelf: Shelf
     read: Callable[[int, int], bytes]
-    covers: Callable[[int], bool]
-    departs: Callable[[], Sequence[tuple[int, int]]]
+    covers: Callable[[Collection[int]], Collection[int]]

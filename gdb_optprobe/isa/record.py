@@ -161,3 +161,9 @@ class Isa(Protocol):
 
     def pointer(self, insn: Insn) -> Pointer | None:
         """Return where an indirect call or jump goes; None of another instruction, or another operand."""
+
+    def addresses_in(self, insn: Insn) -> Sequence[tuple[int, int]]:
+        """Return offset and size of operands of `insn` that may be addresses, or depend on where the image is.
+
+        None of an instruction that may lead elsewhere. With other bytes there it is the same instruction.
+        """

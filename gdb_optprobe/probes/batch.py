@@ -89,7 +89,7 @@ class Batches:
     def add_all(self, parts: Iterable[tuple[Spec, Sequence[int]]], may_lend: bool = True) -> list[CountBlock]:
         """Do so with several specs, each at addresses of its own, by one write of the text."""
         # What one puts in is in the way of another one's plans: all are made before.
-        planned = _apart([each for part in parts if (each := self._planned(*part, may_lend)) is not None])
+        planned = _apart(self._planned(parts, may_lend))
         if not planned:
             return []
         with held():
@@ -111,18 +111,25 @@ class Batches:
                 self.target.stops.take_back(address)
         return blocks
 
-    def _planned(self, spec: Spec, addresses: Sequence[int], may_lend: bool) -> _Planned | None:
-        """Return what blocks can have of `addresses`; None where it is nothing."""
-        if not (self.planner.may_be_together(spec, addresses) and self.routines.may_share(spec)):
-            return None
-        sites, plans = self.planner.places(spec, addresses)
+    def _planned(self, parts: Iterable[tuple[Spec, Sequence[int]]], may_lend: bool) -> list[_Planned]:
+        """Return what blocks can have of these addresses."""
+        wanted = [part for part in parts if self.planner.may_be_together(*part) and self.routines.may_share(part[0])]
+        found: list[_Planned] = []
+        for (spec, addresses), (sites, plans) in zip(wanted, self.planner.places(wanted), strict=True):
+            if (handler := self._handler(spec, sites, plans, len(addresses), may_lend)) is not None:
+                found.append(_Planned(spec, handler, sites, plans))
+        return found
+
+    def _handler(
+        self, spec: Spec, sites: IdleSites, plans: Sequence[Plan], count: int, may_lend: bool
+    ) -> Handler | None:
+        """Return what they have in common; None where they have nothing."""
 
         def sample() -> Plan | None:
             found = self._sample(spec, sites)
             return found or next(iter(plans), None) if spec.is_recorded else found
 
-        handler = self.routines.common_handler(spec, sample, len(addresses), may_lend)
-        return _Planned(spec, handler, sites, plans) if handler is not None else None
+        return self.routines.common_handler(spec, sample, count, may_lend)
 
     def _allocated(self, planned: _Planned) -> Iterator[CountBlock]:
         """Yield the blocks of one spec, with memory."""

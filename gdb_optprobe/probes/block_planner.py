@@ -10,7 +10,8 @@ its plan is known without decoding, and no thread can be inside it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gdb_optprobe.detours.plan_request import TierLimits
@@ -58,12 +59,22 @@ class BlockPlanner:
             return False
         return len(addresses) >= least(spec) and may_share_detour(self.optimizer.limits([spec]))
 
-    def places(self, spec: Spec, addresses: Sequence[int]) -> tuple[IdleSites, Sequence[Plan]]:
-        """Return the tracer's sites among `addresses` that have one plan, and plans of others."""
-        sites = self._free(self.target.guest.idle_sites(addresses, self.target.tracer.kept_off))
-        if spec.is_return:  # what they share begins at a tracer's site
-            return self.returns.seen(sites), ()
-        return sites, self.plans_of(spec, set(addresses).difference(sites.addresses))
+    def places(self, parts: Sequence[tuple[Spec, Sequence[int]]]) -> list[tuple[IdleSites, Sequence[Plan]]]:
+        """Return, for each spec and its addresses, the tracer's sites among these that have one plan, and plans of
+        others.
+        """
+        sites = [self._sites(*part) for part in parts]
+        # What returns share begins at a tracer's site.
+        others = [
+            (spec, set(addresses).difference(idle.addresses) if not spec.is_return else set[int]())
+            for (spec, addresses), idle in zip(parts, sites, strict=True)
+        ]
+        with self._expecting(others):
+            return [(idle, self.plans_of(*other)) for idle, other in zip(sites, others, strict=True)]
+
+    def _sites(self, spec: Spec, addresses: Sequence[int]) -> IdleSites:
+        found = self._free(self.target.guest.idle_sites(addresses, self.target.tracer.kept_off))
+        return self.returns.seen(found) if spec.is_return else found
 
     def may_share_returns(self, address: int) -> bool:
         """Return whether the function at `address` can be one of many with a return probe."""
@@ -104,6 +115,8 @@ class BlockPlanner:
 
         None of modules: each of these is put in by itself, and goes with its module.
         """
+        if not addresses:
+            return []
         guest, bounds, blocks = self.target.guest, self.optimizer.bounds, self.registry.blocks
         taken = sorted({bounds(address) for address in self._all_occupied()})
         starts, ends = [start for start, _ in taken], [end for _, end in taken]
@@ -115,18 +128,35 @@ class BlockPlanner:
 
         alone = [address for address in sorted(addresses) if is_alone(address)]
         limits = self.optimizer.limits([spec])
-        unknown = self.entry_plans.unknown(alone, guest, limits)
-        kept = self._kept(limits) if len(unknown) >= MANY else None
-        expected = list(kept.load(frozenset(unknown))) if kept is not None else []
-        self.optimizer.expect_plans(expected, limits)
-        planner, known = self._planner(spec, limits), expected if self.optimizer.can_be_carried_out(expected) else ()
-        asked = len(expected) - len(known)
-        found = self.entry_plans.of(alone, guest, limits, planner, asked, anywhere=spec.is_recorded, known=known)
-        if kept is not None:
-            loaded = {plan.address for plan in expected}
-            kept.store(filter(None, map(self.optimizer.planned, (at for at in unknown if at not in loaded))))
+        planner = self._planner(spec, limits)
+        with self._expecting([(spec, alone)]):
+            unknown = self.entry_plans.unknown(alone, guest, limits)
+            expected = self.optimizer.expected(unknown, limits)
+            known = expected if self.optimizer.can_be_carried_out(expected) else ()
+            asked = len(expected) - len(known)
+            found = self.entry_plans.of(alone, guest, limits, planner, asked, anywhere=spec.is_recorded, known=known)
         self.optimizer.expect_plans(self.entry_plans.trapped(alone), limits)  # they are installed one by one
         return found
+
+    @contextmanager
+    def _expecting(self, parts: Iterable[tuple[Spec, Collection[int]]]) -> Iterator[None]:
+        """Have the plans of these addresses known that are kept for all boots, where they are many, and keep those that
+        are made meanwhile.
+        """
+        guest, by_limits = self.target.guest, dict[TierLimits, set[int]]()
+        for spec, addresses in parts:
+            by_limits.setdefault(self.optimizer.limits([spec]), set()).update(addresses)
+        missing = list[tuple[KeptPlans, list[int]]]()
+        for limits, wanted in by_limits.items():
+            unknown = self.entry_plans.unknown(sorted(wanted), guest, limits)
+            unknown = [address for address in unknown if self.optimizer.planned(address) is None]
+            if len(unknown) < MANY or (kept := self._kept(limits)) is None:
+                continue
+            self.optimizer.expect_plans(kept.load(frozenset(unknown)), limits)
+            missing.append((kept, [address for address in unknown if self.optimizer.planned(address) is None]))
+        yield
+        for kept, unknown in missing:
+            kept.store(filter(None, map(self.optimizer.planned, unknown)))
 
     def _kept(self, limits: TierLimits) -> KeptPlans | None:
         """Return the plans that are kept for all boots; None where none can be."""

@@ -8,21 +8,19 @@ has another format, or a row that does not fit the text, counts as missing.
 
 from __future__ import annotations
 
-import json
 import re
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from gdb_optprobe.detours.plan_request import TierLimits
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.guest.cache import version_of
 from gdb_optprobe.guest.lasting_text import LastingText
 from gdb_optprobe.guest.text import Text
 from gdb_optprobe.isa.base import Dead, Insn
@@ -65,40 +63,38 @@ class KeptPlans:
 
     def load(self, addresses: Collection[int]) -> Iterator[Plan]:
         """Yield the plans that are kept of `addresses`."""
-        rows = _rows(self.of.shelf.load(self.name))
-        departs = self.of.departs() if rows else ()
-        starts, ends = [start for start, _ in departs], [end for _, end in departs]
+        rows = {self.of.base + row[0]: row for row in self._kept() if self.of.base + row[0] in addresses}
         text = self.of.read(self.of.base, self.of.base + self.of.size) if rows else b""
         at_hand = replace(self, of=replace(self.of, read=lambda start, end: _part(text, start, end, self.of.base)))
-        decoded = at_hand._decoded_together(rows)
-        for row in rows:
+        decoded = at_hand._decoded_together(rows.values())
+        for address in sorted(self.of.covers(rows)):
             try:
-                address = self._address(row[0])
-                if address in addresses and bisect_right(starts, address) == bisect_right(ends, address):
-                    yield at_hand._plan(address, row, decoded)
+                yield at_hand._plan(self._address(address - self.of.base), rows[address], decoded)
             except (_Unfit, ValueError, TypeError, KeyError, IndexError):
                 continue
 
     def store(self, plans: Iterable[Plan]) -> None:
         """Keep `plans` for later boots: those that depend on the text alone, beside those that are kept."""
-        new = list[Row]()
-        for plan in plans:
+        new, made = list[Row](), {plan.address: plan for plan in plans}
+        for address in self.of.covers(made):
             with suppress(_Unfit):
-                new.append(self._row(plan))
+                new.append(self._row(made[address]))
         if not new:
             return
-        known = {row[0]: row for row in _rows(self.of.shelf.load(self.name))}
+        known = {row[0]: row for row in self._kept()}
         rows = known | {row[0]: row for row in new}
         if rows != known and len(rows) <= MOST:
-            content = [FORMAT, [rows[at] for at in sorted(rows)]]
-            self.of.shelf.store(self.name, json.dumps(content, separators=(",", ":")).encode())
+            self.of.shelf.store_rows(self.name, FORMAT, [rows[at] for at in sorted(rows)])
+
+    def _kept(self) -> list[Row]:
+        return self.of.shelf.rows(self.name, FORMAT, COLUMNS, MOST)
 
     # a row -----------------------------------------------------------------------------------------------------------
 
     def _row(self, plan: Plan) -> Row:
         if plan.ftrace is not None or plan.moved is not None:
             raise _Unfit
-        if plan.reason != (plan.refused[0][1] if plan.refused else None) or not self.of.covers(plan.address):
+        if plan.reason != (plan.refused[0][1] if plan.refused else None):
             raise _Unfit
         return [
             plan.address - self.of.base,
@@ -241,18 +237,6 @@ def _natural(value: object) -> int:
     return value
 
 
-def _rows(data: bytes | None) -> list[Row]:
-    """Return the rows of a file; none of one that is missing, damaged or of another format."""
-    try:
-        found = json.loads(data or b"")
-    except (ValueError, RecursionError):
-        return []
-    if not isinstance(found, list) or len(found) != 2 or found[0] != FORMAT or not isinstance(found[1], list):
-        return []
-    rows = [row for row in found[1] if isinstance(row, list) and len(row) == COLUMNS and type(row[0]) is int]
-    return rows if len(rows) == len(found[1]) <= MOST else []
-
-
 def _key(of: LastingText, limits: TierLimits, isa: Isa) -> str:
     """Return the hash of all that a plan depends on."""
     words = (
@@ -269,14 +253,4 @@ def _key(of: LastingText, limits: TierLimits, isa: Isa) -> str:
         limits.trap_missing,
         [(start - of.base, end - of.base) for start, end in limits.trap_paths],
     )
-    return sha256(_planners() + repr(words).encode()).hexdigest()
-
-
-@cache
-def _planners() -> bytes:
-    """Return a hash of the code that makes plans."""
-    found, root = sha256(), Path(__file__).parents[1]
-    for path in sorted(path for folder in PLANNERS for path in (root / folder).rglob("*.py")):
-        data = path.read_bytes()
-        found.update(f"{path.relative_to(root)} {len(data)}\n".encode() + data)
-    return found.digest()
+    return sha256(version_of(*PLANNERS) + repr(words).encode()).hexdigest()

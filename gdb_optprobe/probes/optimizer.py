@@ -166,6 +166,12 @@ class Optimizer:
         for one in found:
             planned[one.address] = _Planned(one, limits, {}, is_alone=True)
 
+    def expected(self, addresses: Iterable[int], limits: TierLimits) -> list[Plan]:
+        """Return the plans for `addresses` that were taken for theirs in this stop."""
+        planned = self._planned_for_now()
+        known = [planned[address] for address in addresses if address in planned]
+        return [one.plan for one in known if one.is_alone and one.limits == limits]
+
     def can_be_carried_out(self, found: Sequence[Plan]) -> bool:
         """Return whether `plan` would return these, which it expects, where nothing else is in their functions; False
         where that is to be asked of each.

@@ -32,7 +32,7 @@ from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.event_probes import handled, names_at, names_at_return
 from gdb_optprobe.probes.follower import Follower
-from gdb_optprobe.probes.graph.callees import Exits
+from gdb_optprobe.probes.graph.kept_exits import KnownExits
 from gdb_optprobe.probes.guest_traces import GuestTraces
 from gdb_optprobe.probes.kinds import Kinds
 from gdb_optprobe.probes.kprobes import Kprobes
@@ -78,7 +78,7 @@ class Session:
         self.last_number: int | None = None
         self.learned_calls: dict[int, set[int]] = {}
         self.gathered: GatheredView | None = None
-        self.known_exits: dict[int, tuple[bytes, Exits]] = {}
+        self.known_exits = KnownExits()
         self._work_on(target)
 
     def _work_on(self, target: Target) -> None:
@@ -86,7 +86,7 @@ class Session:
         self.target = target
         self.learned_calls.clear()
         self.gathered = None
-        self.known_exits.clear()
+        self.known_exits = KnownExits()
         self.optimizer = Optimizer(target, self.registry, settings, self.check_alive)
         self.kprobes = Kprobes(target, self.registry, self.optimizer, settings)
         common = target, self.registry, self.optimizer
@@ -314,10 +314,17 @@ class Session:
     # looking -----------------------------------------------------------------------------------------------------
 
     def views(self, numbers: Sequence[int] | None = None) -> Sequence[ProbeView]:
-        """Return the views of probes; without numbers of all, and of deleted return probes with active calls."""
-        self.check_alive()
+        """Return the views of probes; without numbers of all, and of deleted return probes with active calls.
+
+        While the guest runs, without these. Then it raises NeedsStop where that has to stop.
+        """
+        runs = self.target.guest.machine.runs
+        if not runs:
+            self.check_alive()
         if numbers is not None:
             return self._views.of_numbers(numbers)
+        if runs:
+            return rows(self._views.of_all())
         deleted = deleted_views.deleted_views(self.optimizer, self.uprobes)
         return rows(self._views.of_all(), deleted)
 

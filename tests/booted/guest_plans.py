@@ -1,4 +1,5 @@
-"""Sourced into GDB by tests: plans of functions without a tracer's site, as they are made and as they are kept.
+"""Sourced into GDB by tests: plans of functions without a tracer's site, and amid others, as they are made and as they
+are kept.
 
 `keep-plans` makes and keeps those of some functions. `compare-plans` makes them again and compares them with those that
 are kept, of this boot or of an earlier one. Each prints a line of JSON.
@@ -31,10 +32,14 @@ def kept() -> KeptPlans:
 def fresh() -> dict[int, Plan]:
     assert attachments.current is not None and attachments.current.linux is not None
     linux = attachments.current.linux
-    functions = (one for one in linux.recovered.symbols.functions() if one.size)
-    untraced = [one.address for one in functions if not linux.core.ftrace.within(one.address, one.address + one.size)]
+    functions = [one for one in linux.recovered.symbols.functions() if one.size]
+    is_traced = {one.address: bool(linux.core.ftrace.within(one.address, one.address + one.size)) for one in functions}
+    untraced = [address for address, has_site in is_traced.items() if not has_site]
+    traced = [address for address, has_site in is_traced.items() if has_site]
+    others = map(linux.text.function, traced[:: 4 * EVERY])
+    amid = [[*function.own][len(function.own) // 2] for function in others if function is not None and function.own]
     cfgs, found = CfgCache(linux.isa, linux.text), dict[int, Plan]()
-    for address in untraced[::EVERY]:
+    for address in [*untraced[::EVERY], *amid]:
         try:
             found[address] = plan(PlanRequest(address), cfgs, LIMITS)
         except Refused:

@@ -110,3 +110,30 @@ def test_a_screen_is_drawn_and_left_as_it_was(linux: Guest) -> None:
         gdb("set optprobe qmp-socket /nowhere")
         assert "QMP at /nowhere: no such file or directory" in gdb("optprobe top -for 1")
         gdb("optprobe delete")
+
+
+@pytest.mark.parametrize("each_linux", ["linux", *["ppc_guest"] * FULL], indirect=True)
+def test_a_report_of_a_guest_that_runs_in_the_background(each_linux: Guest) -> None:
+    """It is read, and tells so. What would write to the guest, or ask it, is refused with the reason."""
+    if FOREIGN_MEMORY.exists() and int(FOREIGN_MEMORY.read_text()) and os.geteuid():
+        pytest.skip("this host lets GDB read no other process's memory")
+    with Console(each_linux) as gdb:
+        gdb("optprobe add vfs_read if $comm == \"dd\" do count by $comm")
+        gdb.send("continue &")
+        gdb.until(r"Continuing\.\n\(gdb\) ")
+        each_linux.check(READS)
+        told, listed = gdb("optprobe report"), gdb("optprobe list")
+        told_as_json, cleared = gdb("optprobe report -json"), gdb("optprobe report -clear")
+        page, followed = gdb("optprobe report -html /dev/null"), gdb("optprobe top -for 1")
+        gdb.send("interrupt")
+        gdb.until(r"SIGINT")
+        stopped = gdb("optprobe report")
+        assert gdb("optprobe check").startswith("The guest's memory holds what we wrote.")
+    for text in (told, listed, told_as_json):
+        assert re.search(r"Read by /proc/\d+/mem while the guest runs; values may differ by the hits under way", text)
+    assert re.search(r"^ +1 5000 ", told, re.M) and "[dd]: 5000" in told, told
+    assert re.search(r"\b5000\b", listed) and '"hits": 5000,' in told_as_json
+    assert "the guest is running, and -clear writes to its memory" in cleared and "interrupt it first" in cleared
+    assert "the guest is running, and a page has facts" in page
+    assert "running" in followed and "Traceback" not in followed
+    assert "[dd]: 5000" in stopped and "while the guest runs" not in stopped

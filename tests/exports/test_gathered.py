@@ -87,8 +87,9 @@ def test_each_format_says_what_it_leaves_out() -> None:
         assert encoded(word, GRAPH)[1] == ["5 calls", lost]
     for word in ("trace.dat", "uftrace", "speedscope", "folded", "pprof"):
         assert encoded(word, GRAPH)[1] == ["5 calls", "Left out: 3 values of calls.", lost]
-    with pytest.raises(OptprobeError, match="nothing to export"):
+    with pytest.raises(OptprobeError, match="and what was gathered is calls") as refused:
         encoded("openmetrics", GRAPH)
+    assert refused.value.hint.startswith("a format that holds these: chrome, perfetto, ")
     for word in ("chrome", "perfetto", "trace.dat", "uftrace", "openmetrics"):
         with pytest.raises(OptprobeError, match="nothing to export"):
             encoded(word, SAMPLES)

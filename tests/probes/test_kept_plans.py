@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,10 +39,10 @@ def kept(text: FakeText, shelf: Shelf, limits: TierLimits | None = None, key: st
     def read(first: int, end: int) -> bytes:
         return text.data[first - start : end - start]
 
-    def covers(address: int) -> bool:
-        return start <= address < text.known.end
+    def covers(addresses: Collection[int]) -> Collection[int]:
+        return [at for at in addresses if start <= at < text.known.end]
 
-    of = LastingText(start, len(text.data), key, shelf, read, covers, lambda: ())
+    of = LastingText(start, len(text.data), key, shelf, read, covers)
     return KeptPlans(of, limits or TierLimits(), X86_64, text)
 
 

@@ -10,17 +10,17 @@ import re
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.lasting_text import LastingText
+from gdb_optprobe.guest.lasting_text import LastingText, ShelvedText
 from gdb_optprobe.guest.linux.bug_table import BugTable
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
-from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, is_idle
+from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, is_idle, is_in_use
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
@@ -178,6 +178,11 @@ class CoreText(ABC):
         for at, (low, _), data in zip(missing, spans, runs.read_spans(spans, self._kernel.memory), strict=True):
             self._pieces[at] = bytes(low - at) + self.originals(low, data)
 
+    def _read_all(self, start: int, end: int) -> bytes:
+        """Read much of the original text, which plans are about to be made from."""
+        self.read_ahead()
+        return self._read(start, end)
+
     def _read(self, start: int, end: int) -> bytes:
         """Read original text, in pieces that many functions share.
 
@@ -189,6 +194,11 @@ class CoreText(ABC):
                 low, high = max(at, self._text[0]), min(at + PIECE, self._text[1])
                 self._pieces[at] = bytes(low - at) + self.originals.read(low, high)
         return b"".join(self._pieces[at] for at in range(first, end, PIECE))[start - first : end - first]
+
+    def shelved(self) -> ShelvedText | None:
+        """See guest.Guest.shelved_text."""
+        start, end = self._text
+        return ShelvedText(start, end - start, self._shelf) if self._shelf is not None else None
 
     # text that lasts -------------------------------------------------------------------------------------------------
 
@@ -206,7 +216,7 @@ class CoreText(ABC):
         found = sha256(key.encode())
         for table in self._table_rows():
             found.update(f"{len(table)}\n".encode() + array("Q", [at - start & MASK for at in table]).tobytes())
-        return LastingText(start, end - start, found.hexdigest(), self._shelf, self._read, self._lasts, self._departs)
+        return LastingText(start, end - start, found.hexdigest(), self._shelf, self._read, self._lasting)
 
     @abstractmethod
     def _text_key(self) -> str:
@@ -220,25 +230,28 @@ class CoreText(ABC):
         yield sorted(self.bugs.addresses) if self.bugs.addresses is not None else [MASK]
         yield self.ftrace.within(*self._text)
 
-    def _lasts(self, address: int) -> bool:
-        """Return whether all that is known of the function around `address` follows from the text and the tables.
+    def _lasting(self, addresses: Iterable[int]) -> frozenset[int]:
+        """Return those of `addresses` in functions of which all that is known follows from the text and the tables.
 
-        A tracer's site changes, and kprobes of the guest's come and go.
+        Kprobes of the guest's come and go. A tracer's site changes, too: now it must be as an unused one is.
         """
-        bounds = self._bounds(address)
-        return bounds is not None and self._function_lasts(*bounds)
+        around = {at: bounds for at in addresses if (bounds := self._bounds(at)) is not None}
+        sites = {bounds: self.ftrace.within(*bounds) for bounds in {*around.values()}}
+        busy = self._busy([site for those in sites.values() for site in those])
+        lasting = {one for one in sites if busy.isdisjoint(sites[one]) and self._function_lasts(*one)}
+        return frozenset(at for at, bounds in around.items() if bounds in lasting)
+
+    def _busy(self, sites: Collection[int]) -> frozenset[int]:
+        """Return the tracer's sites that are in use, or have other bytes than unused ones."""
+        states, idle = self.ftrace.states(sites), self.ftrace.idle
+
+        def is_busy(site: int) -> bool:
+            return site not in states or is_in_use(states[site][1]) or self._read(site, site + len(idle)) != idle
+
+        return frozenset(filter(is_busy, sites))
 
     def _function_lasts(self, start: int, end: int) -> bool:
-        return not self.ftrace.within(start, end) and not self.originals.kprobes(start, end)
-
-    def _departs(self) -> Sequence[tuple[int, int]]:
-        """See LastingText.departs: what `_lasts` asks of that the key does not tell."""
-        places = (self._bounds(at) for at in self._not_of_text())
-        return sorted({bounds for bounds in places if bounds is not None})
-
-    def _not_of_text(self) -> Iterator[int]:
-        """Yield an address in each function of which more is known than follows from the text and the tables."""
-        yield from (at for probe in self.originals.kprobes(*self._text) for at in (probe.address, probe.end - 1))
+        return not self.originals.kprobes(start, end)
 
     # -----------------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest import abi, runs, scope
 from gdb_optprobe.guest.guest import Guest, WalkedCode
-from gdb_optprobe.guest.lasting_text import LastingText
+from gdb_optprobe.guest.lasting_text import LastingText, ShelvedText
 from gdb_optprobe.guest.linux import boot, bypasses, control_groups, event_name, frame, proc_files
 from gdb_optprobe.guest.linux.arch.base import (
     Interrupted,
@@ -443,6 +443,9 @@ class LinuxGuest(Guest):
 
     def lasting_text(self) -> LastingText | None:
         return self.core.lasting()
+
+    def shelved_text(self) -> ShelvedText | None:
+        return self.core.shelved()
 
     def functions_entered(self, sites: Sequence[int]) -> Sequence[EnteredFunction]:
         symbols, wanted = self.kernel.symbols, frozenset(sites)

@@ -77,6 +77,10 @@ class _AArch64:
             return_codegen.RETURN_BACKEND_LSE if has_atomics else return_codegen.RETURN_BACKEND
         )
 
+    def addresses_in(self, insn: Insn) -> Sequence[tuple[int, int]]:
+        """Return none: an instruction has no room for an address."""
+        return ()
+
     def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
         """Return what all CPUs can run: with atomics where each of them has these."""
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.ppc64le import (
     abi,
@@ -76,6 +77,10 @@ class _PPC64LE:
     saves = staticmethod(writer.saves)
     emulate = staticmethod(emulator.emulate)
     pointer = staticmethod(emulator.pointer)
+
+    def addresses_in(self, insn: Insn) -> Sequence[tuple[int, int]]:
+        """Return none: an instruction has no room for an address."""
+        return ()
 
     def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
         """Return this one: its code runs on every CPU."""

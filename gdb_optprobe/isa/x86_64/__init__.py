@@ -75,6 +75,7 @@ class _X86_64:
     saves = staticmethod(writer.saves)
     emulate = staticmethod(emulator.emulate)
     pointer = staticmethod(emulator.pointer)
+    addresses_in = staticmethod(decoder.addresses_in)
 
     def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
         """Return this one: its code runs on every CPU."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import gc
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -27,9 +28,13 @@ from typing import Any, NamedTuple
 import capstone
 
 from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.x86_64.abi import SEGMENT_BASES
 
 CACHED = 1 << 16
 LONGEST = 15
+WORD = 4
+LOWEST = 1 << 24
+"""No image lies lower."""
 # capstone keeps a piece's instructions in memory, 250 bytes each, before it hands out the first.
 PIECE = 1 << 12
 
@@ -298,6 +303,21 @@ _HUGE = re.compile(r"\$(1844674407\d{10})")
 def _in_hexadecimal(text: str) -> str:
     """Rewrite negative 64-bit immediates, which capstone writes as unsigned decimals."""
     return _HUGE.sub(lambda number: f"${int(number[1]):#x}", text)
+
+
+def addresses_in(insn: Insn) -> Sequence[tuple[int, int]]:
+    """Return offset and size of what may be an address, or the distance from `insn` to a per-CPU offset.
+
+    Where `insn` and what it refers to lie in one image, their distance is the same wherever that is.
+    """
+    if insn.flow is not Flow.NEXT or insn.size < WORD:
+        return ()
+    parts, found = shape(insn.data), list[tuple[int, int]]()
+    if parts.imm_size >= WORD:
+        found.append((parts.imm, parts.imm_size))
+    if parts.disp_size == WORD and (not parts.is_rip_relative or parts.prefixes & SEGMENT_BASES.keys()):
+        found.append((parts.disp, WORD))
+    return [(at, size) for at, size in found if int.from_bytes(insn.data[at : at + size], "little") >= LOWEST]
 
 
 def decode(code: bytes, address: int) -> list[Insn]:

@@ -27,6 +27,7 @@ from gdb_optprobe.isa.return_codegen import EntryStubs
 from gdb_optprobe.probes.graph import records
 from gdb_optprobe.probes.graph.callees import Callees, Exits, Reached, exits_of
 from gdb_optprobe.probes.graph.gate import Gate, Thread
+from gdb_optprobe.probes.graph.kept_exits import KnownExits
 from gdb_optprobe.probes.graph.records import WORD
 from gdb_optprobe.probes.kretprobe import NEAR, UNBALANCED, check_function, return_backend
 from gdb_optprobe.probes.return_program import slot_word
@@ -35,7 +36,6 @@ from gdb_optprobe.probes.spec import Kind, Spec
 
 MOST_ARGUMENTS = 6
 """Of a function that are recorded, as Linux does."""
-KnownExits = dict[int, tuple[bytes, Exits]]
 CALLS = 32
 """Calls of one function at once, in all threads, that are recorded."""
 _SHOWN = ("{ … }",)
@@ -99,13 +99,13 @@ class Traced:
 class Functions:
     """The functions of a graph. root: None before it is found. by_number: of those with probes, as records have it.
 
-    left_out: why functions are not in it, by their names. known: what led out of functions with this code, by their
-    starts. bounds: see Guest.interrupt_bounds.
+    left_out: why functions are not in it, by their names. known: what leads out of functions. bounds: see
+    Guest.interrupt_bounds.
     """
 
     guest: Guest
     request: Request
-    known: KnownExits = field(default_factory=dict)
+    known: KnownExits = field(default_factory=KnownExits)
     root: Traced | None = None
     by_number: dict[int, Traced] = field(default_factory=dict)
     depths: dict[int, int] = field(default_factory=dict)
@@ -126,11 +126,7 @@ class Functions:
         if code is None:
             function = self.guest.text.function(place.start)
             return exits_of(function.hot, place, self.guest.pointer) if function is not None else Exits()
-        known = self.known.get(place.start)
-        if known is None or known[0] != code:
-            found = exits_of(self.guest.isa.decode(code, place.start), place, self.guest.pointer)
-            known = self.known[place.start] = code, found
-        return known[1]
+        return self.known.of(place, code, self.guest)
 
     def traced(self, starts: Collection[int]) -> Collection[int]:
         """Return those of the functions that have a tracer's site."""

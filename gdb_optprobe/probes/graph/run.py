@@ -131,6 +131,7 @@ class GraphRun:
         try:
             self._reserve(arena)
             self._put_in(self._new, self._pointers)
+            self.functions.known.keep()
         except BaseException:
             self.take_out()
             raise
@@ -146,6 +147,7 @@ class GraphRun:
         try:
             reason = self._let_run(seconds, command, is_over)
         finally:
+            self.functions.known.keep()
             if command is not None:
                 command.close()
         if self.request.newest:

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
-from gdb_optprobe.guest.lasting_text import LastingText
+from gdb_optprobe.guest.lasting_text import LastingText, ShelvedText
 from gdb_optprobe.guest.linux.clock import ClockRate, LogClock
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
@@ -97,6 +97,9 @@ class LinuxText(Text, Protocol):
 
     def lasting(self) -> LastingText | None:
         """See guest.Guest.lasting_text."""
+
+    def shelved(self) -> ShelvedText | None:
+        """See guest.Guest.shelved_text."""
 
     def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         """See guest.Guest."""

@@ -61,7 +61,7 @@ class PowerText(OneSizeText):
         assert self._shelf is not None, "there is a cache"
         (_, start), (base, end) = self._entry, self._text
         found = sha256(f"{self._shelf.key}\n{start - base:x} {end - base:x}\n".encode())
-        found.update(self._at_rest(self.originals.read(start, end), start))
+        found.update(self._at_rest(self._read_all(start, end), start))
         return found.hexdigest()
 
     def _table_rows(self) -> Iterator[Sequence[int]]:
@@ -69,8 +69,8 @@ class PowerText(OneSizeText):
         yield self.barriers.within(0, MASK)
         yield self.restarts.within(*self._text)
 
-    def _lasts(self, address: int) -> bool:
-        return address >= self._entry[1] and super()._lasts(address)
+    def _function_lasts(self, start: int, end: int) -> bool:
+        return start >= self._entry[1] and super()._function_lasts(start, end)
 
     def _at_rest(self, text: bytes, base: int) -> bytes:
         """Return the text at `base` without what the kernel rewrites while it runs."""

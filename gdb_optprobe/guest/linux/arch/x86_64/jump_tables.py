@@ -61,14 +61,15 @@ def targets(
 def _addresses(start: int, code: bytes, constants: tuple[int, int]) -> frozenset[int]:
     """Return addresses of constants in `code`: operands that are absolute or relative to the end of an instruction."""
     first, last = constants
+    # Numbers with a sign that are addresses of constants, and those that are so far from where the code begins.
+    least, most = (end - (1 << 64) if end >> 63 else end for end in constants)
     found: set[int] = set()
-    for shift in range(4):  # every offset is at one of four distances from a multiple of four
-        words = array("i", code[shift : shift + (len(code) - shift) // 4 * 4])
-        for behind, number in zip(range(start + shift + 4, start + len(code) + 1, 4), words, strict=True):
-            if first <= number & MASK < last:
-                found.add(number & MASK)
-            if first <= number + behind & MASK < last:
-                found.add(number + behind & MASK)
+    for offset in range(4):
+        numbers = array("i", code[offset : offset + (len(code) - offset & ~3)])
+        near = start + offset + 4
+        found.update([number & MASK for number in numbers if least <= number < most])
+        places = zip(numbers, range(near, near + 4 * len(numbers), 4), strict=True)
+        found.update([place for number, at in places if first <= (place := number + at & MASK) < last])
     return frozenset(found)
 
 

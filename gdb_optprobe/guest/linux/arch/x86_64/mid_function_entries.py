@@ -47,6 +47,8 @@ BYTES_EACH, LEAST = 64, 1 << 12
 FINDER = b"gdb_optprobe: landings, 2\n"
 """Renumbered when others are found in the same bytes."""
 END = 1 << 64
+WORD, LOW_BITS = 8, 24
+"""Bytes of a word, and how many of its bits differ in most addresses of one text."""
 REACH = 1 << 31
 """How far from the text's start anything of the image lies."""
 
@@ -269,13 +271,15 @@ def of_kernel(
     shelf: Shelf | None,
     say: Callable[[str], None],
     at_rest: AtRest = lambda text, base: text,
+    read: Callable[[int, int], bytes] | None = None,
 ) -> KernelEntries:
     """Return the mid-function entries of a kernel's text. Raises OptprobeError.
     shelf: caches what an earlier session found in the same text, for a kernel with these symbols.
+    read: returns original text that may have been read before.
     """
     start, end = kernel.range("_stext", "_etext")
     originals.check()
-    text = at_rest(originals.read(start, end), start)
+    text = at_rest((read or originals.read)(start, end), start)
     alone, words = _functions_alone(kernel, start, text, _inside(kernel, start, end))
     key = ""
     if shelf is not None:
@@ -339,14 +343,27 @@ def _inside(kernel: Kernel, start: int, end: int) -> list[tuple[int, int]]:
     names: dict[int, bool] = {}
     found: list[tuple[int, int]] = []
     for address, data in _data(kernel):
-        for row, value in enumerate(array("Q", data[: len(data) & ~7])):
-            if start <= value < end:
-                if value not in names:
-                    located = kernel.symbols.at(value)
-                    names[value] = located is not None and not located.offset
-                if not names[value]:
-                    found.append((address + 8 * row, value))
+        for at, value in sorted(_words_between(data, start, end)):
+            if value not in names:
+                located = kernel.symbols.at(value)
+                names[value] = located is not None and not located.offset
+            if not names[value]:
+                found.append((address + at, value))
     return found
+
+
+def _words_between(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the offsets of aligned words that are from `start` to before `end`, and the words: by their high bytes."""
+    for high in range(start >> LOW_BITS, (end - 1 >> LOW_BITS) + 1):
+        part = high.to_bytes(WORD - LOW_BITS // 8, "little")
+        at = data.find(part)
+        while at >= 0:
+            word = at - LOW_BITS // 8
+            if word >= 0 and not word % WORD:
+                value: int = unpack_from("<Q", data, word)[0]
+                if start <= value < end:
+                    yield word, value
+            at = data.find(part, at + 1)
 
 
 NO_POINTERS = (

@@ -198,7 +198,7 @@ class KernelText(CoreText):
             decode = self._isa.decode
             with interruptible():
                 self._entries = mid_function_entries.of_kernel(
-                    self._kernel, decode, self.originals, self._shelf, self._say, self._at_rest
+                    self._kernel, decode, self.originals, self._shelf, self._say, self._at_rest, self._read_all
                 )
             self._landings = self._entries.landings
         return self._landings
@@ -222,12 +222,6 @@ class KernelText(CoreText):
         assert self._entries is not None
         pointed, place = self._entries.pointed, bisect_right(self._entries.pointed, start)
         return place == len(pointed) or pointed[place] >= end
-
-    def _not_of_text(self) -> Iterator[int]:
-        yield from super()._not_of_text()
-        yield from self._by_data
-        assert self._entries is not None
-        yield from self._entries.pointed
 
     def _at_rest(self, text: bytes, base: int) -> bytes:
         symbols = self._kernel.symbols

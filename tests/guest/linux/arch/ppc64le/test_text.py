@@ -158,9 +158,10 @@ def test_any_other_patch_and_other_symbols_make_another_text(tmp_path: Path) -> 
 
 def test_what_lasts_is_a_function_that_nothing_rewrites(tmp_path: Path) -> None:
     found = lasting(tmp_path)
-    assert found.covers(UNTRACED) and found.read(UNTRACED, UNTRACED + 4) == ENTERED
-    assert not found.covers(PLAIN), "a tracer's site"
-    assert not found.covers(BASE + 0x100), "a vector"
+    assert found.read(UNTRACED, UNTRACED + 4) == ENTERED
+    assert {*found.covers([UNTRACED, PLAIN, BASE + 0x100])} == {UNTRACED, PLAIN}, "not a vector"
+    traced = lasting(tmp_path, {PLAIN: ENTERED + words(0x4BFFF001)})
+    assert {*traced.covers([UNTRACED, PLAIN])} == {UNTRACED}, "a tracer is there now"
 
 
 def test_nothing_lasts_without_a_cache() -> None:
