@@ -190,6 +190,12 @@ class Batches:
         if len(plans) < least(spec):
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
+        try:
+            arena.free_code(plans[0].head, guest.isa.branch_reach)
+        except Refused:  # those before have taken all
+            if spec.is_return:
+                raise
+            return
         busy = self.planner.busy(plans)
         shapes: dict[tuple[Shape, RoutineCalls | None, int], list[Plan]] = {}
         lay_out, known = count_code if handler.is_plain else call_code, self.planner.entry_plans
