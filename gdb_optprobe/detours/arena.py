@@ -34,6 +34,8 @@ DATA_STEP = 8
 RESERVE_CODE, RESERVE_DATA = 8192, 1024
 """Bytes of the reserve for a session that adopts this arena: the trap handler and its table; counts of active calls."""
 
+LEAST_IN_BOUNDS = 1 << 22
+"""Bytes of code, lent or not, that are enough near a module."""
 SPARE = 512
 """Bytes of code that a call of the kernel's allocator may take."""
 
@@ -120,6 +122,7 @@ class Arena:
         self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code], is_code=True)
         self._own = own if own is not None else len(ranges.code)
         self._spare: Slot | None = None
+        self._is_leaving = False
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
         self.probe_read: tuple[Slot, Detour] | None = None
         self.pads = _Pool([])
@@ -144,12 +147,12 @@ class Arena:
 
         Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
-        low, high = _code_range(near, reach, size)
+        low, high = self._code_range(near, reach, size)
         return self.code.allocate(size, low, high, near)
 
     def allocate_pad(self, near: int, reach: int) -> Slot:
         """Allocate memory for a stop pad of a probe at `near`. Raises Refused, as `allocate_code`."""
-        low, high = _code_range(near, reach, stop_pad.PAGE)
+        low, high = self._code_range(near, reach, stop_pad.PAGE)
         if all(slots.find(stop_pad.SIZE, low, high) is None for slots in self.pads.slots):
             page = self.code.claim_page(stop_pad.PAGE, low, high)
             if page is None:
@@ -170,7 +173,7 @@ class Arena:
     def lacks_counts(self, count: int, code: int, data: int, text: Range, reach: int, data_reach: int) -> bool:
         """Return whether `allocate_counts` has no room; the lack is noted."""
         first, last = text
-        (low, _), (_, high) = _code_range(last, reach, code), _code_range(first, reach, code)
+        (low, _), (_, high) = self._code_range(last, reach, code), self._code_range(first, reach, code)
         try:
             self.code.find(count * code, low, high, first)
             self.check_data(count * data, first, data_reach)
@@ -187,7 +190,7 @@ class Arena:
         Raises Refused where no piece has room for all.
         """
         first, last = text
-        (low, _), (_, high) = _code_range(last, reach, code), _code_range(first, reach, code)
+        (low, _), (_, high) = self._code_range(last, reach, code), self._code_range(first, reach, code)
         block = self.code.allocate(count * code, low, high, first)
         try:
             (low, _), (_, high) = (_data_range(at, data_reach, count * data) for at in (block.end, block.address))
@@ -266,7 +269,9 @@ class Arena:
 
     def refill_reserve(self) -> None:
         """Allocate the reserve again after `release_reserve`, if there is room."""
-        if self.lender is not None and self.lender.code_range[1]:
+        if self._is_leaving:
+            return
+        if self._has_bounds:
             self.keep_spare()
         if self._reserve is not None or self._reserve_near is None:
             return
@@ -275,13 +280,13 @@ class Arena:
             self.check_reserve(near, reach)
         except Refused:
             return
-        code = self.code.allocate(RESERVE_CODE, *_code_range(near, reach, RESERVE_CODE), near)
+        code = self.code.allocate(RESERVE_CODE, *self._code_range(near, reach, RESERVE_CODE), near)
         self._reserve = code, self.data.allocate(RESERVE_DATA, *_data_range(near, reach, RESERVE_DATA), near)
 
     def check_reserve(self, near: int, reach: int, data: int = RESERVE_DATA) -> None:
         """Check that there is room for the code of a reserve and so many bytes of data. Raises Refused."""
         if self._reserve is None:
-            self.check_code(RESERVE_CODE, near, reach)
+            self.code.find(RESERVE_CODE, *self._code_range(near, reach, RESERVE_CODE), near)
             if data:
                 self.check_data(data, near, reach)
 
@@ -299,7 +304,7 @@ class Arena:
 
     def _find_code(self, size: int, near: int, reach: int) -> int:
         """Return where code of `size` bytes would be, in memory that the kernel would lend where there is no other."""
-        low, high = _code_range(near, reach, size)
+        low, high = self._code_range(near, reach, size)
         try:
             return self.code.find(size, low, high, near)[1]
         except Refused:
@@ -371,6 +376,26 @@ class Arena:
         all_of_it = [*own, *([lent] if lent[1] else [])]
         return min(start for start, _ in all_of_it), max(end for _, end in all_of_it)
 
+    def check_return(self, near: int, reach: int) -> None:
+        """Raise Refused where a trampoline would not be in `code_bounds`: entries take its address for the guest's.
+        """
+        start, end = self._code_range(near, reach, 0)
+        bounds = self.code_bounds
+        if self._has_bounds and not (bounds[0] <= start and end <= bounds[1]):
+            raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{near:#x}"))
+
+    @property
+    def _has_bounds(self) -> bool:
+        return self.lender is not None and bool(self.lender.code_range[1])
+
+    def _code_range(self, near: int, reach: int, size: int) -> Range:
+        """Return where code for `near` may be: in `code_bounds`, unless too little of that is in reach."""
+        low, high = _code_range(near, reach, size)
+        if not self._has_bounds:
+            return low, high
+        start, end = max(low, self.code_bounds[0]), min(high, self.code_bounds[1])
+        return (start, end) if end - start >= LEAST_IN_BOUNDS else (low, high)
+
     def keep_spare(self) -> None:
         """Hold back code for calls of the kernel, by which more is lent, in what is not lent itself."""
         if self._spare is None and (at := self.code.slots[0].find(SPARE)) is not None:
@@ -386,6 +411,16 @@ class Arena:
         finally:
             if had:
                 self.keep_spare()
+
+    @contextmanager
+    def without_reserve(self) -> Iterator[None]:
+        """Hold nothing back: lent memory is given back, for which the guest runs."""
+        self._is_leaving = True
+        self.release_reserve()
+        try:
+            yield
+        finally:
+            self._is_leaving = False
 
     def free_spare(self) -> None:
         spare, self._spare = self._spare, None

@@ -164,6 +164,8 @@ class Batches:
             return
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         try:
+            if spec.is_return:
+                arena.check_return(sample.head, isa.branch_reach)
             at = arena.free_code(sample.head, isa.branch_reach)
             # The address of the first counter may end in zeros, which takes fewer instructions than the others'.
             second = arena.check_data(2 * WORD, at, isa.data_reach) + WORD
@@ -191,6 +193,8 @@ class Batches:
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
         try:
+            if spec.is_return:
+                arena.check_return(plans[0].head, guest.isa.branch_reach)
             arena.free_code(plans[0].head, guest.isa.branch_reach)
         except Refused:  # those before have taken all
             if spec.is_return:

@@ -233,6 +233,11 @@ class LentPages:
         for block in self.blocks:
             if not self._address(block) and self.arena.may_use(_cell(block)):
                 raise OptprobeError(IN_A_CALL, "let the guest run, then try again")
+        with self.arena.without_reserve():
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Raises OptprobeError where some stays lent."""
         size = self.lent >> 10
         try:
             if any(map(self._address, self.blocks)):

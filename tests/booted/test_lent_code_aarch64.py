@@ -16,6 +16,7 @@ from tests.booted.conftest import FULL
 from tests.booted.gdb import Console
 from tests.booted.test_aarch64 import text_of
 from tests.booted.test_lent_pages import KILLS, LENDS, TAKES_BACK, all_given_back
+from tests.booted.test_ppc64le import ATTEMPT, attempt
 
 MANY = "optprobe add -glob 's*' -tier optimized"
 """More functions than the image has room for."""
@@ -67,6 +68,28 @@ def test_settings_refuse_it(arm_guest: Guest) -> None:
     assert finished.status == 0 and LENDS not in finished.output, finished.output
     assert re.search(r"Probes 1-\d+: \d+ addresses, \d+ optimized", finished.output), finished.output
     assert "left out" in finished.output and "no room" in finished.output, finished.output
+
+
+def test_functions_of_a_module_have_room_near_it(arm_guest: Guest) -> None:
+    """A trampoline there would be taken for the guest's code, so that returns are refused; `explain` says the same."""
+    arm_guest.check("insmod /lib/modules/dummy.ko numdummies=1")
+    stats = "for n in 1 2 3 4 5 6 7 8 9 10; do cat /proc/net/dev; done >/dev/null"
+    returns = "dummy_get_stats64 -return"
+    script: list[str | Workload] = [
+        *ATTEMPT, "optprobe add dummy_get_stats64", f"optprobe explain {returns}", attempt(returns),
+        Workload(stats), keep("list", "optprobe list"), "optprobe check",
+        "optprobe delete", "optprobe check",
+    ]  # fmt: skip
+    try:
+        with all_given_back(arm_guest):
+            finished = batch(arm_guest, script)
+        assert LENDS in finished.output and TAKES_BACK in finished.output, finished.output
+        assert finished.output.count("no free memory for detours is within reach") == 2, finished.output
+        assert finished.output.count("holds what we wrote") == 2, finished.output
+        (probe,) = finished.json("list")
+        assert (probe["tier"], probe["hits"]) == ("optimized", 10)
+    finally:
+        arm_guest.check("rmmod dummy")
 
 
 @pytest.mark.timeout(1800)

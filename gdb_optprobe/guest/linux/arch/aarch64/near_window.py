@@ -136,7 +136,9 @@ class NearWindow:
         least = PAGE << self.orders[-1]
         start, end = max(low, self.own[0]), min(high, self.own[1])
         if end - start < least:
-            start, end = max(low, MODULES[0]), min(high, MODULES[1])
+            # In the middle of what is in reach, so that it serves modules to either side.
+            aside = high - low >> 2
+            start, end = max(low + aside, MODULES[0]), min(high - aside, MODULES[1])
         start, end = start + PAGE - 1 & -PAGE, end & -PAGE
         return (start, end) if end - start >= least else (0, 0)
 
