@@ -78,7 +78,8 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
         if key is not None and int.from_bytes(kernel.memory.read(key, 4), "little"):
             raise OptprobeError("this guest's kernel tracks CPUs in user code (nohz_full): its programs are not probed")
     if kernel.symbols.address(COUNTED_TWICE) is not None:
-        raise OptprobeError(f"counts in programs of kernels that have {COUNTED_TWICE} are not exact yet: none is probed")
+        why = f"counts in programs of kernels that have {COUNTED_TWICE} are not exact yet: none is probed"
+        raise OptprobeError(why)
     calls = trap_calls.find(kernel, AARCH64, originals, HANDLER, (CALLER,))
     mmu = LinearMmu(reads.linear, PageRecords.of(kernel, view))
     leaf = leaf_entry.routine(reads.linear, mmu.records(kernel))
