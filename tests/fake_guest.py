@@ -362,6 +362,10 @@ class Registers:
         return False
 
 
+def _lend_nothing(*_: object) -> None:
+    raise OptprobeError("this guest's kernel lends no memory")
+
+
 def _probe_no_programs(*_: object) -> None:
     raise OptprobeError("no programs run here")
 
@@ -494,6 +498,7 @@ class FakeGuest(Guest):
         arch = SimpleNamespace(
             loaded=(0, 0), room=lambda machine, kernel: room, places=lambda machine, kernel: (place,),
             trap_calls=lambda kernel, originals: self.trap_calls(), user_kernel=_probe_no_programs,
+            window=_lend_nothing, code_window=_lend_nothing,
         )
         recovered = SimpleNamespace(build="fake", text=(START, RECORDS), is_same_kernel=lambda machine: True)
         kernel = fake_kernel.kernel(cast(Any, self.machine), {})

@@ -34,6 +34,11 @@ DATA_STEP = 8
 RESERVE_CODE, RESERVE_DATA = 8192, 1024
 """Bytes of the reserve for a session that adopts this arena: the trap handler and its table; counts of active calls."""
 
+LEAST_IN_BOUNDS = 1 << 22
+"""Bytes of code, lent or not, that are enough near a module."""
+SPARE = 512
+"""Bytes of code that a call of the kernel's allocator may take."""
+
 Range = tuple[int, int]
 
 
@@ -51,17 +56,16 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Data that found no room: `size` bytes inside [low, high)."""
+    """Data, or code, that found no room: `size` bytes inside [low, high)."""
 
     size: int
     low: int
     high: int
+    is_code: bool = False
 
 
 class Lender(Protocol):
-    """Gets an arena more data from the guest's kernel, for which the guest runs.
-
-    """
+    """Gets an arena more data, and more code, from the guest's kernel, for which the guest runs."""
 
     def avoids(self, may_stop_at: Callable[[int], bool]) -> None:
         """Call the kernel nowhere where the guest may stop for another reason."""
@@ -80,6 +84,14 @@ class Lender(Protocol):
     def most(self, low: int, high: int) -> int:
         """Return how many bytes more can be lent in one piece inside [low, high), as far as is known."""
 
+    def code_place(self, low: int, high: int) -> Range:
+        """Return where inside [low, high) more code would be lent in one piece, as far as is known; (0, 0) for nowhere.
+        """
+
+    @property
+    def code_range(self) -> Range:
+        """Return where lent code is, but that near modules; (0, 0) where none is ever lent."""
+
     def lend(self, lack: Lack, more: int) -> None:
         """Make room for what found none, and `more` bytes besides. Raises OptprobeError with nothing lent."""
 
@@ -94,17 +106,23 @@ class Arena:
     probe_read: code that detours call (probes/probe_read.py).
     journal:    lists what is in the arena, for another GDB.
     earlier:    what an earlier GDB's journal said is in the arena; None if nothing was adopted.
-    lender:     lends more data; None where none can be had.
+    lender:     lends more memory; None where none can be had.
+    own:        how many of the ranges of code are not lent; None for all.
     """
 
-    def __init__(self, ranges: Ranges, alignment: int = 1, journal: Journal | None = None) -> None:
+    def __init__(
+        self, ranges: Ranges, alignment: int = 1, journal: Journal | None = None, own: int | None = None
+    ) -> None:
         self.ranges = ranges
         self.journal = journal or Journal()
         self.earlier: ArenaContents | None = None
         self.lender: Lender | None = None
         self._cells: set[Slot] = set()
         self._step = alignment if alignment > 1 else CODE_STEP
-        self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code])
+        self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code], is_code=True)
+        self._own = own if own is not None else len(ranges.code)
+        self._spare: Slot | None = None
+        self._is_leaving = False
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
         self.probe_read: tuple[Slot, Detour] | None = None
         self.pads = _Pool([])
@@ -129,12 +147,12 @@ class Arena:
 
         Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
-        low, high = _code_range(near, reach, size)
+        low, high = self._code_range(near, reach, size)
         return self.code.allocate(size, low, high, near)
 
     def allocate_pad(self, near: int, reach: int) -> Slot:
         """Allocate memory for a stop pad of a probe at `near`. Raises Refused, as `allocate_code`."""
-        low, high = _code_range(near, reach, stop_pad.PAGE)
+        low, high = self._code_range(near, reach, stop_pad.PAGE)
         if all(slots.find(stop_pad.SIZE, low, high) is None for slots in self.pads.slots):
             page = self.code.claim_page(stop_pad.PAGE, low, high)
             if page is None:
@@ -152,6 +170,17 @@ class Arena:
         """Return how many counts, each of so many bytes of code and data, one block of each has room for."""
         return min(self.code.largest // code, self.data.largest // data)
 
+    def lacks_counts(self, count: int, code: int, data: int, text: Range, reach: int, data_reach: int) -> bool:
+        """Return whether `allocate_counts` has no room; the lack is noted."""
+        first, last = text
+        (low, _), (_, high) = self._code_range(last, reach, code), self._code_range(first, reach, code)
+        try:
+            self.code.find(count * code, low, high, first)
+            self.check_data(count * data, first, data_reach)
+        except Refused:
+            return True
+        return False
+
     def allocate_counts(
         self, count: int, code: int, data: int, text: Range, reach: int, data_reach: int
     ) -> tuple[Slot, Slot]:
@@ -161,7 +190,7 @@ class Arena:
         Raises Refused where no piece has room for all.
         """
         first, last = text
-        (low, _), (_, high) = _code_range(last, reach, code), _code_range(first, reach, code)
+        (low, _), (_, high) = self._code_range(last, reach, code), self._code_range(first, reach, code)
         block = self.code.allocate(count * code, low, high, first)
         try:
             (low, _), (_, high) = (_data_range(at, data_reach, count * data) for at in (block.end, block.address))
@@ -177,8 +206,7 @@ class Arena:
 
         Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
-        low, high = _code_range(near, reach, self._step)
-        return self.code.find(self._step, low, high, near)[1]
+        return self._find_code(self._step, near, reach)
 
     def free_code_of_all(self, first: int, last: int, reach: int) -> int | None:
         """Return what `free_code` does for a branch at `first`, at `last` and at all between; None where they differ.
@@ -250,6 +278,10 @@ class Arena:
 
     def refill_reserve(self) -> None:
         """Allocate the reserve again after `release_reserve`, if there is room."""
+        if self._is_leaving:
+            return
+        if self._has_bounds:
+            self.keep_spare()
         if self._reserve is not None or self._reserve_near is None:
             return
         near, reach = self._reserve_near
@@ -257,26 +289,38 @@ class Arena:
             self.check_reserve(near, reach)
         except Refused:
             return
-        code = self.code.allocate(RESERVE_CODE, *_code_range(near, reach, RESERVE_CODE), near)
+        code = self.code.allocate(RESERVE_CODE, *self._code_range(near, reach, RESERVE_CODE), near)
         self._reserve = code, self.data.allocate(RESERVE_DATA, *_data_range(near, reach, RESERVE_DATA), near)
 
     def check_reserve(self, near: int, reach: int, data: int = RESERVE_DATA) -> None:
         """Check that there is room for the code of a reserve and so many bytes of data. Raises Refused."""
         if self._reserve is None:
-            self.check_code(RESERVE_CODE, near, reach)
+            self.code.find(RESERVE_CODE, *self._code_range(near, reach, RESERVE_CODE), near)
             if data:
                 self.check_data(data, near, reach)
 
     def release_reserve(self) -> None:
-        """Free the memory of the reserve for any use."""
+        """Free the memory of the reserve for any use, and what is held back for calls."""
+        self.free_spare()
         if self._reserve is not None:
             (code, data), self._reserve = self._reserve, None
             self.code.free(code)
             self.data.free(data)
 
     def check_code(self, size: int, near: int, reach: int) -> None:
-        """Raise Refused if `allocate_code` would; nothing is allocated."""
-        self.code.find(size, *_code_range(near, reach, size), near)
+        """Raise Refused if `allocate_code` would and the kernel lends no more; nothing is allocated."""
+        self._find_code(size, near, reach)
+
+    def _find_code(self, size: int, near: int, reach: int) -> int:
+        """Return where code of `size` bytes would be, in memory that the kernel would lend where there is no other."""
+        low, high = self._code_range(near, reach, size)
+        try:
+            return self.code.find(size, low, high, near)[1]
+        except Refused:
+            start, end = self.lender.code_place(low, high) if self.lender is not None else (0, 0)
+            if end - start < size:
+                raise
+            return start
 
     def check_data(self, size: int, near: int, reach: int) -> int:
         """Return where `allocate_data` would; nothing is allocated. Raises Refused as that does."""
@@ -320,6 +364,78 @@ class Arena:
         """Return whether retired code may write there."""
         return self._is_referenced(slot.address, self.code.dirty)
 
+    @property
+    def lacks(self) -> Sequence[Lack]:
+        """Return what found no room since `forget_lacks`."""
+        return [lack for lack in (self.code.lacked, self.data.lacked) if lack is not None]
+
+    def forget_lacks(self) -> None:
+        self.code.lacked = self.data.lacked = None
+
+    def add_code(self, start: int, end: int) -> None:
+        """Hand out code of [start, end), too."""
+        self.ranges = replace(self.ranges, code=(*self.ranges.code, (start, end)))
+        self.code.slots.append(Slots(start, end, self._step))
+
+    @property
+    def code_bounds(self) -> Range:
+        """Return a range with all code but that near modules, and with none of the kernel's, also if more is lent."""
+        own = self.ranges.code[: self._own]
+        lent = self.lender.code_range if self.lender is not None else (0, 0)
+        all_of_it = [*own, *([lent] if lent[1] else [])]
+        return min(start for start, _ in all_of_it), max(end for _, end in all_of_it)
+
+    def check_return(self, near: int, reach: int) -> None:
+        """Raise Refused where a trampoline would not be in `code_bounds`: entries take its address for the guest's.
+        """
+        start, end = self._code_range(near, reach, 0)
+        bounds = self.code_bounds
+        if self._has_bounds and not (bounds[0] <= start and end <= bounds[1]):
+            raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{near:#x}"))
+
+    @property
+    def _has_bounds(self) -> bool:
+        return self.lender is not None and bool(self.lender.code_range[1])
+
+    def _code_range(self, near: int, reach: int, size: int) -> Range:
+        """Return where code for `near` may be: in `code_bounds`, unless too little of that is in reach."""
+        low, high = _code_range(near, reach, size)
+        if not self._has_bounds:
+            return low, high
+        start, end = max(low, self.code_bounds[0]), min(high, self.code_bounds[1])
+        return (start, end) if end - start >= LEAST_IN_BOUNDS else (low, high)
+
+    def keep_spare(self) -> None:
+        """Hold back code for calls of the kernel, by which more is lent, in what is not lent itself."""
+        if self._spare is None and (at := self.code.slots[0].find(SPARE)) is not None:
+            self._spare = self.code.slots[0].claim(at, SPARE)
+
+    @contextmanager
+    def spending_spare(self) -> Iterator[None]:
+        """Let a call have what is held back, and hold it back again."""
+        had = self._spare is not None
+        self.free_spare()
+        try:
+            yield
+        finally:
+            if had:
+                self.keep_spare()
+
+    @contextmanager
+    def without_reserve(self) -> Iterator[None]:
+        """Hold nothing back: lent memory is given back, for which the guest runs."""
+        self._is_leaving = True
+        self.release_reserve()
+        try:
+            yield
+        finally:
+            self._is_leaving = False
+
+    def free_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            self.code.free(spare)
+
     def add_data(self, start: int, end: int) -> None:
         """Hand out data of [start, end), too."""
         self.ranges = replace(self.ranges, data=(*self.ranges.data, (start, end)))
@@ -327,14 +443,16 @@ class Arena:
 
     @property
     def is_more_unused(self) -> bool:
-        """Return whether nothing is allocated in data that were added."""
-        return not any(slots.used or slots.dirty for slots in self.data.slots[1:])
+        """Return whether nothing is allocated in memory that was added."""
+        more = (*self.data.slots[1:], *self.code.slots[self._own :])
+        return not any(slots.used or slots.dirty for slots in more)
 
-    def drop_data(self) -> None:
-        """Hand out no data that were added; none are in use."""
+    def drop_more(self) -> None:
+        """Hand out no memory that was added; none is in use."""
         assert self.is_more_unused
-        self.ranges = replace(self.ranges, data=self.ranges.data[:1])
+        self.ranges = replace(self.ranges, code=self.ranges.code[: self._own], data=self.ranges.data[:1])
         del self.data.slots[1:]
+        del self.code.slots[self._own :]
 
     def code_patch(self, slot: Slot, data: bytes, memory: Memory, padding: bytes) -> Patch:
         """Return the patch that fills `slot` with `data` and `padding`.
@@ -619,8 +737,9 @@ class Arena:
 class _Pool:
     """Several ranges of memory as one."""
 
-    def __init__(self, slots: Sequence[Slots]) -> None:
+    def __init__(self, slots: Sequence[Slots], is_code: bool = False) -> None:
         self.slots = list(slots)
+        self._is_code = is_code
         self.lacked: Lack | None = None  # the largest piece that found no room since this was None
 
     @property
@@ -676,9 +795,10 @@ class _Pool:
                 return slots, at
         if not self.slots:
             raise Refused(Refusal.ARENA_MISSING.because(why="none was found and none was given"))
-        if any(slots.start < high and low < slots.end for slots in self.slots):
-            if self.lacked is None or size > self.lacked.size:
-                self.lacked = Lack(size, low, high)
+        is_near = any(slots.start < high and low < slots.end for slots in self.slots)
+        if (is_near or self._is_code) and (self.lacked is None or size > self.lacked.size):
+            self.lacked = Lack(size, low, high, self._is_code)
+        if is_near:
             raise Refused(Refusal.ARENA_FULL.because(used=self.used, size=self.size))
         raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{near:#x}"))
 

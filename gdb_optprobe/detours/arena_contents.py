@@ -53,7 +53,7 @@ class Bounds:
 
     text: of the kernel. code, data: of the arena. loaded: where modules are loaded.
     fill: the byte of free code memory. more: data that the kernel has lent besides.
-    handlers: code of the arena that the kernel calls: probes can be there.
+    handlers: code of the arena that the kernel calls: probes can be there. lent_code: of `code`, what is lent.
     """
 
     text: Range
@@ -63,6 +63,7 @@ class Bounds:
     loaded: Range = (0, 0)
     more: tuple[Range, ...] = ()
     handlers: tuple[Range, ...] = ()
+    lent_code: tuple[Range, ...] = ()
 
     def is_loaded(self, address: int) -> bool:
         """Return whether text there is loaded and unloaded."""

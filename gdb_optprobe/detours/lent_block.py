@@ -1,6 +1,7 @@
-"""A block of pages that the guest's kernel lends for data, as the journal has it.
+"""A block of pages that the guest's kernel lends for data, or for code, as the journal has it.
 
     more   cell: the address of a word of data   [order, place]     before the kernel is asked for 2**order pages
+                                                 [order, place, true]                                  … for code
 The place is where the block appears as data. Where that is the kernel's own address of it, it is 0 while it does not.
 The guest itself writes into the cell where it has the block, and 0 as it gives the block back, so that both outlive a
 GDB that is killed meanwhile:
@@ -30,15 +31,16 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LentBlock:
-    """cell: see above. order: of the pages. place: where the block appears as data."""
+    """cell: see above. order: of the pages. place: where the block appears as data, or as code."""
 
     cell: int
     order: int
     place: int
+    is_code: bool = False
 
 
 def encode(block: LentBlock) -> list[int]:
-    return [block.order, block.place]
+    return [block.order, block.place, *([True] if block.is_code else [])]
 
 
 def decode_all(state: State, data: Range) -> tuple[LentBlock, ...]:
@@ -52,10 +54,11 @@ def decode_all(state: State, data: Range) -> tuple[LentBlock, ...]:
 
 
 def _decode(cell: int, value: Any, data: Range) -> LentBlock:
-    order, place = validate.row(value, 2)
+    order, place, *kind = validate.row(value, 2, 3)
     if not data[0] <= cell <= data[1] - CELL or cell % CELL:
         raise ValueError(f"no word of data at {cell:#x}")
-    return LentBlock(cell, validate.number(order, ORDERS), validate.number(place))
+    is_code = bool(kind) and validate.flag(kind[0])
+    return LentBlock(cell, validate.number(order, ORDERS), validate.number(place), is_code)
 
 
 def joined(ranges: Iterable[Range]) -> Sequence[Range]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Protocol
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.machine import PhysicalMemory
 
-__all__ = ["KernelMemory", "VirtualMemory", "Walk"]
+__all__ = ["KernelMemory", "VirtualMemory", "Walk", "by_page"]
 
 PAGE = 4096
 # Set in every kernel address. Others belong to the program of the selected vCPU: the kernel's tables do not have them.
@@ -28,6 +29,16 @@ Walk = Callable[[int], tuple[int, int] | None]
 Dump = Callable[[Sequence[tuple[int, int]]], list[bytes] | None]
 NEAR, MOST_AT_ONCE = 1 << 18, 1 << 26
 """Bytes between two pieces that are read along; bytes of a piece."""
+
+
+def by_page(read_physical: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
+    """Return a reader of page tables that reads each page of them once."""
+
+    @cache
+    def page(at: int) -> bytes:
+        return read_physical(at, PAGE)
+
+    return lambda address, size: page(address & -PAGE)[address % PAGE : address % PAGE + size]
 
 
 class VirtualMemory(Protocol):

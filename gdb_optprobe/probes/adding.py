@@ -182,7 +182,7 @@ class Adding:
                 new.blocks += (blocks := self.batches.add(spec, addresses, new.may_lend))
         except Refused as refused:
             if (lack := self._lack(new)) is not None:
-                raise _Lacks(lack, 0) from refused
+                raise _Lacks(lack, 0) from refused if spec.is_return else None
             raise
         if not blocks:
             self._check_room(new)

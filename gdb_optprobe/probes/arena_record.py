@@ -14,9 +14,10 @@ from typing import Any
 from gdb_optprobe.detours import lent_block
 from gdb_optprobe.detours.arena_contents import ArenaContents, Bounds, decode, restoring_patches
 from gdb_optprobe.detours.journal import Item, Journal
+from gdb_optprobe.detours.lent_block import LentBlock
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import physical_patch
-from gdb_optprobe.guest.linux.arch.base import LinuxArch, Loan, Room
+from gdb_optprobe.guest.linux.arch.base import LinuxArch, Loan, Room, Window
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.kernel_discovery import DiscoveredKernel
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
@@ -28,6 +29,7 @@ from gdb_optprobe.maps.journal_format import MAGIC, Damaged, Found, State
 from gdb_optprobe.probes import lent_pages
 
 NOTHING = ArenaContents()
+Range = tuple[int, int]
 MOST = 1 << 12
 """Pieces of code memory, and changes of page tables, at most."""
 LARGEST = 1 << 16
@@ -38,13 +40,17 @@ PHYSICAL = 1 << 56
 
 @dataclass(frozen=True)
 class RecordedArena:
-    """place: where it is, with the ranges that were found then. mapping: what was changed for it. loan: see Room."""
+    """place: where it is, with the ranges that were found then. mapping: what was changed for it. loan: see Room.
+
+    moved: where the journal is now, its size, and what it holds; None where it is in `place`.
+    """
 
     room: Room
     found: Found
     left: ArenaContents
     mapping: tuple[PhysicalPatch, ...]
     loan: Loan | None = None
+    moved: tuple[int, int, Found] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -78,7 +84,10 @@ class RecordedArena:
         )
 
     def open_journal(self, memory: Memory) -> Journal:
-        return _open_journal(self.room, memory, self.found)
+        journal = _open_journal(self.room, memory, self.found)
+        if self.moved is not None:
+            journal.adopt_moved(*self.moved)
+        return journal
 
 
 def find_arena(
@@ -100,23 +109,65 @@ def find_arena(
             return RecordedArena(replace(place, code=code), found, NOTHING, ())
         if found is not None:
             place, mapping, loan = _decode_room(found.state, place, recovered)
-            more = _decode_more(found.state, place, arch, machine, kernel, memory)
-            bounds = Bounds(recovered.text, place.code, place.data, place.fill, arch.loaded, more)
-            left = decode(found.state, bounds, memory, isa)
+            lent = _Lent(place, arch, machine, kernel, memory)
+            moved = lent.journal(found.state)
+            state = moved[2].state if moved is not None else found.state
+            more, code = lent.ranges(state)
+            ranges = (*place.code, *code)
+            bounds = Bounds(recovered.text, ranges, place.data, place.fill, arch.loaded, more, lent_code=code)
+            left = decode(state, bounds, memory, isa)
             restoring_patches(left, memory, isa)
-            return RecordedArena(place, found, left, mapping, loan)
+            return RecordedArena(place, found, left, mapping, loan, moved)
     return None
 
 
-def _decode_more(
-    state: State, place: Room, arch: LinuxArch, machine: Machine, kernel: Kernel, memory: Memory
-) -> tuple[tuple[int, int], ...]:
-    """Return the data that the kernel has lent besides. Raises Damaged, OptprobeError."""
-    try:
-        blocks = lent_block.decode_all(state, place.data)
-    except ValueError as wrong:
-        raise Damaged(f"{wrong}") from None
-    return lent_pages.mapped(blocks, arch.window(machine, kernel), memory) if blocks else ()
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """What the kernel has lent besides."""
+
+    place: Room
+    arch: LinuxArch
+    machine: Machine
+    kernel: Kernel
+    memory: Memory
+
+    def blocks(self, state: State, is_code: bool) -> Sequence[LentBlock]:
+        """Raises Damaged."""
+        try:
+            found = lent_block.decode_all(state, self.place.data)
+        except ValueError as wrong:
+            raise Damaged(f"{wrong}") from None
+        return [block for block in found if block.is_code == is_code]
+
+    def window(self, is_code: bool) -> Window:
+        find = self.arch.code_window if is_code else self.arch.window
+        return find(self.machine, self.kernel)
+
+    def ranges(self, state: State) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+        """Return the data and the code. Raises Damaged, OptprobeError."""
+        data, code = (self._mapped(self.blocks(state, is_code), is_code) for is_code in (False, True))
+        return data, code
+
+    def _mapped(self, blocks: Sequence[LentBlock], is_code: bool) -> tuple[Range, ...]:
+        return lent_pages.mapped(blocks, self.window(is_code), self.memory) if blocks else ()
+
+    def journal(self, state: State) -> tuple[int, int, Found] | None:
+        """Return what the journal was moved to: where, its size and what it holds; None where it stays. Raises Damaged.
+        """
+        if (value := state.get(f"{Item.MOVED} 0")) is None:
+            return None
+        try:
+            start, size = validate.numbers(validate.row(value, 2), 2)
+        except ValueError as wrong:
+            raise Damaged(f"{wrong}") from None
+        self.ranges(state)
+        blocks, window = self.blocks(state, True), self.window(True)
+        if (start, start + size) not in [window.journal(one.place, one.order) for one in blocks if one.place]:
+            raise Damaged("it is to be where no block of code ends")
+        found = form.decode(self.memory.read(start, size), self.place.fill)
+        if found is None or not found.generation:
+            raise Damaged("it is not where it was moved to")
+        return start, size, found
 
 
 def encode_room(room: Room, recovered: DiscoveredKernel) -> list[Any]:

@@ -22,7 +22,7 @@ from gdb_optprobe.detours.block import WORD
 from gdb_optprobe.detours.detour import count_code
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.planner import Plan, may_share_detour
-from gdb_optprobe.detours.refusal import Refused
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.text import IdleSites
@@ -96,7 +96,7 @@ class Batches:
             self._make_room(sum(len(each.sites) + len(each.plans) for each in planned))
             blocks: list[CountBlock] = []
             try:
-                for block in chain.from_iterable(map(self._allocated, planned)):
+                for block in chain.from_iterable(self._allocated(each, may_lend) for each in planned):
                     blocks.append(block)
                 if not blocks:
                     return []
@@ -131,10 +131,10 @@ class Batches:
 
         return self.routines.common_handler(spec, sample, count, may_lend)
 
-    def _allocated(self, planned: _Planned) -> Iterator[CountBlock]:
-        """Yield the blocks of one spec, with memory."""
+    def _allocated(self, planned: _Planned, may_lend: bool) -> Iterator[CountBlock]:
+        """Yield the blocks of one spec, with memory. Raises Refused where the kernel may lend what is lacking."""
         before = 0
-        for block in self._allocate_traced(planned.spec, planned.handler, planned.sites):
+        for block in self._allocate_traced(planned.spec, planned.handler, planned.sites, may_lend):
             before += len(block.sites)
             yield block
         yield from self._allocate_others(planned.spec, planned.handler, planned.plans, before)
@@ -164,11 +164,15 @@ class Batches:
         """Return the plan that all tracer's sites have; None where there are none, or none that all can have."""
         return self.planner.sample(sites.site(sites.addresses[0]), spec) if sites.addresses else None
 
-    def _allocate_traced(self, spec: Spec, handler: Handler, sites: IdleSites) -> Iterator[CountBlock]:
+    def _allocate_traced(
+        self, spec: Spec, handler: Handler, sites: IdleSites, may_lend: bool
+    ) -> Iterator[CountBlock]:
         if len(sites.addresses) < least(spec) or (sample := self._sample(spec, sites)) is None:
             return
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
         try:
+            if spec.is_return:
+                arena.check_return(sample.head, isa.branch_reach)
             at = arena.free_code(sample.head, isa.branch_reach)
             # The address of the first counter may end in zeros, which takes fewer instructions than the others'.
             second = arena.check_data(2 * WORD, at, isa.data_reach) + WORD
@@ -178,7 +182,12 @@ class Batches:
             return
         lay_out = count_code if handler.is_plain else call_code
         size = self.returns.stub_size if spec.is_return else len(lay_out(sample, isa, at, second))
-        addresses = array("Q", sites.addresses[: arena.counts_that_fit(arena.rounded(size), WORD)])
+        step, (first, last) = arena.rounded(size), (sites.addresses[0], sites.addresses[-1] + len(sample.original))
+        reaches = isa.branch_reach, isa.data_reach
+        lacks = may_lend and arena.lacks_counts(len(sites.addresses), step, WORD, (first, last), *reaches)
+        if lacks and self.optimizer.lacking() is not None:
+            raise Refused(Refusal.ARENA_FULL.because(used=arena.code.used, size=arena.code.size))
+        addresses = array("Q", sites.addresses[: arena.counts_that_fit(step, WORD)])
         if len(addresses) >= least(spec):
             originals = [sample.original] * len(addresses)
             yield from self._allocate(spec, handler, addresses, originals, size, [sample], is_uniform=True)
@@ -190,6 +199,14 @@ class Batches:
         if len(plans) < least(spec):
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
+        try:
+            if spec.is_return:
+                arena.check_return(plans[0].head, guest.isa.branch_reach)
+            arena.free_code(plans[0].head, guest.isa.branch_reach)
+        except Refused:  # those before have taken all
+            if spec.is_return:
+                raise
+            return
         busy = self.planner.busy(plans)
         shapes: dict[tuple[Shape, RoutineCalls | None, int], list[Plan]] = {}
         lay_out, known = count_code if handler.is_plain else call_code, self.planner.entry_plans

@@ -1,4 +1,4 @@
-"""More data for an arena: blocks of pages that the guest's kernel lends, by native calls of its page allocator.
+"""More memory for an arena: blocks of pages that the guest's kernel lends, by native calls of an allocator of its.
 
     intent journaled ─► thunk in an arena slot: __get_free_pages(flags, order) ─► cell ─► mapped: data of the arena
                         thunk: flush_tlb_all() ◄── taken out of the page tables ◄── no data in use, no code left
@@ -6,7 +6,9 @@
 Where the kernel's own mapping of a block serves, the block's place in the journal is what is mapped and taken out, and
 nothing is flushed (`Window`).
 The allocator is asked with flags with which it neither sleeps, nor frees what others use, nor tells of a failure: where
-it has no block at once, a smaller one is asked for. `vmalloc` has no such flags, and needs a table of pages.
+it has no block at once, a smaller one is asked for. `vmalloc` has no such flags, and needs a table of pages; it serves
+where blocks must be near (`Allocator`). A block of code is protected by calls before it is handed out, and the journal
+moves into the end of a large one: it must hold as many probes as the code.
 
 GDB may be killed at any instant. A thread in a thunk finishes it by itself, and the block's address, or 0, is in the
 cell (detours/lent_block.py). The thunk is code of the arena, so another GDB knows when no thread is in it. It maps
@@ -28,8 +30,7 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.lent_block import CELL, LentBlock
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux import gfp
-from gdb_optprobe.guest.linux.arch.base import NOWHERE, Say, Window
+from gdb_optprobe.guest.linux.arch.base import NOWHERE, Call, Say, Window
 from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.machine import Memory
@@ -40,8 +41,6 @@ from gdb_optprobe.probes.arena_call import make_call
 from gdb_optprobe.probes.settings import Settings
 
 MIB = 1 << 20
-ALLOCATES = ("__get_free_pages", "get_free_pages_noprof")
-FREES = "free_pages"
 TIMEOUT, LEAVING = 20.0, 5.0
 """Seconds in which a thread is to be reached; one that gives memory back."""
 CALL = 30.0
@@ -54,29 +53,19 @@ class Make(Protocol):
     def __call__(self, *, address: int, back: int) -> Thunk: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of the kernel: its functions, and the flags for which they are asked."""
-
-    allocate: int
-    free: int
-    flush: int | None
-    flags: int
-
-
 def mapped(blocks: Sequence[LentBlock], window: Window, memory: Memory) -> tuple[Range, ...]:
-    """Return the data that blocks of an earlier GDB are. Raises Damaged, OptprobeError."""
+    """Return the memory that blocks of an earlier GDB, of one kind, are. Raises Damaged, OptprobeError."""
     found: list[Range] = []
     for block in blocks:
         if block.order not in window.orders or not window.is_place(block.place, block.order):
-            raise Damaged("it tells of data where none can be")
+            raise Damaged("it tells of lent memory where none can be")
         address = _word(memory, block.cell)
         if address and window.is_mapped(block.place, block.order, address):
             found.append((block.place, block.place + window.size(block.order)))
         elif not address and not window.is_free(block.place):
-            raise Damaged("what is mapped as data was given back")
+            raise Damaged("what is mapped was given back")
     if _overlap(found):
-        raise Damaged("it tells of the same data twice")
+        raise Damaged("it tells of the same lent memory twice")
     return tuple(lent_block.joined(found))
 
 
@@ -97,6 +86,8 @@ class LentPages:
 
     def avoids(self, may_stop_at: Callable[[int], bool]) -> None:
         self._avoid = may_stop_at
+        if self._code_window is not None:
+            self.arena.keep_spare()
 
     @property
     def lent(self) -> int:
@@ -107,7 +98,7 @@ class LentPages:
         if self.why_not():
             return 0
         whole = self._window.size(self._window.whole)
-        return min(len(self._free_places(0, 1 << 64)), max(0, self._limit - self.lent) // whole) * whole
+        return min(len(self._free_places(self._window, 0, 1 << 64)), max(0, self._limit - self.lent) // whole) * whole
 
     def why_not(self) -> str:
         journal = self.arena.journal
@@ -116,7 +107,7 @@ class LentPages:
         if not self.settings().max_memory:
             return "max-memory is 0"
         try:
-            assert self._facts
+            self._window.allocator.allocate(self._window.whole, 0, 1 << 64)
             # Before the arena is taken there are no page tables to look at.
             table = self._window.table() if journal.is_open else None
             if table is not None and not self.can_change(table):
@@ -126,14 +117,26 @@ class LentPages:
         return ""
 
     def most(self, low: int, high: int) -> int:
-        if self.why_not():
-            return 0
-        places, window, left = self._free_places(low, high), self._window, self._limit - self.lent
+        return 0 if self.why_not() else self._most(self._window, low, high)
+
+    def _most(self, window: Window, low: int, high: int) -> int:
+        places, left = self._free_places(window, low, high), self._limit - self.lent
         sizes = (window.size(order) for order in window.orders if order >= window.whole)
         if not (size := next((size for size in sizes if size <= left), 0)):
             return 0
         in_a_row = next((n for n, place in enumerate(places) if place != places[0] - n * size), len(places))
         return min(in_a_row, left // size) * size
+
+    def code_place(self, low: int, high: int) -> Range:
+        window = self._code_window
+        if window is None or self.why_not() or not (most := self._most(window, low, high)):
+            return 0, 0
+        start, end = window.inside(low, high)
+        return (start, start + most) if end - start >= most else (0, 0)
+
+    @property
+    def code_range(self) -> Range:
+        return self._code_window.range if self._code_window is not None else (0, 0)
 
     # lent ------------------------------------------------------------------------------------------------------------
 
@@ -142,20 +145,23 @@ class LentPages:
             raise OptprobeError(why)
         if not self.arena.journal.is_open:
             raise OptprobeError("the journal in the guest is full")
-        wanted = lack.size + more
-        needed = self.lent + self._needed(lack.size, more)
-        if needed > self._limit or lack.size > self.most(lack.low, lack.high):
-            raise OptprobeError(f"{wanted >> 10:,} KiB more are needed", f"set optprobe max-memory {needed // MIB}")
-        self.tell(f"the guest runs until its kernel has lent {-(-wanted >> 10):,} KiB more for what probes gather")
+        window, wanted = self._window_of(lack.is_code), lack.size + more
+        needed = self.lent + self._needed(window, lack.size, more)
+        if needed > self._limit or lack.size > self._most(window, lack.low, lack.high):
+            raise OptprobeError(f"{wanted >> 10:,} KiB more are needed", f"set optprobe max-memory {-(-needed // MIB)}")
+        what = "detours" if lack.is_code else "what probes gather"
+        self.tell(f"the guest runs until its kernel has lent {-(-wanted >> 10):,} KiB more for {what}")
         runner = self._reach(TIMEOUT)
         self._free(runner, [block for block in self.blocks if not self._is_mapped(block)])
         new: list[LentBlock] = []
         try:
-            self._allocate(runner, lack, wanted, new)
+            self._allocate(runner, window, lack, wanted, new)
             for number, block in enumerate(new):
-                new[number] = self._now_at(block, self._window.map(block.place, block.order, self._address(block)))
+                for call in window.protects(block.order, self._address(block)):
+                    self._plain_call(runner, call)
+                new[number] = self._now_at(block, window.map(block.place, block.order, self._address(block)))
                 self.linux.forget()
-            if _overlap([*self.arena.ranges.data, *map(self._span, new)]):
+            if _overlap([*self.arena.ranges.data, *self.arena.ranges.code, *map(self._span, new)]):
                 raise OptprobeError("its kernel lent memory that is lent already")
             self.arena.journal.flush()
         except OptprobeError:
@@ -164,15 +170,27 @@ class LentPages:
                 self._free(runner, self._unmap(new))
             raise
         for start, end in lent_block.joined(map(self._span, new)):
-            self.arena.add_data(start, end)
+            if lack.is_code:
+                self.arena.add_code(start, end)
+            else:
+                self.arena.add_data(start, end)
+        for block in new:
+            self._move_journal(block)
 
-    def _allocate(self, runner: Runner, lack: Lack, wanted: int, new: list[LentBlock]) -> None:
+    def _move_journal(self, block: LentBlock) -> None:
+        """Have the journal where a block of code ends. Where that is not possible it stays, and may become full."""
+        start, end = self._window_of(block.is_code).journal(block.place, block.order)
+        if start < end and not self.arena.journal.has_moved:
+            with suppress(OptprobeError):
+                self.arena.journal.move(start, end - start)
+
+    def _allocate(self, runner: Runner, window: Window, lack: Lack, wanted: int, new: list[LentBlock]) -> None:
         """new: gets the blocks. Raises OptprobeError where the kernel does not have all."""
-        size, orders = 0, self._orders(lack.size)
-        for place in self._free_places(lack.low, lack.high):
+        size, orders = 0, _orders(window, lack.size)
+        for place in self._free_places(window, lack.low, lack.high):
             if size >= wanted:
                 return
-            block = self._ask(runner, place, orders)
+            block = self._ask(runner, window, place, lack, orders)
             if block is None:
                 break
             new.append(block)
@@ -180,20 +198,23 @@ class LentPages:
         if size < wanted:
             raise OptprobeError(f"its kernel has no {-(-wanted >> 10)} KiB to lend at once")
 
-    def _ask(self, runner: Runner, place: int, orders: Sequence[int]) -> LentBlock | None:
+    def _ask(
+        self, runner: Runner, window: Window, place: int, lack: Lack, orders: Sequence[int]
+    ) -> LentBlock | None:
         """Return a block of the first order of which the kernel has one; None where it has none."""
+        calls = [window.allocator.allocate(order, lack.low, lack.high) for order in orders]
         cell = self.arena.allocate_cell(CELL)
         self.linux.machine.write(cell.address, bytes(CELL))
-        facts, journal = self._facts, self.arena.journal
-        for order in orders:
-            block = LentBlock(cell.address, order, place)
+        journal = self.arena.journal
+        for order, call in zip(orders, calls, strict=True):
+            block = LentBlock(cell.address, order, place, lack.is_code)
             journal.put(Item.MORE, cell.address, lent_block.encode(block))
             journal.flush()
             if not journal.is_open:
                 break
             self.blocks.append(block)
             asks = partial(
-                self._calling.thunk, function=facts.allocate, arguments=(facts.flags, order), gives=cell.address
+                self._calling.thunk, function=call.function, arguments=call.arguments, gives=cell.address
             )
             self._call(runner, asks, cell.address)
             if self._address(block):
@@ -212,15 +233,21 @@ class LentPages:
         for block in self.blocks:
             if not self._address(block) and self.arena.may_use(_cell(block)):
                 raise OptprobeError(IN_A_CALL, "let the guest run, then try again")
+        with self.arena.without_reserve():
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Raises OptprobeError where some stays lent."""
         size = self.lent >> 10
         try:
             if any(map(self._address, self.blocks)):
                 self.tell(f"the guest runs until its kernel has taken back {size} KiB")
                 runner = self._reach(LEAVING)
-                # The journal must list no data that are in no memory.
+                # The journal must list no data that are in no memory, nor be in such.
                 self.arena.journal.flush()
+                self.arena.journal.move_back()
                 self._unmap(tuple(self.blocks))
-                self.arena.drop_data()
+                self.arena.drop_more()
                 self._free(runner, tuple(self.blocks))
             else:
                 self._forget(tuple(self.blocks))
@@ -232,7 +259,7 @@ class LentPages:
     def _unmap(self, blocks: Sequence[LentBlock]) -> Sequence[LentBlock]:
         """Return the blocks, mapped nowhere."""
         there = [
-            self._now_at(block, self._window.unmap(block.place)) if self._is_mapped(block) else block
+            self._now_at(block, self._window_of(block.is_code).unmap(block.place)) if self._is_mapped(block) else block
             for block in blocks
         ]
         self.arena.journal.flush()
@@ -250,13 +277,16 @@ class LentPages:
 
     def _free(self, runner: Runner, blocks: Sequence[LentBlock]) -> None:
         """Give back blocks that are mapped nowhere, once all translations are flushed. Raises OptprobeError."""
-        facts = self._facts
-        if facts.flush is not None and any(map(self._address, blocks)):
-            self._call(runner, partial(self._calling.thunk, function=facts.flush, arguments=()))
+        if (flushes := self._window.flushes) and any(map(self._address, blocks)):
+            self._plain_call(runner, Call(self.linux.kernel.address(flushes)))
         for block in blocks:
-            if self._address(block):
+            window = self._window_of(block.is_code)
+            if at := self._address(block):
+                for call in window.unprotects(block.order, at):
+                    self._plain_call(runner, call)
+                call = window.allocator.free(block.order)
                 frees = partial(
-                    self._calling.thunk, function=facts.free, arguments=(block.order,), takes=block.cell
+                    self._calling.thunk, function=call.function, arguments=call.arguments, takes=block.cell
                 )
                 self._call(runner, frees, block.cell)
             if not self.arena.may_use(_cell(block)):
@@ -284,7 +314,12 @@ class LentPages:
 
     def _call(self, runner: Runner, make: Make, *uses: int) -> None:
         """Have the thread that was reached run code, which is in the arena meanwhile. Raises OptprobeError."""
-        make_call(runner, lambda at, back: make(address=at, back=back), CALL, self.linux, self.arena, uses)
+        with self.arena.spending_spare():
+            make_call(runner, lambda at, back: make(address=at, back=back), CALL, self.linux, self.arena, uses)
+
+    def _plain_call(self, runner: Runner, call: Call) -> None:
+        """Make a call that has nothing to do with a cell. Raises OptprobeError."""
+        self._call(runner, partial(self._calling.thunk, function=call.function, arguments=call.arguments))
 
     # facts -----------------------------------------------------------------------------------------------------------
 
@@ -297,40 +332,36 @@ class LentPages:
         return self._window.calling
 
     @cached_property
-    def _facts(self) -> Facts:
-        kernel = self.linux.kernel
-        known = (at for name in ALLOCATES if (at := kernel.symbols.address(name)) is not None)
-        allocate = next(known, None) or kernel.address(ALLOCATES[0])
-        flushes = self._window.flushes
-        flush = kernel.address(flushes) if flushes else None
-        return Facts(allocate, kernel.address(FREES), flush, gfp.at_once(kernel))
+    def _code_window(self) -> Window | None:
+        """Return where code can be lent; None where none can."""
+        try:
+            return self.linux.arch.code_window(self.linux.machine, self.linux.kernel)
+        except OptprobeError:
+            return None
+
+    def _window_of(self, is_code: bool) -> Window:
+        window = self._code_window if is_code else self._window
+        if window is None:
+            raise OptprobeError("its kernel lends no memory for code")
+        return window
 
     @property
     def _limit(self) -> int:
         return self.settings().max_memory * MIB
 
-    def _free_places(self, low: int, high: int) -> Sequence[int]:
+    def _free_places(self, window: Window, low: int, high: int) -> Sequence[int]:
         """Return the places inside [low, high) that hold no block, nearest to the data first."""
         taken = {block.place for block in self.blocks} - {NOWHERE}
-        return [at for at in self._window.places(low, high) if at not in taken]
+        return [at for at in window.places(low, high) if at not in taken]
 
-    def _orders(self, least: int) -> Sequence[int]:
-        """Return the orders of blocks to ask for, the first choice first, where a piece of data has `least` bytes.
-
-        A piece that is larger than any block lies in several of the greatest that follow one another.
-        """
-        window = self._window
-        fit = [order for order in window.orders if window.size(order) >= least] or window.orders[:1]
-        return [order for order in fit if order <= max(window.whole, fit[-1])]
-
-    def _needed(self, least: int, more: int) -> int:
+    def _needed(self, window: Window, least: int, more: int) -> int:
         """Return the bytes of the first choice of blocks for a piece of `least` bytes, and `more`."""
-        one, whole = self._window.size(self._orders(least)[0]), self._window.size(self._window.whole)
+        one, whole = window.size(_orders(window, least)[0]), window.size(window.whole)
         pieces = -(-least // one) * one
         return pieces + -(-max(0, least + more - pieces) // whole) * whole
 
     def _size(self, block: LentBlock) -> int:
-        return self._window.size(block.order)
+        return self._window_of(block.is_code).size(block.order)
 
     def _span(self, block: LentBlock) -> Range:
         return block.place, block.place + self._size(block)
@@ -340,7 +371,16 @@ class LentPages:
 
     def _is_mapped(self, block: LentBlock) -> bool:
         address = self._address(block)
-        return bool(address) and self._window.is_mapped(block.place, block.order, address)
+        return bool(address) and self._window_of(block.is_code).is_mapped(block.place, block.order, address)
+
+
+def _orders(window: Window, least: int) -> Sequence[int]:
+    """Return the orders of blocks to ask for, the first choice first, where a piece has `least` bytes.
+
+    A piece that is larger than any block lies in several of the greatest that follow one another.
+    """
+    fit = [order for order in window.orders if window.size(order) >= least] or window.orders[:1]
+    return [order for order in fit if order <= max(window.whole, fit[-1])]
 
 
 def _cell(block: LentBlock) -> Slot:

@@ -28,13 +28,13 @@ FULL = (
 
 @dataclass
 class LinuxArena:
-    """See ArenaSource. tell: tells the user a sentence. code: where detours are, in what was found last."""
+    """See ArenaSource. tell: tells the user a sentence."""
 
     linux: LinuxGuest
     settings: Callable[[], Settings]
     tell: Say = lambda _: None
     room: Room | None = None
-    code: Sequence[tuple[int, int]] = ()
+    _arena_found: Arena | None = None
     _journal: Journal = field(default_factory=Journal)
     _took: bool = False
     _earlier: RecordedArena | None = None
@@ -60,9 +60,12 @@ class LinuxArena:
 
     def find(self) -> Arena:
         """Find the user's ranges, else memory that the kernel does not use itself. Raises OptprobeError."""
-        arena = self._found()
-        self.code = arena.ranges.code
+        self._arena_found = arena = self._found()
         return arena
+
+    @property
+    def code(self) -> Sequence[tuple[int, int]]:
+        return self._arena_found.ranges.code if self._arena_found is not None else ()
 
     def _found(self) -> Arena:
         if self.linux.is_booting():
@@ -110,8 +113,9 @@ class LinuxArena:
 
     def _arena(self, room: Room, left: ArenaContents = NOTHING) -> Arena:
         self._journal.when_full = lambda: self.tell(FULL)
-        ranges = Ranges(code=room.code, data=(room.data, *left.bounds.more), fill=room.fill)
-        arena = Arena(ranges, self.linux.isa.alignment, self._journal)
+        bounds = left.bounds
+        ranges = Ranges((*room.code, *bounds.lent_code), (room.data, *bounds.more), room.fill)
+        arena = Arena(ranges, self.linux.isa.alignment, self._journal, own=len(room.code))
         arena.lender = LentPages(
             self.linux, arena, self.settings, self.tell, self._can_change, list(left.lent)
         )
@@ -212,10 +216,9 @@ class LinuxArena:
         self.tell("the guest runs until its kernel has lent memory for detours")
         room = borrow()
         self.linux.forget()
-        self._journal.start = room.journal[0]
         self._journal.put(Item.ROOM, 0, encode_room(room, self.linux.recovered))
         try:
-            self._journal.begin()
+            self._journal.begin_at(room.journal[0])
             room.take()
         except OptprobeError as error:
             self._journal.lose()

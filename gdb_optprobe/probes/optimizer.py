@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
 
-from gdb_optprobe.detours.arena import Arena, Lack
+from gdb_optprobe.detours.arena import Arena, Lack, Lender
 from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.plan_request import Neighbours
@@ -345,7 +345,7 @@ class Optimizer:
         """Forget what found no room so far; return the bytes of data in use."""
         if self.arena is None:
             return 0
-        self.arena.data.lacked = None
+        self.arena.forget_lacks()
         return self.arena.data.used
 
     def data_used_since(self, before: int) -> int:
@@ -353,10 +353,12 @@ class Optimizer:
 
     def lacking(self) -> Lack | None:
         """Return what found no room since `watch_data`, if the kernel may lend some; None where all did."""
-        if self.arena is None or self.arena.data.lacked is None:
+        if self.arena is None or not (lacks := self.arena.lacks):
             return None
         lender = self.arena.lender  # it reads the guest to say why not
-        return self.arena.data.lacked if lender is not None and not lender.why_not() else None
+        if lender is None or lender.why_not():
+            return None
+        return next((lack for lack in lacks if not lack.is_code or _lends_code(lender, lack)), None)
 
     def lend(self, lack: Lack, more: int) -> None:
         """See Lender. Raises OptprobeError."""
@@ -784,8 +786,13 @@ class Optimizer:
             self._used_when_full = self._used()
             if not freed and arena.data.used >= before:
                 raise
-            arena.data.lacked = None
+            arena.forget_lacks()
             return action()
+
+
+def _lends_code(lender: Lender, lack: Lack) -> bool:
+    start, end = lender.code_place(lack.low, lack.high)
+    return end - start >= lack.size
 
 
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:

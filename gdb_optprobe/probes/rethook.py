@@ -543,4 +543,4 @@ def return_address_slot(key: int, guest: Guest) -> int | None:
 
 def code_range(arena: Arena) -> tuple[int, int]:
     """Return the range that all of the arena's code is in: a return address there may be any trampoline's."""
-    return min(start for start, _ in arena.ranges.code), max(end for _, end in arena.ranges.code)
+    return arena.code_bounds

@@ -45,7 +45,7 @@ READS = "dd if=/dev/zero of=/dev/null bs=7 count=1000 2>/dev/null"
 DD = re.compile(r"\[dd\]: 100[0-9]\b")
 """What READS reads and writes, and some bytes of its program."""
 ROUNDS = int(os.environ.get("OPTPROBE_ROUNDS", "20" if FULL else "2"))
-KIB_OF_A_PAGE = {"x86_64": 4, "ppc64le": 64}
+KIB_OF_A_PAGE = {"x86_64": 4, "aarch64": 4, "ppc64le": 64}
 KIB_OF_NOISE = 1024
 """By which that differs from one moment to the next, though nothing is lost; a block has 2048."""
 

@@ -370,3 +370,78 @@ def test_more_than_is_read_is_said_to_be_full(value: object) -> None:
             journal.flush()
     found = memory.found()
     assert found is not None and found.state["full"] is True and not journal.is_open
+
+
+LARGE = 4 * SIZE
+MOVED = f"{Item.MOVED} 0"
+
+
+class TwoPlaces(Memory):
+    """Room for a journal, and for a larger one behind it, which holds something."""
+
+    def __init__(self, left: int = 1 << 40) -> None:
+        super().__init__(left)
+        self.data += bytes(LARGE)
+
+    def state(self) -> tuple[dict[str, Any], bool]:
+        """Return what another GDB finds, and whether it was moved."""
+        first = form.decode(bytes(self.data[:SIZE]), FILL)
+        assert first is not None
+        if (there := first.state.get(MOVED)) is None:
+            return first.state, False
+        assert there == [START + SIZE, LARGE]
+        found = form.decode(bytes(self.data[SIZE:]), FILL)
+        assert found is not None and found.generation
+        return found.state, True
+
+
+@given(st.integers(0, 12000))
+def test_a_kill_at_any_instant_of_a_move(left: int) -> None:
+    """Before, while and after it is in larger memory, it holds the same but for one record that is under way."""
+    memory = TwoPlaces()
+    journal = Journal(memory, START, SIZE, FILL)
+    journal.put(Item.ROOM, 0, [1])
+    journal.put(Item.DATA, 8, 16)
+    journal.begin()
+    before = dict(journal.state)
+    memory.left = left
+    at_all = [before, before | {"data 10": 32}, {"room 0": [1], "data 10": 32}]
+    try:
+        journal.move(START + SIZE, LARGE)
+        journal.put(Item.DATA, 0x10, 32)
+        journal.flush()
+        journal.drop(Item.DATA, 8)
+        journal.flush()
+        journal.move_back()
+    except Killed:
+        state, _ = memory.state()
+        assert state in at_all
+        return
+    assert memory.state() == (at_all[-1], False) and not journal.has_moved
+
+
+def test_it_holds_more_where_it_was_moved_to_and_another_gdb_goes_back() -> None:
+    memory = TwoPlaces()
+    journal = Journal(memory, START, SIZE, FILL)
+    journal.put(Item.ROOM, 0, [1])
+    journal.begin()
+    journal.move(START + SIZE, LARGE)
+    long = [[number * 7919 % 65521 for number in range(400)]]
+    journal.put(Item.COUNTS, 1, long)
+    journal.flush()
+    assert journal.is_open and memory.state() == ({"room 0": [1], "counts 1": long}, True)
+    with pytest.raises(OptprobeError):
+        journal.move_back()
+    assert journal.is_open and memory.state()[1]
+    first = form.decode(bytes(memory.data[:SIZE]), FILL)
+    second = form.decode(bytes(memory.data[SIZE:]), FILL)
+    assert first is not None and second is not None
+    other = Journal(memory, START, SIZE, FILL, first)
+    other.adopt_moved(START + SIZE, LARGE, second)
+    other.begin()
+    assert memory.state()[1]
+    other.drop(Item.COUNTS, 1)
+    other.move_back()
+    assert memory.state() == ({"room 0": [1]}, False)
+    other.clear()
+    assert bytes(memory.data[:SIZE]) == bytes([FILL]) * SIZE

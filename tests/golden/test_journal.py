@@ -15,10 +15,12 @@ from typing import Any, cast
 
 import pytest
 
+from gdb_optprobe.detours import lent_block
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.arena_contents import Bounds, decode, restoring_patches
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
+from gdb_optprobe.detours.lent_block import LentBlock
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.guest.linux import event_name
 from gdb_optprobe.guest.linux.tracepoints import Tracepoint
@@ -55,6 +57,7 @@ from tests.golden.left_in_guest import (
     CODE,
     DATA,
     FILL,
+    JOURNAL,
     KERNEL,
     MAIN,
     NOP5,
@@ -135,6 +138,22 @@ def test_what_is_written_of_events() -> None:
     assert listing(state) == golden("journal_events.txt")
 
 
+def test_what_is_written_where_the_journal_has_moved() -> None:
+    """The memory that it is in now is a block of code, which is listed there too."""
+    guest = Guest()
+    journal = Journal(cast(Any, guest), JOURNAL[0], JOURNAL[1] - JOURNAL[0], FILL)
+    block = LentBlock(DATA[0], 9, CODE[0], is_code=True)
+    journal.put(Item.MORE, block.cell, lent_block.encode(block))
+    journal.put(Item.DATA, block.cell, 8)
+    journal.begin()
+    journal.move(CODE[0], 0x4000)
+    found = journal_format.decode(guest.read(JOURNAL[0], JOURNAL[1] - JOURNAL[0]), FILL)
+    assert found is not None and listing(found.state) == golden("journal_moved.txt")
+    moved = journal_format.decode(guest.read(CODE[0], 0x4000), FILL)
+    assert moved is not None and moved.state == journal.state
+    assert lent_block.decode_all(moved.state, DATA) == (block,)
+
+
 @pytest.mark.parametrize("name", ["journal_blocks.txt", "journal_counts.txt"])
 def test_blocks_are_read(name: str) -> None:
     items = [json.loads(line) for line in golden(name).splitlines()]
@@ -150,7 +169,7 @@ def test_blocks_are_read(name: str) -> None:
 
 
 def test_a_record_of_each_kind_and_the_numbers_of_tables() -> None:
-    names = ("journal.txt", "journal_blocks.txt", "journal_counts.txt", "journal_events.txt")
+    names = ("journal.txt", "journal_blocks.txt", "journal_counts.txt", "journal_events.txt", "journal_moved.txt")
     lines = "".join(map(golden, names)).splitlines()
     written = {key.split()[0] for line in lines for key in json.loads(line)}
     assert {str(item) for item in Item} == written, "one that is added is added to this guest too"

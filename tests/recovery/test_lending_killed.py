@@ -17,6 +17,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import NOWHERE
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.linux import LinuxGuest
+from gdb_optprobe.guest.linux.page_allocator import Pages
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.x86_64.calling import CALLING
 from gdb_optprobe.probes.linux_arena import LinuxArena
@@ -138,7 +139,7 @@ class Machine(FakeMachine):
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(Pages):
     """See guest.linux.arch.base.Window."""
 
     machine: FakeMachine
@@ -151,7 +152,7 @@ class Window:
     flushes: str = "flush_tlb_all"
 
     @property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> Kernel:  # type: ignore[override]
         return kernel(self.machine)
 
     def size(self, order: int) -> int:

@@ -20,6 +20,7 @@ LONGEST = 32
 """Bytes of a name, at most: the longest has 22."""
 WAITS, SLEEPS, QUIET = "GFP_KERNEL", "__GFP_DIRECT_RECLAIM", "__GFP_NOWARN"
 AT_ONCE = "GFP_NOWAIT"
+ZEROED, GIVES_UP = "__GFP_ZERO", "__GFP_NORETRY"
 
 
 def at_once(kernel: Kernel) -> int:
@@ -36,6 +37,19 @@ def at_once(kernel: Kernel) -> int:
     if not bits or found >> 32 or found & sleeps or not known[WAITS] & sleeps or known[WAITS] & known[QUIET]:
         raise NoSuchKernel(f"its table {TABLE} is not as expected")
     return found
+
+
+def may_sleep(kernel: Kernel) -> int:
+    """Return flags with which the allocator may sleep, gives zeroed memory, ends no process, and tells of no failure.
+
+    Raises OptprobeError. What is known of flags must hold, as above.
+    """
+    at_once(kernel)
+    known = _names(kernel.memory, kernel.address(TABLE))
+    single = [known.get(name, 0) for name in (ZEROED, GIVES_UP, QUIET)]
+    if any(bin(bit).count("1") != 1 or bit & known[WAITS] for bit in single) or known[WAITS] >> 32:
+        raise NoSuchKernel(f"its table {TABLE} is not as expected")
+    return known[WAITS] | sum(single)
 
 
 def is_table(memory: Memory, at: int) -> bool:

@@ -74,6 +74,11 @@ class Kernel:
             raise self._without(symbol)
         return found
 
+    def one_of(self, symbols: Sequence[str]) -> int:
+        """Return the address of the first of these symbols that exists, as kernels renamed it."""
+        found = (at for symbol in symbols if (at := self.symbols.address(symbol)) is not None)
+        return next(found, None) or self.address(symbols[0])
+
     def _without(self, symbol: str) -> NoSuchKernel:
         if self.symbols.address(EVERYWHERE) is not None:
             return NoSuchKernel(f"this kernel has no symbol {symbol}")

@@ -2,7 +2,7 @@
 
     stp x0, x1, [sp, #-FRAME]! … x18, x30; the flags      what a function may change
     ldr x16, cell; 1: ldxr x0, [x16]; stxr w17, xzr, [x16]; cbnz w17, 1b      of a call that takes a cell
-    mov x0, argument …
+    mov x0, argument …; those behind the eighth on the stack
     mov x16, function; blr x16        x16 is the register with which a landing pad is entered
     mov x16, cell; str x0, [x16]      of a call that gives one
     sub x16, sp, #BELOW; 1: stp xzr, xzr, [x16], #16 …   returned; no return address into the thunk stays there
@@ -55,9 +55,18 @@ def _call(function: int, arguments: Sequence[int], takes: int | None, gives: int
         yield again
         yield from (plain("ldxr", ARGUMENTS[0], _CELL), plain("stxr", "xzr", _CELL, _FAILED))
         yield branch_on_zero("cbnzw", _FAILED, again)
-    for register, value in zip(ARGUMENTS[takes is not None :], arguments, strict=False):
+    registers = ARGUMENTS[takes is not None :]
+    stacked = arguments[len(registers) :]
+    room = -(-8 * len(stacked) // 16) * 16
+    if stacked:
+        yield number("subi", SP, SP, room)
+    for place, value in enumerate(stacked):
+        yield from (*constant(_CELL, value), scaled("str", _CELL, SP, 8 * place, 8))
+    for register, value in zip(registers, arguments, strict=False):
         yield from constant(register, value)
     yield from (*constant(_CELL, function), plain("blr", n=_CELL))
+    if stacked:
+        yield number("addi", SP, SP, room)
     if gives is not None:
         yield from (*constant(_CELL, gives), scaled("str", RETURN_VALUES[0], _CELL, 0, 8))
 
@@ -74,7 +83,7 @@ def _wipe() -> Iterator[Item]:
 class _Calling:
     pc = PC
     result = RETURN_VALUES[0]
-    arguments = 3
+    arguments = 9
 
     thunk = staticmethod(_thunk)
 

@@ -160,12 +160,31 @@ NOWHERE = 0
 """The place of a block that serves where the kernel has it, while it does not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of one of the kernel's functions."""
+
+    function: int
+    arguments: tuple[int, ...] = ()
+
+
+class Allocator(Protocol):
+    """The kernel's functions that lend blocks."""
+
+    def allocate(self, order: int, low: int, high: int) -> Call:
+        """Return the call that returns a block for a place inside [low, high), or 0. Raises OptprobeError."""
+
+    def free(self, order: int) -> Call:
+        """Return the call that takes a block back, which is an argument before the others. Raises OptprobeError."""
+
+
 class Window(Protocol):
-    """Where blocks of pages that the kernel lends appear to detours as data, one in each place.
+    """Where blocks of pages that the kernel lends appear to detours, one in each place: as data, or as code.
 
     block: the address at which the kernel has it. order: it has 2**order pages.
     orders: that can be mapped, greatest first. whole: that is asked for first where less would do.
-    calling, vcpus: see native_call. kernel: with what is known of its threads.
+    calling, vcpus: see native_call. kernel: with what is known of its threads. allocator: lends the blocks.
+    range: where code is, whatever asks for it, but that of modules; (0, 0) where blocks are data.
     flushes: the kernel's function that flushes all translations; "" where `unmap` leaves none that are wrong.
     """
 
@@ -177,6 +196,12 @@ class Window(Protocol):
 
     @property
     def kernel(self) -> Kernel: ...
+
+    @property
+    def allocator(self) -> Allocator: ...
+
+    @property
+    def range(self) -> tuple[int, int]: ...
 
     @property
     def orders(self) -> Sequence[int]: ...
@@ -207,6 +232,19 @@ class Window(Protocol):
 
     def is_free(self, place: int) -> bool:
         """Return whether nothing is mapped there. Raises OptprobeError."""
+
+    def inside(self, low: int, high: int) -> tuple[int, int]:
+        """Return where inside [low, high) a block is looked for; it is empty where there is no place."""
+
+    def journal(self, place: int, order: int) -> tuple[int, int]:
+        """Return what a block that is mapped there has for a journal, behind its `size`; it is empty where it has none.
+        """
+
+    def protects(self, order: int, block: int) -> Sequence[Call]:
+        """Return calls that make a block what it is to be, before `map`. Raises OptprobeError."""
+
+    def unprotects(self, order: int, block: int) -> Sequence[Call]:
+        """Return calls that undo those, however many of them were made."""
 
     def map(self, place: int, order: int, block: int) -> int:
         """Map a block, prove it by use, and return its place. Raises OptprobeError with nothing mapped."""
@@ -342,6 +380,9 @@ class LinuxArch(Finder, Protocol):
 
     def window(self, machine: Machine, kernel: Kernel) -> Window:
         """Return where more data can appear. Raises OptprobeError where nothing can."""
+
+    def code_window(self, machine: Machine, kernel: Kernel) -> Window:
+        """Return where more code can appear. Raises OptprobeError where none can."""
 
     def current(self, kernel: Kernel) -> Current:
         """Return the expressions for the running thread and its CPU."""

@@ -12,6 +12,7 @@ from gdb_optprobe.guest.linux.arch.aarch64 import (
     current,
     el1_sync,
     image_padding,
+    near_window,
     record_walk,
     sched_clock,
     stacks,
@@ -135,7 +136,10 @@ class _Linux:
         return image_padding.places(machine, kernel)
 
     def window(self, machine: Machine, kernel: Kernel) -> Window:
-        raise _unbuilt("memory that the kernel lends is")
+        return near_window.window(machine, kernel, is_code=False)
+
+    def code_window(self, machine: Machine, kernel: Kernel) -> Window:
+        return near_window.window(machine, kernel, is_code=True)
 
     def current(self, kernel: Kernel) -> Current:
         return current.current(kernel)

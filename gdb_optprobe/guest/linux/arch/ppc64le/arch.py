@@ -52,6 +52,7 @@ from gdb_optprobe.guest.linux.kernel_discovery import View
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
+from gdb_optprobe.guest.linux.page_allocator import NO_CODE
 from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
 from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
@@ -183,6 +184,9 @@ class _Linux:
 
     def window(self, machine: Machine, kernel: Kernel) -> Window:
         return linear_window.window(machine, kernel)
+
+    def code_window(self, machine: Machine, kernel: Kernel) -> Window:
+        raise OptprobeError(NO_CODE)
 
     def current(self, kernel: Kernel) -> Current:
         try:

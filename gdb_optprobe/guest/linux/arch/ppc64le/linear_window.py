@@ -22,6 +22,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.linux.arch.ppc64le.structures import CodeStructures, has_types
 from gdb_optprobe.guest.linux.arch.ppc64le.user_kernel import PowerVcpus
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.page_allocator import Pages
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.calling import Calling
@@ -39,7 +40,7 @@ class NoWindow(OptprobeError):
 
 
 @dataclass(frozen=True, slots=True)
-class LinearWindow:
+class LinearWindow(Pages):
     """See guest.linux.arch.base.Window. page: bytes of the kernel's pages. root: of its tree, a physical address."""
 
     machine: Machine

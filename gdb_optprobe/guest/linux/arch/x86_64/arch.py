@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gdb_optprobe.errors import Unreadable
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.linux import physical_patch, trap_calls
 from gdb_optprobe.guest.linux.arch.base import (
@@ -52,6 +52,7 @@ from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures, Symbols
 from gdb_optprobe.guest.linux.loaded_text import LoadedText, ModuleCode
 from gdb_optprobe.guest.linux.modules import Module
+from gdb_optprobe.guest.linux.page_allocator import NO_CODE
 from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
 from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
@@ -187,6 +188,9 @@ class _Linux:
 
     def window(self, machine: Machine, kernel: Kernel) -> Window:
         return DataWindow(machine, kernel)
+
+    def code_window(self, machine: Machine, kernel: Kernel) -> Window:
+        raise OptprobeError(NO_CODE)
 
     def current(self, kernel: Kernel) -> Current:
         return current.current(kernel)

@@ -35,6 +35,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.paging import (
 )
 from gdb_optprobe.guest.linux.arch.x86_64.user_kernel import VCPUS
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.page_allocator import Pages
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine
 from gdb_optprobe.isa.calling import Calling
@@ -53,7 +54,7 @@ class NoWindow(OptprobeError):
 
 
 @dataclass(frozen=True, slots=True)
-class DataWindow:
+class DataWindow(Pages):
     """See guest.linux.arch.base.Window."""
 
     machine: Machine

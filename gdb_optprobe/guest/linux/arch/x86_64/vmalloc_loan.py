@@ -16,9 +16,8 @@ to; the guest runs on. The next loan removes the thunk once no thread can be in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import physical_patch
@@ -40,6 +39,7 @@ from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.linux.safe_points import SafePoints
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.memory import by_page
 from gdb_optprobe.guest.native_call import Caller, CallFailed
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.isa.x86_64.calling import CALLING
@@ -242,7 +242,7 @@ class Borrower:
     def _mapping(self, area: int, tables: Tables) -> tuple[PhysicalPatch, ...]:
         """Return the writes, in order, that map the lent area in the window. Raises NoPadding if the code is writable.
         """
-        read = _by_page(self.machine.read_physical)
+        read = by_page(self.machine.read_physical)
         direct = self._direct(tables)
         frames: list[int] = []
         for at in range(area, area + SIZE, PAGE):
@@ -278,13 +278,3 @@ def _protected() -> int:
 def _corners() -> tuple[int, ...]:
     """Return the first and the last page of data, code and journal."""
     return tuple(at for start, end in (DATA, CODE, JOURNAL) for at in (start, end - PAGE))
-
-
-def _by_page(read_physical: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
-    """Return a reader that reads each page of page tables once."""
-
-    @cache
-    def page(at: int) -> bytes:
-        return read_physical(at, PAGE)
-
-    return lambda address, size: page(address & -PAGE)[address % PAGE : address % PAGE + size]
