@@ -318,7 +318,8 @@ def choose_live_memory() -> None:
         return
     drop_live_memory(current)
     try:
-        memory, why = current.session.live_memory()
+        current.session.target.guest.clock()  # asked for at a stop, it is known while the guest runs
+        memory, why = live_memory(current.machine, spans, to_keep=True)
     except OptprobeError as error:
         memory, why = None, error.message
     current.live = KnownMemory(spans, chosen, memory, why)

@@ -27,27 +27,33 @@ MOST_ASKED = 256
 """Pages of which the monitor is asked where they are, in a guest with page tables that are not known."""
 
 
-def live_memory(machine: GdbMachine, spans: Sequence[tuple[int, int]]) -> tuple[LiveMemory | None, str]:
+def live_memory(
+    machine: GdbMachine, spans: Sequence[tuple[int, int]], *, to_keep: bool = False
+) -> tuple[LiveMemory | None, str]:
     """Return what reads these (start, end) pieces while the guest runs, None where only stops can; and why so.
 
-    Raises OptprobeError where the setting asks for a way that does not work.
+    to_keep: it stays open, so it is not QMP, which answers one client at a time. Raises OptprobeError where the setting
+    asks for a way that does not work.
     """
     settings = current_settings()
     if settings.live == SLICES:
         return None, "set optprobe live slices"
+    if to_keep and settings.live == QMP:
+        return None, "set optprobe live qmp, and QMP answers one client at a time"
+    candidates = _candidates(settings, to_keep)
     with held():
-        found, why = chosen(_candidates(settings), lambda: extents(spans, partial(_physical, machine), _host), machine)
+        found, why = chosen(candidates, lambda: extents(spans, partial(_physical, machine), _host), machine)
     if found is None and settings.live in (PROCESS, QMP):
         told = "; ".join(why) or "set optprobe qmp-socket PATH"
         raise OptprobeError(f"the running guest cannot be read: {told}", "set optprobe live auto")
     return found, "; ".join(why) or ("" if found is not None else "no process of this host is at the connection")
 
 
-def _candidates(settings: Settings) -> Iterator[Candidate]:
+def _candidates(settings: Settings, to_keep: bool) -> Iterator[Candidate]:
     if settings.live != QMP:
         for process in peers():
             yield Candidate(f"/proc/{process}/mem", partial(ProcessMemory, process))
-    if settings.live != PROCESS and settings.qmp_socket:
+    if settings.live != PROCESS and settings.qmp_socket and not to_keep:
         yield Candidate(f"QMP at {settings.qmp_socket}", partial(QmpMemory, settings.qmp_socket))
 
 
