@@ -64,9 +64,6 @@ GROWING = (
     "attachments.session().optimizer.traps.dispatcher.slots = 4"
 )
 
-# What is held back for another session is more than all that the image of 6.12 has on aarch64.
-SMALL = "python from gdb_optprobe.detours import arena; arena.RESERVE_CODE = 1024"
-
 
 @pytest.fixture(params=["linux", "ppc_guest", "arm_guest"])
 def each(request: pytest.FixtureRequest) -> Guest:
@@ -157,19 +154,17 @@ def test_another_gdb_takes_traps_over(traced: Guest) -> None:
     take_over(traced, OF_ARCH[traced.options.arch].event)
 
 
-def take_over(traced: Guest, event: str, first: str = "echo") -> None:
-    """event: in `read_zero`, where the guest counts besides. first: what each GDB begins with."""
+def take_over(traced: Guest, event: str) -> None:
+    """event: in `read_zero`, where the guest counts besides."""
     traced.check(f"cd {TRACING}; echo 'p {event}' > kprobe_events")
     traced.check(f"echo 1 > {TRACING}/events/kprobes/enable")
     with Console(traced) as gdb:
-        gdb(first)
         assert "trapped" in gdb("optprobe add read_zero -tier trapped")
         gdb.send("continue")
         traced.check(DD.format(500))
         gdb.kill()
     traced.check(DD.format(500))
     with Console(traced) as gdb:
-        gdb(first)
         assert "trapped" in gdb("optprobe recover")
         assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
         gdb.send("continue")
@@ -184,7 +179,6 @@ def take_over(traced: Guest, event: str, first: str = "echo") -> None:
         gdb.kill()
     assert event_hits(traced) == (2000, 0)
     with Console(traced) as gdb:
-        gdb(first)
         assert "2 probes" in gdb("optprobe recover -remove")
         assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
     release(traced)
@@ -210,7 +204,7 @@ def test_on_other_kernels_and_processors(boot: Boot, tmp_path: Path, suite: str,
     guest = boot(arch="aarch64", cpu=cpu, smp=smp, suite=suite)
     before = text_of(guest, tmp_path)
     places = ("read_zero", "ksys_read", "do_mem_abort", "el1_interrupt")
-    script: list[str | Workload] = ["set optprobe table-keys 8", SMALL, GROWING]
+    script: list[str | Workload] = [GROWING]
     script += [f"optprobe add {place} -tier trapped" for place in places]
     script += ['optprobe add vfs_read -tier trapped if $comm == "dd" do count by $comm', arm("read_zero+8")]
     script += [Workload(two_dd(HITS).command, 300), keep("list", "optprobe list"), "optprobe report 5"]
@@ -224,6 +218,6 @@ def test_on_other_kernels_and_processors(boot: Boot, tmp_path: Path, suite: str,
     assert finished.output.count("holds what we wrote") == 2
     quiet(guest)
     assert text_of(guest, tmp_path) == before
-    take_over(guest, "read_zero+8", SMALL)
+    take_over(guest, "read_zero+8")
     quiet(guest)
     assert text_of(guest, tmp_path) == before
