@@ -79,10 +79,12 @@ class ReportCommand(Subcommand[Selection]):
             if runs and args.html:
                 raise OptprobeError(f"{attach.RUNNING}, and a page has facts that it is asked for", attach.INTERRUPT)
             numbers = resolve(session, args)
-            found = _Gathered(session.reports(numbers), session.maps(numbers), last=session.gathered)
-            if numbers is None:
-                traces = session.printed_traces() if not (runs or args.timeline or args.folded or args.html) else ()
-                found = replace(found, traces=traces, collector=session.collector())
+            found = _Gathered(session.reports(numbers), last=session.gathered)
+            if not (args.timeline or args.folded):
+                found = replace(found, maps=session.maps(numbers))
+                if numbers is None and not args.html:
+                    traces = session.printed_traces() if not runs else ()
+                    found = replace(found, traces=traces, collector=session.collector())
         shown = self._print(args, out, found)
         if args.clear:
             session.clear(numbers)

@@ -56,6 +56,7 @@ from gdb_optprobe.probes.unpatched_text import UnpatchedText
 
 RUNNING, INTERRUPT = "the guest is running", "interrupt it first"
 
+
 @dataclass(frozen=True)
 class KnownMemory:
     """What reads `spans` of a guest that runs, as these settings have it; None where nothing does, and why."""

@@ -26,7 +26,7 @@ def test_eight_processes(traced: Guest) -> None:
 
 
 def test_eight_processes_with_signed_addresses_and_atomics_of_newer_cpus(boot: Boot) -> None:
-    """6.12, whose memory has room for the table of one function."""
+    """Of Debian's 6.12, where the table of calls is in memory that the kernel lends."""
     guest = boot(arch="aarch64", suite="trixie", cpu="max,pauth-impdef=on", smp=4)
     exact(guest, ("vfs_read",), beside=("ksys_read",))
     assert guest.problems() == []

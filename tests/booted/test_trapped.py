@@ -74,7 +74,7 @@ def each(request: pytest.FixtureRequest) -> Guest:
 
 @pytest.fixture
 def traced(each: Guest) -> Iterator[Guest]:
-    """The session's guests, whose own kprobes are traps. On aarch64 Linux optimizes none."""
+    """The session's guests, with their own kprobes as traps. On aarch64 Linux optimizes none."""
     each.check(f"[ ! -e {UNOPTIMIZED} ] || echo 0 > {UNOPTIMIZED}")
     yield each
     quiet(each)

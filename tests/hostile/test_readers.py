@@ -729,7 +729,7 @@ def of_radix(random: Random) -> Callable[[], Any]:
 
 
 class ArmMachine(arm_kernels.Machine):
-    """A guest whose page tables lead to frames of `Tables`, and whose vCPUs say anything of them."""
+    """A guest with page tables that lead to frames of `Tables`, and vCPUs that say anything of them."""
 
     def __init__(self, random: Random) -> None:
         tcr = random.choice((arm_kernels.TCR, arm_kernels.TCR, arm_tables.WIDE_TCR, random.getrandbits(64)))

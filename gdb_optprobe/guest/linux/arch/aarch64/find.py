@@ -29,8 +29,6 @@ ISOLATED = 1 << 13
 LEVEL, HYPERVISOR = "el", 2
 LARGEST_IMAGE = 1 << 27
 LEAST_TEXT = 1 << 20
-
-
 GUARDED = 1 << 50
 """Of an entry: indirect branches to its page must find landing pads (DDI 0487, GP)."""
 

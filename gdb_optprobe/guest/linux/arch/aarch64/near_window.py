@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import gfp
 from gdb_optprobe.guest.linux.arch.aarch64 import find as finding
 from gdb_optprobe.guest.linux.arch.aarch64 import paging
@@ -26,6 +25,7 @@ from gdb_optprobe.guest.linux.arch.aarch64.probe_read import Linear
 from gdb_optprobe.guest.linux.arch.aarch64.text import MODULES
 from gdb_optprobe.guest.linux.arch.aarch64.user_kernel import VCPUS
 from gdb_optprobe.guest.linux.arch.base import NOWHERE, Call
+from gdb_optprobe.guest.linux.in_place import InPlace, NoWindow
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.machine import Machine
@@ -56,10 +56,6 @@ HIGH_ADDRESS = 3 << 8
 Range = tuple[int, int]
 
 
-class NoWindow(OptprobeError):
-    """An area cannot serve."""
-
-
 @dataclass(frozen=True, slots=True)
 class Vmalloc:
     """See guest.linux.arch.base.Allocator. flags: for the page allocator. rights: of an entry, as data have them."""
@@ -79,7 +75,7 @@ class Vmalloc:
 
 
 @dataclass(frozen=True, slots=True)
-class NearWindow:
+class NearWindow(InPlace):
     """See guest.linux.arch.base.Window. own: where areas are, but those near modules."""
 
     machine: Machine
@@ -149,12 +145,6 @@ class NearWindow:
     def is_place(self, place: int, order: int) -> bool:
         return place == NOWHERE or (MODULES[0] <= place < MODULES[1] and not place % PAGE)
 
-    def table(self) -> int | None:
-        return None
-
-    def is_free(self, place: int) -> bool:
-        return place == NOWHERE
-
     # used ----------------------------------------------------------------------------------------------------------
 
     def protects(self, order: int, block: int) -> Sequence[Call]:
@@ -171,7 +161,7 @@ class NearWindow:
     def map(self, place: int, order: int, block: int) -> int:
         if place != NOWHERE:
             raise NoWindow(f"what the kernel lent at {place:#x} is in use already")
-        frames = self._frames(order, block)
+        frames = self._check(order, block)
         for at in (block, block + (PAGE << order) - 8):
             word = (at ^ 0x5A5A_5A5A_5A5A_5A5A).to_bytes(8, "little")
             frame = frames[at - block >> 12] + at % PAGE
@@ -181,18 +171,7 @@ class NearWindow:
                     raise NoWindow(f"memory at {at:#x} is not what the kernel lent")
         return block
 
-    def is_mapped(self, place: int, order: int, block: int) -> bool:
-        if place == NOWHERE:
-            return False
-        if place != block:
-            raise NoWindow(f"the kernel lent {block:#x}, and not {place:#x}")
-        self._frames(order, block)
-        return True
-
-    def unmap(self, place: int) -> int:
-        return NOWHERE
-
-    def _frames(self, order: int, block: int) -> Sequence[int]:
+    def _check(self, order: int, block: int) -> Sequence[int]:
         """Return the physical addresses of an area's pages. Raises NoWindow where they have not the rights they should.
         """
         if not self.is_place(block, order) or self.linear.has(block):

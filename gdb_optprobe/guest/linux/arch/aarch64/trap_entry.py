@@ -10,9 +10,9 @@ Our handler runs before the kernel has saved a register (arch/arm64/kernel/entry
      frame ─►  the interrupted stack
 
 Those that we use are put where the kernel is about to put them. Interrupts, debug exceptions and SErrors are masked
-from the exception to `eret`, which no other exception comes between: all memory used is mapped. All
-other synchronous exceptions in the kernel come here too, page faults among them: ESR_EL1 says which, before more than
-two registers are saved.
+from the exception to `eret`, which no other exception comes between: all memory used is mapped. All other synchronous
+exceptions in the kernel come here too, page faults among them: ESR_EL1 says which, before more than two registers are
+saved.
 """
 
 from __future__ import annotations

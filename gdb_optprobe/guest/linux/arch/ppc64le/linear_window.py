@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import NOWHERE
 from gdb_optprobe.guest.linux.arch.ppc64le import derive, image_padding, kernel_tree, radix, reads
 from gdb_optprobe.guest.linux.arch.ppc64le.constants import DerivedSymbols
 from gdb_optprobe.guest.linux.arch.ppc64le.find import LINEAR_MAP
 from gdb_optprobe.guest.linux.arch.ppc64le.structures import CodeStructures, has_types
 from gdb_optprobe.guest.linux.arch.ppc64le.user_kernel import PowerVcpus
+from gdb_optprobe.guest.linux.in_place import InPlace, NoWindow
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
 from gdb_optprobe.guest.linux.page_allocator import Pages
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
@@ -35,12 +35,8 @@ LEAST, WHOLE, LARGEST = 1 << 17, 1 << 21, 1 << 24
 HASH = "with hash page tables the kernel does not show whether memory that it lends could be executed"
 
 
-class NoWindow(OptprobeError):
-    """A block cannot serve as data."""
-
-
 @dataclass(frozen=True, slots=True)
-class LinearWindow(Pages):
+class LinearWindow(Pages, InPlace):
     """See guest.linux.arch.base.Window. page: bytes of the kernel's pages. root: of its tree, a physical address."""
 
     machine: Machine
@@ -69,12 +65,6 @@ class LinearWindow(Pages):
         start, end = LINEAR_MAP
         return place == NOWHERE or (start < place < end and place % self.size(order) == 0)
 
-    def table(self) -> int | None:
-        return None
-
-    def is_free(self, place: int) -> bool:
-        return place == NOWHERE
-
     def map(self, place: int, order: int, block: int) -> int:
         if place != NOWHERE:
             raise NoWindow(f"what the kernel lent at {place:#x} is data already")
@@ -85,17 +75,6 @@ class LinearWindow(Pages):
             if self.kernel.memory.read(at, 8) != word:
                 raise NoWindow(f"memory at {at:#x} is not what the kernel lent")
         return block
-
-    def is_mapped(self, place: int, order: int, block: int) -> bool:
-        if place == NOWHERE:
-            return False
-        if place != block:
-            raise NoWindow(f"the kernel lent {block:#x}, and not {place:#x}")
-        self._check(order, block)
-        return True
-
-    def unmap(self, place: int) -> int:
-        return NOWHERE
 
     def _check(self, order: int, block: int) -> None:
         """Raise NoWindow where a block is not memory of the linear map, writable and not executable."""
