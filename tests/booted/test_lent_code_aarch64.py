@@ -83,11 +83,13 @@ def test_functions_of_a_module_have_room_near_it(arm_guest: Guest) -> None:
     try:
         with all_given_back(arm_guest):
             finished = batch(arm_guest, script)
-        assert LENDS in finished.output and TAKES_BACK in finished.output, finished.output
-        assert finished.output.count("no free memory for detours is within reach") == 2, finished.output
+        # By chance a module is in reach of the image: then nothing is lent, and its returns are there.
+        lent = LENDS in finished.output
+        assert (TAKES_BACK in finished.output) == lent, finished.output
+        assert finished.output.count("no free memory for detours is within reach") == 2 * lent, finished.output
         assert finished.output.count("holds what we wrote") == 2, finished.output
-        (probe,) = finished.json("list")
-        assert (probe["tier"], probe["hits"]) == ("optimized", 10)
+        probes = finished.json("list")
+        assert [(one["tier"], one["hits"]) for one in probes] == [("optimized", 10)] * (1 if lent else 2)
     finally:
         arm_guest.check("rmmod dummy")
 
