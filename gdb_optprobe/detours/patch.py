@@ -42,7 +42,7 @@ class Patch:
         return Patch(self.address, self.new, self.old)
 
 
-_END = ((1 << 64, 1 << 64), b"")
+_END = ((1 << 64, 1 << 64), b"", b"")
 """Behind the last place."""
 
 
@@ -103,10 +103,7 @@ def exchange_in_runs(
     olds, news = (repeat(each, len(places)) if isinstance(each, bytes) else each for each in (old, new))
     with held():
         before = runs.read(places, memory)
-        for (address, _), wanted, found in zip(places, olds, runs.at(places, before), strict=True):
-            if found != wanted:
-                raise TextChanged(address, wanted, found)
-        after = [*_patched(before, places, news)]
+        after = [*_patched(before, zip(places, olds, news, strict=True))]
         written: list[tuple[runs.Run, runs.Run]] = []
         try:
             for one, other in zip(before, after, strict=True):
@@ -143,13 +140,16 @@ def _holds(memory: Memory, address: int, data: bytes) -> bool:
 
 
 def _patched(
-    before: Sequence[runs.Run], places: Sequence[tuple[int, int]], news: Iterable[bytes]
+    before: Iterable[runs.Run], changes: Iterator[tuple[tuple[int, int], bytes, bytes]]
 ) -> Iterator[runs.Run]:
-    left = zip(places, news, strict=True)
-    (start, end), new = next(left)
+    """Yield what runs hold after `changes`, ascending (place, old bytes, new bytes). Raises TextChanged."""
+    (start, end), old, new = next(changes)
     for run in before:
         data, address, behind = bytearray(run.data), run.address, run.end
         while start < behind:
-            data[start - address : end - address] = new
-            (start, end), new = next(left, _END)
+            first, last = start - address, end - address
+            if data[first:last] != old:
+                raise TextChanged(start, old, bytes(data[first:last]))
+            data[first:last] = new
+            (start, end), old, new = next(changes, _END)
         yield runs.Run(address, bytes(data))

@@ -91,6 +91,8 @@ class KernelMemory:
         """See machine.ReadsMany: what lies near each other in physical memory is read at once, if that is possible."""
         if self._dump is None or not all(start >> KERNEL_BIT & 1 for start, _ in spans):
             return [self.read(start, end - start) for start, end in spans]
+        if (whole := self._together(spans)) is not None:
+            return whole
         extents = [self.extents(start, end - start) for start, end in spans]
         pieces: list[tuple[int, int]] = []
         for at, size in sorted(extent for some in extents for extent in some):
@@ -107,6 +109,19 @@ class KernelMemory:
             return held[place][at - starts[place] : at - starts[place] + size]
 
         return [b"".join([part(at, size) for at, size in some]) for some in extents]
+
+    def _together(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        """Return what ascending `spans` hold, read as one; None where they are not near each other in one piece."""
+        first, size = spans[0][0], spans[-1][1] - spans[0][0]
+        if self._dump is None or not 0 < size <= min(MOST_AT_ONCE, NEAR * len(spans)):
+            return None
+        try:
+            pieces = self.extents(first, size)
+        except Unreadable:
+            return None
+        if len(pieces) != 1 or (held := self._dump(pieces)) is None:
+            return None
+        return [held[0][start - first : end - first] for start, end in spans]
 
     def write(self, address: int, data: bytes) -> None:
         if not data:

@@ -190,3 +190,19 @@ def test_much_is_read_at_once_or_piece_by_piece(works: bool) -> None:
     with pytest.raises(Unreadable):
         kernel.read_many([(0x1000, 0x1008)])
     assert len(asked) == tried, "a program's memory is not where the kernel's is"
+
+
+def test_places_of_one_piece_of_memory_are_read_as_one() -> None:
+    machine = Machine(sees_kernel=False)
+    asked: list[list[tuple[int, int]]] = []
+
+    def dump(pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        asked.append([*pieces])
+        return [machine.read_physical(at, size) for at, size in pieces]
+
+    kernel = KernelMemory(machine, machine, machine.walk, dump)
+    plain = KernelMemory(machine, machine, machine.walk)
+    (at, size), *_ = kernel.extents(BASE, PAGE)
+    spans = [(BASE + 8, BASE + 24), (BASE + 64, BASE + 64), (BASE + 100, BASE + size)]
+    assert kernel.read_many(spans) == [plain.read(start, end - start) for start, end in spans]
+    assert asked == [[(at + 8, size - 8)]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import pack
 
 import pytest
@@ -48,6 +49,17 @@ def test_ftrace_states() -> None:
         _, sites = ftrace(flags)
         record = sites.record(TEXT)
         assert record is not None and record.in_use is in_use, f"{flags:#x}"
+
+
+@pytest.mark.parametrize("asked", [range(9), [8, 3, 4], [0, 8], [5]])
+def test_states_of_many(asked: Sequence[int]) -> None:
+    """Of what is asked alone, wherever the records are; a record that is another site's by now is left out."""
+    memory, sites = ftrace(*range(9))
+    assert sites.states([*(TEXT + 0x100 * n for n in asked), TEXT + 1]) == {
+        TEXT + 0x100 * n: (TABLE + 0x100 * (n // 2) + 0x40 + 16 * (n % 2), n) for n in asked
+    }
+    memory.put_words(TABLE + 0x200 + 0x50, TEXT + 0x5000)
+    assert [*sites.states(TEXT + 0x100 * n for n in asked)] == [TEXT + 0x100 * n for n in sorted(asked) if n != 5]
 
 
 def test_flags_are_read_anew() -> None:
