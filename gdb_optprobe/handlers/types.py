@@ -55,6 +55,7 @@ from gdb_optprobe.handlers.syntax import (
 )
 
 _SIZES = (1, 2, 4, 8)
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 MOST_SUGGESTED = 1 << 10
 """Members that are compared with a wrong name: the largest struct of Debian's kernels has 272."""
 
@@ -109,7 +110,11 @@ class Typer:
             case Binary(_, op, left, right) if op in ("&&", "||"):
                 return operators.logical(op, self.value(left), self.value(right))
             case Binary(_, op, left, right, sign):
-                return operators.binary(op, self.value(left), self.value(right), sign)
+                one, other = self.value(left), self.value(right)
+                if op in _COMPARISONS:
+                    self._check_text(left, other)
+                    self._check_text(right, one)
+                return operators.binary(op, one, other, sign)
             case Conditional(where, condition, yes, no):
                 return operators.conditional(self.value(condition), self.value(yes), self.value(no), where)
             case Member():
@@ -287,6 +292,14 @@ class Typer:
             raise fault(f"'{other.where.text}' is no string", other.where, "compare an array of characters, or str(p)")
         found = equals(text, literal.data, literal.where)
         return Rvalue(fold.negation(found) if node.op == "!=" else found, INT)
+
+    def _check_text(self, node: Expression, other: Rvalue) -> None:
+        """Refuse an array of characters that is compared with a number: what it holds is never one."""
+        if isinstance(other.type, Pointer) or not isinstance(place := self.meaning(node), Lvalue):
+            return
+        if isinstance(place.type, Array) and operators.is_text(place.type.element):
+            text = node.where.text
+            raise fault(f"'{text}' is a text, compared with a number", node.where, f'{text} == "x"')
 
     def _pointed(self, node: Str) -> StringValue:
         """Return the string of `str(p)`: an array itself, or the target of a pointer or a number of 64 bits."""

@@ -246,6 +246,8 @@ def test_only_what_is_known_to_be_there_is_mapped(text: str, loads: set[bool]) -
         ("count % (1 - 1)", "division by zero", "%", ""),
         ('"dd"', "a string can only be compared", '"dd"', "$comm"),
         ('$comm < "dd"', "a string can only be compared", '"dd"', "$comm"),
+        ("$comm == 5", "'$comm' is a text, compared with a number", "$comm", '$comm == "x"'),
+        ("5 < $comm", "'$comm' is a text, compared with a number", "$comm", '$comm == "x"'),
         ('"a" == "a"', "two literals are compared", "==", ""),
         ('count == "dd"', "'count' is no string", "count", "str(p)"),
         ("str(buf) == buf", "str(p) can be compared with a literal only", "==", ""),
