@@ -100,8 +100,8 @@ class Rounds:
         arena = self.session.optimizer.arena
         assert arena is not None and arena.ranges.fill is not None
         left = {*self.session.optimizer.rethooks.retired_trampolines, *self._handler()}
-        # Memory for another session that takes over from this one holds nothing.
-        aside = arena._reserve[:1] if arena._reserve is not None else ()
+        # Memory for another session that takes over from this one, or for calls of the kernel's, holds nothing.
+        aside = {arena._spare} if arena._reserve is None else {arena._spare, arena._reserve[0]}
         there = [slot for slot in (*arena.dirty(), *_used(arena.code)) if slot not in aside]
         kept = [slot for slot in there if slot.address in left]
         assert len(kept) == len(there), f"not freed: {sorted(there)}"

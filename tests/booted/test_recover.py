@@ -93,10 +93,11 @@ def test_code_is_the_kernel_s_before_the_probes_on_it_are_taken_over(linux: Gues
 
 
 @pytest.mark.skipif(not FULL, reason="kills GDB many times: OPTPROBE_FULL=1")
+@pytest.mark.parametrize("guest", ["linux", "arm_guest"])
 def test_killed_at_any_instant_and_recovered_or_removed(
-    linux: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest, guest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    killed_many_times(linux, tmp_path, capsys, KILLS)
+    killed_many_times(request.getfixturevalue(guest), tmp_path, capsys, KILLS)
 
 
 @pytest.mark.skipif(not FULL, reason="kills GDB many times: OPTPROBE_FULL=1")
