@@ -150,7 +150,7 @@ class LentPages:
         if needed > self._limit or lack.size > self._most(window, lack.low, lack.high):
             raise OptprobeError(f"{wanted >> 10:,} KiB more are needed", f"set optprobe max-memory {-(-needed // MIB)}")
         what = "detours" if lack.is_code else "what probes gather"
-        self.tell(f"the guest runs until its kernel has lent {-(-wanted >> 10):,} KiB more for {what}")
+        self.tell(f"the guest runs until its kernel has lent {needed - self.lent >> 10:,} KiB more for {what}")
         runner = self._reach(TIMEOUT)
         self._free(runner, [block for block in self.blocks if not self._is_mapped(block)])
         new: list[LentBlock] = []
@@ -241,7 +241,7 @@ class LentPages:
         size = self.lent >> 10
         try:
             if any(map(self._address, self.blocks)):
-                self.tell(f"the guest runs until its kernel has taken back {size} KiB")
+                self.tell(f"the guest runs until its kernel has taken back {size:,} KiB")
                 runner = self._reach(LEAVING)
                 # The journal must list no data that are in no memory, nor be in such.
                 self.arena.journal.flush()

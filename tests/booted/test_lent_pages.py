@@ -92,6 +92,7 @@ def check_counts(guest: Guest, add: str = TABLES) -> None:
             prepare(gdb)
             said = gdb(add)
             assert LENDS in said and "optimized" in said, said
+            lent = _kib(LENDS, said)
             gdb.send("continue")
             guest.check(READS)
             gdb.interrupt()
@@ -113,6 +114,12 @@ def check_counts(guest: Guest, add: str = TABLES) -> None:
             gdb.send("quit")
             said = gdb.rest()
             assert TAKES_BACK in said and "stay lent" not in said, said
+            assert _kib(TAKES_BACK, said) <= lent, "what is lent is told before the guest runs for it"
+
+
+def _kib(notice: str, said: str) -> int:
+    """Return how much a notice tells of, in KiB."""
+    return sum(int(size.replace(",", "")) for size in re.findall(rf"{notice} ([0-9,]+) KiB", said))
 
 
 def test_tables_that_need_more_than_there_is(each_linux: Guest) -> None:
