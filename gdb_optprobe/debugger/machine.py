@@ -29,6 +29,7 @@ from gdb_optprobe.debugger.program_frames import StoppedPrograms
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory, ReadsMany, Vcpu
+from gdb_optprobe.guest.memory import MUCH, Dump
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.abi import SystemRegisters
 from gdb_optprobe.isa.record import Isa
@@ -50,6 +51,7 @@ class GdbMachine:
     """A stopped guest. `memory` reads and writes kernel addresses; raw virtual access until it is replaced.
 
     stopped_programs: the vCPUs that are stopped in a program, which GDB shows to the user in place of our code.
+    dump: reads much of physical memory at once, where that is possible.
     """
 
     def __init__(self, connection: gdb.RemoteTargetConnection, guard: GuardianProcess, isa: Isa) -> None:
@@ -61,6 +63,7 @@ class GdbMachine:
         self._views = (self._read_chosen, self.read_selected)
         self.stopped_programs = StoppedPrograms()
         self._live: Memory | None = None
+        self.dump: Dump | None = None
 
     # while the guest runs ----------------------------------------------------------------------------------------
 
@@ -152,6 +155,8 @@ class GdbMachine:
     # physical memory ---------------------------------------------------------------------------------------------
 
     def read_physical(self, address: int, size: int) -> bytes:
+        if size >= MUCH and self.dump is not None and (found := self.dump([(address, size)])) is not None:
+            return found[0]
         chunks = []
         with self._physical_mode():
             for at in range(address, address + size, CHUNK):

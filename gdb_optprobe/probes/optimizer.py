@@ -192,6 +192,11 @@ class Optimizer:
         found = self._planned_for_now().get(address)
         return found.plan if found is not None else None
 
+    def unplanned(self, addresses: Iterable[int]) -> list[int]:
+        """Return those of `addresses` of which no plan was made in this stop."""
+        planned = self._planned_for_now()
+        return [address for address in addresses if address not in planned]
+
     def _planned_for_now(self) -> dict[int, _Planned]:
         """Return the plans of this stop."""
         moment = self.target.guest.moment(), self.target.debugger.breakpoints()
@@ -390,9 +395,12 @@ class Optimizer:
         """Settle what shares a straight-line run with `addresses`: a probe or a breakpoint came or went there."""
         # Plan: a site that was planned in this stop, for the same neighbours and settings, keeps its plan.
         sites = self._affected_sites(tuple(addresses))
-        neighbours = self.neighbours()
+        neighbours, limits = self.neighbours(), dict[tuple[int, ...], TierLimits]()
         for site in sites:
-            self.replan(site, neighbours)
+            specs = site.specs
+            if (of := tuple(map(id, specs))) not in limits:  # a glob's sites have one spec
+                limits[of] = self.limits(specs)
+            self.replan(site, neighbours, limits[of])
         self._planned.clear()  # what is written from here on may be in a plan's way
         # Find the threads that new branches have to wait for.
         groups, served = _groups(sites), _by_branch(sites)
@@ -574,12 +582,12 @@ class Optimizer:
         if probe.is_return and probe.is_in_kernel and not self.registry.site_of(probe).is_lost:
             self.rethooks.release(self.registry.site_of(probe), probe, self.target.guest, self.arena)
 
-    def replan(self, site: Site, neighbours: Neighbours | None = None) -> None:
-        """Plan `site` for all of its probes."""
+    def replan(self, site: Site, neighbours: Neighbours | None = None, limits: TierLimits | None = None) -> None:
+        """Plan `site` for all of its probes. neighbours, limits: see `plan`."""
         if not site.enabled:
             return
         try:
-            site.plan = self.plan(site.address, site.specs, neighbours)
+            site.plan = self.plan(site.address, site.specs, neighbours, limits)
         except Refused as refused:
             # The guest's own kprobe came there, say: the decoded code is the old one.
             site.plan = replace(_as_breakpoint(site.plan), reason=refused.reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,3 +208,27 @@ def test_while_the_guest_runs_nothing_is_asked_of_the_stub(gdb: Gdb, machine: An
                 ask()
     assert len(gdb.stub.packets) == packets and not machine.runs
     assert machine.read(TEXT, 2) == b"\x90\x90"
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_much_physical_memory_is_read_at_once_where_that_is_possible(
+    gdb: Gdb, machine: Any, module: Any, works: bool
+) -> None:
+    asked = list[tuple[int, int]]()
+
+    def dump(pieces: Any) -> list[bytes] | None:
+        asked.extend(pieces)
+        return [bytes([7]) * size for _, size in pieces] if works else None
+
+    machine.dump = dump
+    for memory in gdb.stub.user:
+        memory.update(dict.fromkeys(range(module.MUCH), 1))
+    machine.connection = SimpleNamespace(is_valid=lambda: True, send_packet=sent(gdb))
+    assert machine.read_physical(0, 8) == bytes([1] * 8) and not asked
+    assert machine.read_physical(0, module.MUCH) == bytes([7 if works else 1]) * module.MUCH
+    assert asked == [(0, module.MUCH)]
+
+
+def sent(gdb: Gdb) -> Any:
+    """Send packets to a stub that has the mode of physical memory."""
+    return lambda packet: b"OK" if packet.startswith("Qqemu.PhyMemMode") else gdb.stub.ask(packet)

@@ -16,7 +16,7 @@ while no tracer runs at all: one that was started meanwhile has not counted this
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from struct import Struct
@@ -193,14 +193,11 @@ class FtraceSites:
         """
         record_at, size = self._record_at, self._shape.record.size
         wanted = {at: ip for ip in ips if (at := record_at.get(ip)) is not None}
-        spans = _joined(((at, at + WORDS.size) for at in sorted(wanted)), size)
         words, rest = Struct(f"<QQ{size - WORDS.size}x"), bytes(size - WORDS.size)
         found: dict[int, State] = {}
-        for start, end in spans:
-            rows = words.iter_unpack(self._kernel.read(start, end) + rest)
-            for at, (ip, flags) in zip(range(start, end, size), rows, strict=True):
-                if wanted.get(at) == ip:
-                    found[ip] = at, flags
+        for start, end in _joined(sorted(wanted), WORDS.size, size):
+            rows = zip(range(start, end, size), words.iter_unpack(self._kernel.read(start, end) + rest), strict=True)
+            found |= {ip: (at, flags) for at, (ip, flags) in rows if wanted.get(at) == ip}
         return found
 
     @property
@@ -223,12 +220,16 @@ class FtraceSites:
         return first is None or last is None or self._kernel.word(first) != last
 
 
-def _joined(spans: Iterable[tuple[int, int]], step: int) -> list[tuple[int, int]]:
-    """Return the ascending `spans` of records, those that follow one another, in arrays of records, as one."""
-    found: list[tuple[int, int]] = []
-    for start, end in spans:
-        if found and start - found[-1][1] < NEAR and (start - found[-1][0]) % step == 0:
-            found[-1] = found[-1][0], end
-        else:
-            found.append((start, end))
-    return found
+def _joined(ats: Sequence[int], size: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the spans of records, `size` bytes at each of the ascending `ats`: those that follow one another, in arrays
+    of records, as one.
+    """
+    if not ats:
+        return
+    start = last = ats[0]
+    for at in ats:
+        if at - last >= NEAR + size or (at - start) % step:
+            yield start, last + size
+            start = at
+        last = at
+    yield start, last + size
