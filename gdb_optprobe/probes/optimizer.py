@@ -17,7 +17,7 @@ serves all sites.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -31,7 +31,7 @@ from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import LONGEST
-from gdb_optprobe.probes import branch_patch, quiescence_wait
+from gdb_optprobe.probes import branch_patch, quiescence_wait, trap_patches
 from gdb_optprobe.probes.arena_memory import ArenaMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.collector import Collector, Trigger
@@ -417,6 +417,7 @@ class Optimizer:
         failures += self._remove_branches(_by_branch(sites), groups)
         for site in sites:
             site.blocked_by = blocked.get(site.plan.head, "") if site.enabled else ""
+        self._trap_together(groups)
         for group in groups:
             failures += self._optimize([site for site in group if not site.is_lost])
         # All others stop the guest, or wait as breakpoints.
@@ -752,6 +753,22 @@ class Optimizer:
         else:
             self._arm(branch, group)
         return ()
+
+    def _trap_together(self, groups: Iterable[Sequence[Site]]) -> None:
+        """Write the traps of those of `groups` that can be written together, where they are many; else none: then each
+        is tried by itself, which tells what is in the way.
+        """
+        sites = [group[0] for group in groups if trap_patches.can_be_together(group)]
+        if len(sites) < trap_patches.LEAST:
+            return
+        for site in sites:
+            site.remove_breakpoint(self.target.guest, self.arena)
+        keeps = [self.read_registers.in_function_of(site.plan.head) for site in sites]
+        branches = list[Branch]()
+        with suppress(OptprobeError):
+            branches += trap_patches.install(sites, self.target, self.take_arena(), self.traps, keeps)
+        for branch in branches:
+            self._arm(branch, [site for site in sites if site.branch is branch])
 
     def _arm(self, branch: Branch, group: Sequence[Site]) -> None:
         self.registry.add_branch(branch)
