@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from gdb_optprobe.garbage import kept, uncollected
+from gdb_optprobe.garbage import MANY, kept, uncollected
 
 
 @pytest.mark.parametrize("collecting", [True, False])
@@ -31,3 +31,26 @@ def test_what_is_kept_is_not_looked_at_again() -> None:
         assert gc.get_freeze_count() > was + len(made)
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(("new", "looked_through"), [(MANY // 2, True), (MANY * 2, False)])
+def test_thousands_of_new_objects_are_not_looked_through_behind_the_block(new: int, looked_through: bool) -> None:
+    was, found = gc.isenabled(), list[str]()
+
+    def seen(phase: str, info: dict[str, int]) -> None:
+        found.append(phase)
+
+    gc.callbacks.append(seen)
+    try:
+        gc.enable()
+        gc.collect()
+        found.clear()
+        with uncollected():
+            made = [[] for _ in range(new)]
+        more = [[] for _ in range(100)]
+        assert bool(found) is looked_through
+        assert len(made) + len(more) == new + 100
+    finally:
+        gc.callbacks.remove(seen)
+        gc.unfreeze()
+        (gc.enable if was else gc.disable)()

@@ -490,7 +490,7 @@ def _find(
     cache = default_cache()
     if (why := cache.refused) is not None:
         warn(f"nothing is kept for the next session: {why}")
-    dump = MemoryDump(machine.read_physical, machine.check_stopped)
+    dump = machine.dump = MemoryDump(machine.read_physical, machine.check_stopped)
     with interruptible():
         recovered = discover(machine, arch, cache, progress, vain, objfiles.files(), dump)
     if recovered is None:

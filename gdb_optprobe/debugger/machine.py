@@ -18,7 +18,7 @@ QEMU maps to its first vCPU. All versions read a `gdb.Value` as the selected thr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 
@@ -29,6 +29,7 @@ from gdb_optprobe.debugger.program_frames import StoppedPrograms
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory, ReadsMany, Vcpu
+from gdb_optprobe.guest.memory import MUCH, Dump
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.abi import SystemRegisters
 from gdb_optprobe.isa.record import Isa
@@ -50,6 +51,7 @@ class GdbMachine:
     """A stopped guest. `memory` reads and writes kernel addresses; raw virtual access until it is replaced.
 
     stopped_programs: the vCPUs that are stopped in a program, which GDB shows to the user in place of our code.
+    dump: reads much of physical memory at once, where that is possible.
     """
 
     def __init__(self, connection: gdb.RemoteTargetConnection, guard: GuardianProcess, isa: Isa) -> None:
@@ -61,6 +63,7 @@ class GdbMachine:
         self._views = (self._read_chosen, self.read_selected)
         self.stopped_programs = StoppedPrograms()
         self._live: Memory | None = None
+        self.dump: Dump | None = None
 
     # while the guest runs ----------------------------------------------------------------------------------------
 
@@ -152,6 +155,8 @@ class GdbMachine:
     # physical memory ---------------------------------------------------------------------------------------------
 
     def read_physical(self, address: int, size: int) -> bytes:
+        if size >= MUCH and self.dump is not None and (found := self.dump([(address, size)])) is not None:
+            return found[0]
         chunks = []
         with self._physical_mode():
             for at in range(address, address + size, CHUNK):
@@ -228,15 +233,16 @@ class GdbMachine:
         self.check_stopped()
         system = self._isa.system
         printed = [name for name in names if name in system.printed]
-        with _selected(vcpu, self.stopped_programs):
-            values = {name: read_any_register(name, system) for name in names if name not in printed}
+        with _selected(vcpu, self.stopped_programs), _innermost():
+            values = {name: read_any_register(name, system, _evaluate) for name in names if name not in printed}
         return {**values, **(_of_monitor(vcpu, printed) if printed else {})}
 
     def of_each_vcpu(self, name: str) -> Sequence[int]:
         """Return a register of each vCPU. Raises LookupError if GDB has no register of that name."""
-        if gdb.newest_frame().architecture().registers().find(name) is None:
-            raise LookupError(name)
-        return [self.registers(vcpu, (name,))[name] for vcpu in self.vcpus()]
+        try:
+            return [self.registers(vcpu, (name,))[name] for vcpu in self.vcpus()]
+        except ValueError:
+            raise LookupError(name) from None
 
     def stops_at(self, address: int) -> bool:
         """Return whether the stub has a breakpoint at `address` now. Its answer to a removal says so."""
@@ -359,19 +365,61 @@ def read_register(name: str) -> int:
     return int(gdb.newest_frame().read_register(name)) & ADDRESS_MASK
 
 
-def read_any_register(name: str, system: SystemRegisters) -> int:
+def _evaluate(name: str) -> int:
+    """Return a register of the selected frame. Raises ValueError where GDB has none of that name."""
+    value = gdb.parse_and_eval(f"${name}")
+    if value.type.code == gdb.TYPE_CODE_VOID:
+        raise ValueError(name)
+    return int(value) & ADDRESS_MASK
+
+
+@contextmanager
+def _innermost() -> Iterator[None]:
+    """Have the innermost frame of the selected vCPU selected within the block; its caller is not looked at.
+
+    `gdb.newest_frame` unwinds to the caller and reads an instruction there. Of code without symbols GDB for some
+    processors takes a word of the stack for that address (aarch64-tdep.c, `aarch64_scan_prologue`). It may be that of a
+    device, and QEMU 7.2 ends where a debugger reads its interrupt controller (hw/intc/arm_gic.c).
+    """
+    before = _evaluate("sp")
+    me = gdb.selected_thread()
+    other = next((thread for thread in _threads() if me is not None and thread.num != me.num), None)
+    if me is not None and other is not None:
+        other.switch()
+        me.switch()
+    else:
+        _carry_out("select-frame level 0")
+    was_outer = _evaluate("sp") != before
+    try:
+        yield
+    finally:
+        if was_outer:  # the user's, or a program's: GDB knows all frames up to there
+            _select(before)
+
+
+def _select(sp: int) -> None:
+    """Select the frame with this stack pointer, if it is there."""
+    frame: gdb.Frame | None = gdb.newest_frame()
+    while frame is not None and frame.is_valid():
+        if int(frame.read_register("sp")) & ADDRESS_MASK == sp:
+            frame.select()
+            return
+        frame = frame.older()
+
+
+def read_any_register(name: str, system: SystemRegisters, read: Callable[[str], int] = read_register) -> int:
     """Return a register of the innermost frame of the selected vCPU, also one of `system`. Raises OptprobeError."""
     part = system.parts.get(name)
     if part is not None:
-        return read_register(part.register) >> part.shift & (1 << part.bits) - 1
-    return _evaluated(name) if name in system.evaluated else read_register(name)
+        return read(part.register) >> part.shift & (1 << part.bits) - 1
+    return _evaluated(name, read) if name in system.evaluated else read(name)
 
 
-def _evaluated(name: str) -> int:
+def _evaluated(name: str, read: Callable[[str], int]) -> int:
     """Return a register that the stub may have of the first vCPU alone. QEMU's monitor has it of each."""
     try:
-        return int(gdb.newest_frame().read_register(name))
-    except gdb.error:
+        return read(name)
+    except (gdb.error, ValueError):
         pass
     thread = gdb.selected_thread()
     number = _vcpu(thread).number if thread is not None else 0
@@ -452,9 +500,13 @@ def _selected(vcpu: Vcpu, programs: StoppedPrograms) -> Iterator[None]:
 
 def flush(cache: str) -> None:
     """Flush a cache of GDB: "dcache" or "register-cache"."""
+    _carry_out(f"maint flush {cache}")
+
+
+def _carry_out(command: str) -> None:
     # After any command GDB runs the commands of the current breakpoint, which end with this error at a handed-over hit.
     try:
-        gdb.execute(f"maint flush {cache}", to_string=True)
+        gdb.execute(command, to_string=True)
     except gdb.error as error:
         if str(error) != HANDED_OVER:
             raise

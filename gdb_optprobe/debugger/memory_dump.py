@@ -16,6 +16,9 @@ import gdb
 from gdb_optprobe.interrupts import held
 
 _PAGE = 4096
+_FOLDERS = "/dev/shm", None
+"""Where the file may be: in memory, which takes a third of the time where little is read; or where temporary files are.
+"""
 
 
 @dataclass
@@ -24,28 +27,37 @@ class MemoryDump:
 
     read: Callable[[int, int], bytes]
     check_stopped: Callable[[], None]
+    _folders: Sequence[str | None] = _FOLDERS
     _works: bool | None = None
 
     def __call__(self, pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
         """Return what these pieces of physical memory, (address, size), hold; None where it cannot be had so."""
         self.check_stopped()
-        if self._works is False:
+        if not pieces:
+            return []
+        if self._works is None:
+            self._folders = self._tried(pieces[:1])
+            self._works = bool(self._folders)
+        if not self._works:
             return None
-        found = _dumped(pieces)
-        if found is not None and self._works is None:
-            address, size = pieces[0]
-            size = min(size, _PAGE)
-            self._works = self.read(address, size) == found[0][:size]
-        if found is None or not self._works:
-            self._works = False
-            return None
+        found = _dumped(pieces, self._folders[0])
+        self._works = found is not None
         return found
 
+    def _tried(self, pieces: Sequence[tuple[int, int]]) -> Sequence[str | None]:
+        """Return the first folder by which a page is read as packets read it."""
+        page = [(address, min(size, _PAGE)) for address, size in pieces]
+        for folder in self._folders:
+            if (found := _dumped(page, folder)) is not None and found == [self.read(*one) for one in page]:
+                return [folder]
+        return []
 
-def _dumped(pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
+
+def _dumped(pieces: Sequence[tuple[int, int]], among: str | None) -> list[bytes] | None:
+    """Read `pieces` by a file in a new folder, `among` others or where temporary files are."""
     try:
         # `held`: after a user's own monitor command the guest may be another one (debugger/lifecycle.py).
-        with tempfile.TemporaryDirectory(prefix="optprobe-") as folder, held():
+        with tempfile.TemporaryDirectory(prefix="optprobe-", dir=among) as folder, held():
             path = Path(folder) / "memory"
             found = []
             for address, size in pieces:

@@ -467,6 +467,24 @@ class Arena:
         self._overwritten[slot] = old
         return Patch(slot.address, old, new)
 
+    def code_patches(
+        self, slots: Sequence[Slot], codes: Sequence[bytes], memory: Memory, padding: bytes
+    ) -> list[Patch]:
+        """Return the patches that fill `slots` with `codes` and `padding`. Raises TextChanged at foreign bytes."""
+        places = sorted((slot.address, slot.end) for slot in slots)
+        texts = runs.at(places, runs.read(places, memory))
+        held = {start: text for (start, _), text in zip(places, texts, strict=True)}
+        fill = self.ranges.fill
+        for slot in slots:
+            if fill is not None and held[slot.address] != bytes([fill]) * slot.size:
+                raise TextChanged(slot.address, bytes([fill]) * slot.size, held[slot.address])
+        found = list[Patch]()
+        for slot, code in zip(slots, codes, strict=True):
+            self._overwritten[slot] = held[slot.address]
+            new = code + padding * ((slot.size - len(code)) // len(padding))
+            found.append(Patch(slot.address, held[slot.address], new))
+        return found
+
     def rounded(self, size: int) -> int:
         """Return the bytes of a slot for so many bytes of code."""
         return -(-size // self._step) * self._step

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Protocol
 
@@ -29,6 +30,8 @@ Walk = Callable[[int], tuple[int, int] | None]
 Dump = Callable[[Sequence[tuple[int, int]]], list[bytes] | None]
 NEAR, MOST_AT_ONCE = 1 << 18, 1 << 26
 """Bytes between two pieces that are read along; bytes of a piece."""
+MUCH = 1 << 16
+"""Bytes that are read at once where that is possible: 32 packets."""
 
 
 def by_page(read_physical: Callable[[int, int], bytes]) -> Callable[[int, int], bytes]:
@@ -77,7 +80,12 @@ class KernelMemory:
     def read(self, address: int, size: int) -> bytes:
         if size <= 0:
             return b""
-        if not self._blind or not address >> KERNEL_BIT & 1:
+        is_kernel = address >> KERNEL_BIT & 1
+        if size >= MUCH and is_kernel:
+            with suppress(Unreadable):
+                if (found := self._dumped([(address, address + size)])) is not None:
+                    return found[0]
+        if not self._blind or not is_kernel:
             try:
                 return self._virtual.read_virtual(address, size)
             except Unreadable:
@@ -89,10 +97,17 @@ class KernelMemory:
 
     def read_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """See machine.ReadsMany: what lies near each other in physical memory is read at once, if that is possible."""
-        if self._dump is None or not all(start >> KERNEL_BIT & 1 for start, _ in spans):
-            return [self.read(start, end - start) for start, end in spans]
-        if (whole := self._together(spans)) is not None:
-            return whole
+        if all(start >> KERNEL_BIT & 1 for start, _ in spans) and (found := self._dumped(spans)) is not None:
+            return found
+        return [self.read(start, end - start) for start, end in spans]
+
+    def _dumped(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        """Return what the kernel's memory holds in each of `spans`; None where it cannot be read at once."""
+        if self._dump is None:
+            return None
+        if (whole := self._whole(spans)) is not None:
+            first, data = spans[0][0], self._dump([whole])
+            return [data[0][start - first : end - first] for start, end in spans] if data is not None else None
         extents = [self.extents(start, end - start) for start, end in spans]
         pieces: list[tuple[int, int]] = []
         for at, size in sorted(extent for some in extents for extent in some):
@@ -101,7 +116,7 @@ class KernelMemory:
             else:
                 pieces.append((at, at + size))
         if (held := self._dump([(start, end - start) for start, end in pieces])) is None:
-            return [self.read(start, end - start) for start, end in spans]
+            return None
         starts = [start for start, _ in pieces]
 
         def part(at: int, size: int) -> bytes:
@@ -110,18 +125,18 @@ class KernelMemory:
 
         return [b"".join([part(at, size) for at, size in some]) for some in extents]
 
-    def _together(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
-        """Return what ascending `spans` hold, read as one; None where they are not near each other in one piece."""
+    def _whole(self, spans: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+        """Return the piece of physical memory that ascending `spans` are in, which are near each other; None where they
+        are not, or not in one.
+        """
         first, size = spans[0][0], spans[-1][1] - spans[0][0]
-        if self._dump is None or not 0 < size <= min(MOST_AT_ONCE, NEAR * len(spans)):
+        if not 0 < size <= min(MOST_AT_ONCE, NEAR * len(spans)):
             return None
         try:
             pieces = self.extents(first, size)
         except Unreadable:
             return None
-        if len(pieces) != 1 or (held := self._dump(pieces)) is None:
-            return None
-        return [held[0][start - first : end - first] for start, end in spans]
+        return pieces[0] if len(pieces) == 1 else None
 
     def write(self, address: int, data: bytes) -> None:
         if not data:

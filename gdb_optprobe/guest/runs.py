@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.machine import Memory, ReadsMany
+from gdb_optprobe.guest.memory import MUCH
 
 LONGEST = 1984
 """Bytes of a run: a packet of QEMU 7.2 holds no more."""
 MANY = 64
 """Runs that are worth reading at once where that is possible."""
-MUCH = 1 << 16
-"""Bytes that are worth it, too: 32 packets."""
 GAP = 1024
 """Bytes between two places that cost less than another packet."""
 

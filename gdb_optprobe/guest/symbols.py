@@ -170,6 +170,21 @@ class SymbolTable:
                 found.append(str(self.at(address) or ""))
         return found
 
+    def names_at(self, addresses: Iterable[int]) -> list[str]:
+        """Return the name of the symbol that `at` finds for each of these ascending addresses; "" where none is."""
+        starts, found = self.symbols.addresses, list[str]()
+        names, behind = self.symbols.names, 0
+        for address in addresses:
+            behind = bisect_right(starts, address, behind)
+            index = behind - 1
+            # See `spelled`.
+            if 0 < index < len(starts) - 1 and starts[index - 1] != starts[index] >= KERNEL_HALF:
+                found.append(names[index])
+            else:
+                located = self.at(address)
+                found.append(located.name if located is not None else "")
+        return found
+
     def function_bounds(self, address: int) -> tuple[int, int] | None:
         """Start and end of the function that covers `address`; None where no code does."""
         if (place := self._place(address)) is None:

@@ -148,12 +148,11 @@ class BlockPlanner:
             by_limits.setdefault(self.optimizer.limits([spec]), set()).update(addresses)
         missing = list[tuple[KeptPlans, list[int]]]()
         for limits, wanted in by_limits.items():
-            unknown = self.entry_plans.unknown(sorted(wanted), guest, limits)
-            unknown = [address for address in unknown if self.optimizer.planned(address) is None]
+            unknown = self.optimizer.unplanned(self.entry_plans.unknown(sorted(wanted), guest, limits))
             if len(unknown) < MANY or (kept := self._kept(limits)) is None:
                 continue
             self.optimizer.expect_plans(kept.load(frozenset(unknown)), limits)
-            missing.append((kept, [address for address in unknown if self.optimizer.planned(address) is None]))
+            missing.append((kept, self.optimizer.unplanned(unknown)))
         yield
         for kept, unknown in missing:
             kept.store(filter(None, map(self.optimizer.planned, unknown)))

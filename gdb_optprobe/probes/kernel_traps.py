@@ -7,7 +7,7 @@ removed trap leads nowhere (the dispatcher returns to the instruction itself), a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -58,6 +58,12 @@ class KernelTraps:
         if not self.dispatcher.is_installed:
             self._install(arena)
         self.dispatcher.set_code((address,), detour)
+
+    def set_detours(self, detours: Mapping[int, int], arena: Arena) -> None:
+        """Do so for many traps: `detours` by their addresses."""
+        if not self.dispatcher.is_installed:
+            self._install(arena)
+        self.dispatcher.set_codes({(address,): detour for address, detour in detours.items()})
 
     def clear(self, address: int) -> None:
         """Record that the trap at `address` was removed, or is not written."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour, build_count, build_detour
-from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.plan_request import Neighbours
+from gdb_optprobe.detours.planner import Plan, TierLimits
 from gdb_optprobe.detours.refusal import NO_MEMORY, Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import StopPad
@@ -119,7 +120,8 @@ class Kprobes:
         Of a glob's addresses, those that cannot be probed are left out; those are returned for which the handler does
         not compile. maps: that the probes share. Raises OptprobeError with none registered.
         """
-        found = [self.plan_at(address, spec) for address in addresses]
+        neighbours, limits = self.optimizer.neighbours(), self.optimizer.limits([spec])
+        found = [self.plan_at(address, spec, neighbours, limits) for address in addresses]
         plans, settings = [plan for plan in found if plan is not None], self.settings()
         handlers = [(plan, self.compile_or_leave_out(spec, plan, settings, maps)) for plan in plans]
         probes: list[Probe] = []
@@ -133,14 +135,16 @@ class Kprobes:
             probes.append(probe)
         return probes, left_out
 
-    def plan_at(self, address: int, spec: Spec) -> Plan | None:
+    def plan_at(
+        self, address: int, spec: Spec, neighbours: Neighbours | None = None, limits: TierLimits | None = None
+    ) -> Plan | None:
         """Return the plan for a probe of `address`; None where it is one of a glob's that cannot be probed.
 
         A function at the entry of which the guest's own tracer is in use is probed at the next instruction, which runs
-        as often. Raises Refused.
+        as often. neighbours, limits: see Optimizer.plan. Raises Refused.
         """
         try:
-            plan = self.optimizer.plan(address, [spec])
+            plan = self.optimizer.plan(address, [spec], neighbours, limits)
             self.check_tier(plan, spec)
             if spec.is_return:
                 kretprobe.check_function(plan.address, self.target.guest)
@@ -151,7 +155,7 @@ class Kprobes:
         refused = plan.why_not(Tier.OPTIMIZED)
         if refused is None or refused.code != Refusal.FTRACE_IN_USE.code or spec.is_exact:
             return plan
-        behind = self.optimizer.plan(plan.insn.end, [spec])
+        behind = self.optimizer.plan(plan.insn.end, [spec], neighbours, limits)
         return replace(behind, moved=refused) if behind.tier is Tier.OPTIMIZED else plan
 
     def check_tier(self, plan: Plan, spec: Spec) -> None:

@@ -17,7 +17,7 @@ serves all sites.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -31,7 +31,7 @@ from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import LONGEST
-from gdb_optprobe.probes import branch_patch, quiescence_wait
+from gdb_optprobe.probes import branch_patch, quiescence_wait, trap_patches
 from gdb_optprobe.probes.arena_memory import ArenaMemory
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.collector import Collector, Trigger
@@ -191,6 +191,11 @@ class Optimizer:
         """Return the plan that was made in this stop, whether it can be carried out or not."""
         found = self._planned_for_now().get(address)
         return found.plan if found is not None else None
+
+    def unplanned(self, addresses: Iterable[int]) -> list[int]:
+        """Return those of `addresses` of which no plan was made in this stop."""
+        planned = self._planned_for_now()
+        return [address for address in addresses if address not in planned]
 
     def _planned_for_now(self) -> dict[int, _Planned]:
         """Return the plans of this stop."""
@@ -390,9 +395,12 @@ class Optimizer:
         """Settle what shares a straight-line run with `addresses`: a probe or a breakpoint came or went there."""
         # Plan: a site that was planned in this stop, for the same neighbours and settings, keeps its plan.
         sites = self._affected_sites(tuple(addresses))
-        neighbours = self.neighbours()
+        neighbours, limits = self.neighbours(), dict[tuple[int, ...], TierLimits]()
         for site in sites:
-            self.replan(site, neighbours)
+            specs = site.specs
+            if (of := tuple(map(id, specs))) not in limits:  # a glob's sites have one spec
+                limits[of] = self.limits(specs)
+            self.replan(site, neighbours, limits[of])
         self._planned.clear()  # what is written from here on may be in a plan's way
         # Find the threads that new branches have to wait for.
         groups, served = _groups(sites), _by_branch(sites)
@@ -409,6 +417,7 @@ class Optimizer:
         failures += self._remove_branches(_by_branch(sites), groups)
         for site in sites:
             site.blocked_by = blocked.get(site.plan.head, "") if site.enabled else ""
+        self._trap_together(groups)
         for group in groups:
             failures += self._optimize([site for site in group if not site.is_lost])
         # All others stop the guest, or wait as breakpoints.
@@ -574,12 +583,12 @@ class Optimizer:
         if probe.is_return and probe.is_in_kernel and not self.registry.site_of(probe).is_lost:
             self.rethooks.release(self.registry.site_of(probe), probe, self.target.guest, self.arena)
 
-    def replan(self, site: Site, neighbours: Neighbours | None = None) -> None:
-        """Plan `site` for all of its probes."""
+    def replan(self, site: Site, neighbours: Neighbours | None = None, limits: TierLimits | None = None) -> None:
+        """Plan `site` for all of its probes. neighbours, limits: see `plan`."""
         if not site.enabled:
             return
         try:
-            site.plan = self.plan(site.address, site.specs, neighbours)
+            site.plan = self.plan(site.address, site.specs, neighbours, limits)
         except Refused as refused:
             # The guest's own kprobe came there, say: the decoded code is the old one.
             site.plan = replace(_as_breakpoint(site.plan), reason=refused.reason)
@@ -744,6 +753,22 @@ class Optimizer:
         else:
             self._arm(branch, group)
         return ()
+
+    def _trap_together(self, groups: Iterable[Sequence[Site]]) -> None:
+        """Write the traps of those of `groups` that can be written together, where they are many; else none: then each
+        is tried by itself, which tells what is in the way.
+        """
+        sites = [group[0] for group in groups if trap_patches.can_be_together(group)]
+        if len(sites) < trap_patches.LEAST:
+            return
+        for site in sites:
+            site.remove_breakpoint(self.target.guest, self.arena)
+        keeps = [self.read_registers.in_function_of(site.plan.head) for site in sites]
+        branches = list[Branch]()
+        with suppress(OptprobeError):
+            branches += trap_patches.install(sites, self.target, self.take_arena(), self.traps, keeps)
+        for branch in branches:
+            self._arm(branch, [site for site in sites if site.branch is branch])
 
     def _arm(self, branch: Branch, group: Sequence[Site]) -> None:
         self.registry.add_branch(branch)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import Patch
@@ -45,6 +47,7 @@ class Registry:
         self._slots: list[int] = []
         self._next = 1
         self._kept: int | None = None
+        self._in_blocks: array[int] | None = None  # the sites of all blocks, ascending, since one came or went
 
     @property
     def hooks(self) -> tuple[Patch, ...]:
@@ -102,11 +105,13 @@ class Registry:
     def add_block(self, block: CountBlock) -> None:
         """Add the counts of `block`."""
         insort(self.blocks, block, key=lambda one: one.first)
+        self._in_blocks = None
         self._next = max(self._next, block.numbers.stop)
 
     def remove_block(self, block: CountBlock) -> None:
         """Forget the counts that are in `block`."""
         self.blocks.remove(block)
+        self._in_blocks = None
 
     def remove_all(self, probes: Sequence[Probe]) -> None:
         """Do as `remove` with each."""
@@ -203,9 +208,18 @@ class Registry:
 
     def _unpack_within(self, start: int, end: int) -> None:
         """Unpack the members of blocks at addresses from `start` to before `end`."""
-        for block in list(self.blocks):
+        for block in list(self.blocks) if self._may_be_in_block(start, end) else ():
             for index in block.within(start, end):
                 self.unpack(block, index)
+
+    def _may_be_in_block(self, start: int, end: int) -> bool:
+        """Return whether a block had a member from `start` to before `end` when it came. Few have any there: asked of
+        hundreds of blocks one by one, that takes the time of a plan.
+        """
+        if self._in_blocks is None:
+            self._in_blocks = array("Q", sorted(chain.from_iterable(block.sites for block in self.blocks)))
+        place = bisect_left(self._in_blocks, start)
+        return place < len(self._in_blocks) and self._in_blocks[place] < end
 
     def site(self, address: int) -> Site | None:
         if self.blocks and address not in self._sites:
@@ -346,16 +360,20 @@ class Registry:
     def has_enabled(self, start: int, end: int) -> bool:
         """Return whether a probe at an address from `start` to before `end` is enabled."""
         addresses = self._addresses[bisect_left(self._addresses, start) : bisect_left(self._addresses, end)]
-        return any(self._sites[at].enabled for at in addresses) or any(
+        if any(self._sites[at].enabled for at in addresses):
+            return True
+        return self._may_be_in_block(start, end) and any(
             block.enabled and block.has_within(start, end) for block in self.blocks
         )
 
     def has_other(self, start: int, end: int, address: int) -> bool:
         """Return whether there is a probe from `start` to before `end` that is not at `address`."""
         addresses = self._addresses[bisect_left(self._addresses, start) : bisect_left(self._addresses, end)]
-        return any(at != address for at in addresses) or any(
-            block.has_within(start, address) or block.has_within(address + 1, end) for block in self.blocks
-        )
+        if any(at != address for at in addresses):
+            return True
+        if not self._may_be_in_block(start, address) and not self._may_be_in_block(address + 1, end):
+            return False
+        return any(block.has_within(start, address) or block.has_within(address + 1, end) for block in self.blocks)
 
     def sites_within(self, start: int, end: int) -> list[Site]:
         """Return the sites at addresses from `start` to before `end`."""
@@ -373,6 +391,7 @@ class Registry:
         self._branches.clear()
         self._by_slot.clear()
         self.blocks.clear()
+        self._in_blocks = None
 
     def __len__(self) -> int:
         return len(self._probes) + sum(map(len, self.blocks))

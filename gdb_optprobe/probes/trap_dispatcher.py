@@ -150,16 +150,45 @@ class TrapDispatcher:
 
         code: None for a trap of an earlier session that was removed just now.
         """
+        self._make_room(int(key not in self._codes))
+        self._write(key, code)
+
+    def set_codes(self, codes: Mapping[Key, int]) -> None:
+        """Have many traps, which are about to be written, lead to `codes`: a slot of the table is one write."""
+        self._make_room(len(codes.keys() - self._codes.keys()))
+        assert self._installed is not None, "there is room"
+        table, written = self._installed.table, dict[int, bytes]()
+        for key, code in codes.items():
+            at = table.layout.place(table.data, key)
+            before = bytes(table.data[at : at + table.layout.slot_size])
+            table.layout.put(table.data, key, code)
+            written[at] = before
+        left = dict(written)
+        try:
+            for at in written:
+                self.guest.machine.write(
+                    table.memory.address + at, bytes(table.data[at : at + table.layout.slot_size])
+                )
+                del left[at]
+        except BaseException:
+            for at, before in left.items():
+                table.data[at : at + len(before)] = before  # the next try writes these keys again
+            self._codes |= {key: code for key, code in codes.items() if table.layout.place(table.data, key) not in left}
+            raise
+        self._codes |= codes
+
+    def _make_room(self, more: int) -> None:
+        """Have a table with room for so many more traps. Raises Refused, TextChanged."""
         old = self._installed
         assert old is not None, "install"
-        if key not in self._codes and len(self._codes) >= old.table.layout.room:
+        if len(self._codes) + more <= old.table.layout.room:
+            return
 
-            def lead(patches: Sequence[Patch]) -> None:
-                hooks.exchange(old.patches, patches, self.guest)
+        def lead(patches: Sequence[Patch]) -> None:
+            hooks.exchange(old.patches, patches, self.guest)
 
-            self._install(old.dispatch, old.arena, lead)
-            self._release(old)
-        self._write(key, code)
+        self._install(old.dispatch, old.arena, lead, more)
+        self._release(old)
 
     def clear(self, key: Key) -> None:
         """Record that the trap was removed, or is not written."""
@@ -187,10 +216,15 @@ class TrapDispatcher:
         """Forget all: the guest that held it is gone."""
         self._installed, self._codes = None, {}
 
-    def _install(self, dispatch: Dispatch, arena: Arena, lead: Callable[[Sequence[Patch]], None]) -> None:
-        """Install a dispatcher with a table that has room. lead: writes its patches. Raises Refused, TextChanged."""
+    def _install(
+        self, dispatch: Dispatch, arena: Arena, lead: Callable[[Sequence[Patch]], None], more: int = 1
+    ) -> None:
+        """Install a dispatcher with a table that has room for so many `more` traps. lead: writes its patches.
+
+        Raises Refused, TextChanged.
+        """
         near = dispatch.calls.handler
-        table, code = self._table(dispatch, arena), None
+        table, code = self._table(dispatch, arena, more), None
         self.guest.machine.write(table.memory.address, bytes(table.data))
         try:
             lowered = dispatch.lower(PlacedTrapTable(table.layout, table.memory.address))
@@ -209,8 +243,8 @@ class TrapDispatcher:
             raise
         self._installed = _Installed(dispatch, arena, table, code, patches)
 
-    def _table(self, dispatch: Dispatch, arena: Arena) -> _Table:
-        """Return a table with room for all traps and one more: an earlier session's, or a new one. Raises Refused."""
+    def _table(self, dispatch: Dispatch, arena: Arena, more: int) -> _Table:
+        """Return a table with room for all traps and `more`: an earlier session's, or a new one. Raises Refused."""
         near, reach = dispatch.calls.handler, self.guest.isa.data_reach
         earlier = arena.adopt_table(self.kind, self._is_size) if self._installed is None else None
         if earlier is not None:
@@ -221,7 +255,7 @@ class TrapDispatcher:
                 table.layout.update(table.data, self._values(dispatch))
                 return table
             arena.release_table(self.kind, earlier)
-        layout = self._new_layout(len(self._codes))
+        layout = self._new_layout(len(self._codes) + more - 1)
         memory = arena.allocate_table(self.kind, layout.size, near, reach)
         return _Table(layout, memory, layout.encode(self._values(dispatch)))
 

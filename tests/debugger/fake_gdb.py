@@ -14,6 +14,8 @@ from types import ModuleType, SimpleNamespace
 PC = 0x10
 FIRST = 0
 PROCESS = "1.0"
+OUTER = 0x0BAD
+"""Every register of an outer frame."""
 
 
 class Error(Exception):
@@ -83,6 +85,12 @@ class Names(ModuleType):
         """Return nothing, as for a function that only does something."""
 
 
+class _Word(int):
+    """A value of GDB's."""
+
+    type = SimpleNamespace(code=1)
+
+
 class Gdb(Names):
     """The module, with one inferior. later: whether it is a GDB 16."""
 
@@ -98,6 +106,7 @@ class Gdb(Names):
         self.unwritable: set[str] = set()
         self.others = {"r15": 15, "rsp": 0xFFFF_8000_0000_0000}
         self.outer = False
+        self.unwound = 0
         self.monitor: list[str] = []
         self._inferior = SimpleNamespace(num=1, read_memory=self._read_memory, write_memory=self._write_memory)
         self._all = [
@@ -125,8 +134,17 @@ class Gdb(Names):
     def selected_thread(self) -> SimpleNamespace:
         return self._selected
 
+    TYPE_CODE_VOID = 9
+
     def newest_frame(self) -> SimpleNamespace:
-        return SimpleNamespace(select=self._select_newest, read_register=self._register)
+        """Its caller is unwound, and read."""
+        self.unwound += 1
+        older = SimpleNamespace(
+            is_valid=lambda: True, select=self._select_older, read_register=lambda _: OUTER, older=lambda: None
+        )
+        return SimpleNamespace(
+            is_valid=lambda: True, select=self._select_newest, read_register=self._register, older=lambda: older
+        )
 
     def Value(self, value: int | str) -> SimpleNamespace:
         """Of a pointer to bytes, or a string."""
@@ -137,11 +155,18 @@ class Gdb(Names):
     def execute(self, line: str, to_string: bool) -> str:
         if line == "maint flush register-cache":
             self.cached.clear()
+        if line == "select-frame level 0":
+            self.outer = False
         if line.startswith("monitor cpu"):
             self.monitor.append(line)
         return "* CPU #2: thread_id=1\n" if line == "monitor info cpus" else "7\n" if "$pid" in line else ""
 
-    def parse_and_eval(self, expression: str) -> None:
+    def parse_and_eval(self, expression: str) -> SimpleNamespace | _Word | None:
+        if re.fullmatch(r"\$\w+", expression):
+            name = expression[1:]
+            if name not in ("rip", "sp", "pid", *self.others):
+                return SimpleNamespace(type=SimpleNamespace(code=self.TYPE_CODE_VOID))
+            return _Word(OUTER if self.outer else self._register(name))
         found = re.fullmatch(r"\$(\w+) = (0x[0-9a-f]+)", expression)
         assert found is not None
         name, value = found[1], int(found[2], 16)
@@ -156,14 +181,20 @@ class Gdb(Names):
         else:
             self.others[name] = value
         self.outer = self.later
+        return None
 
     # GDB's side ------------------------------------------------------------------------------------------------------
 
     def _switch(self, number: int) -> Callable[[], None]:
         def switch() -> None:
+            if self._selected is not self._all[number]:
+                self.outer = False
             self._selected = self._all[number]
 
         return switch
+
+    def _select_older(self) -> None:
+        self.outer = True
 
     def _select_newest(self) -> None:
         self.outer = False
@@ -172,7 +203,7 @@ class Gdb(Names):
         if name == "pid":
             raise Error("not told")
         if name != "rip":
-            return self.others[name]
+            return self.others["rsp" if name == "sp" else name]
         number = self._selected.num
         if number not in self.cached:
             self._mean(f"1.{number}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +85,27 @@ def test_no_packet_of_ours_has_gdb_read_another_vcpu(gdb: Gdb, machine: Any, num
     for thread in everyone:
         thread.switch()
         assert gdb.newest_frame().read_register("rip") == gdb.stub.pcs[thread.num - 1]
+
+
+@pytest.mark.parametrize("selected", range(VCPUS))
+@pytest.mark.parametrize("vcpus", [1, VCPUS])
+def test_registers_are_the_innermost_frame_s_whose_caller_is_not_looked_at(
+    gdb: Gdb, machine: Any, vcpus: int, selected: int
+) -> None:
+    """GDB may take any word of the stack for the caller's address, and reads there: a device's, which may end QEMU."""
+    everyone = gdb.selected_inferior().threads()
+    del everyone[vcpus:]
+    me = everyone[min(selected, vcpus - 1)]
+    me.switch()
+    for each in range(vcpus):
+        assert machine.registers(vcpu(each), ("rip",)) == {"rip": gdb.stub.pcs[each]}
+    assert gdb.unwound == 0 and not gdb.outer and gdb.selected_thread() is me
+    gdb.outer = True
+    mine = machine.selected()
+    assert machine.registers(mine, ("rip",)) == {"rip": gdb.stub.pcs[mine.number]}
+    assert gdb.outer, "the user's frame is selected again"
+    with pytest.raises(LookupError):
+        machine.of_each_vcpu("k_gs_base")
 
 
 def test_every_vcpu_is_stepped_out_by_itself(gdb: Gdb, machine: Any) -> None:
@@ -207,3 +229,27 @@ def test_while_the_guest_runs_nothing_is_asked_of_the_stub(gdb: Gdb, machine: An
                 ask()
     assert len(gdb.stub.packets) == packets and not machine.runs
     assert machine.read(TEXT, 2) == b"\x90\x90"
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_much_physical_memory_is_read_at_once_where_that_is_possible(
+    gdb: Gdb, machine: Any, module: Any, works: bool
+) -> None:
+    asked = list[tuple[int, int]]()
+
+    def dump(pieces: Any) -> list[bytes] | None:
+        asked.extend(pieces)
+        return [bytes([7]) * size for _, size in pieces] if works else None
+
+    machine.dump = dump
+    for memory in gdb.stub.user:
+        memory.update(dict.fromkeys(range(module.MUCH), 1))
+    machine.connection = SimpleNamespace(is_valid=lambda: True, send_packet=sent(gdb))
+    assert machine.read_physical(0, 8) == bytes([1] * 8) and not asked
+    assert machine.read_physical(0, module.MUCH) == bytes([7 if works else 1]) * module.MUCH
+    assert asked == [(0, module.MUCH)]
+
+
+def sent(gdb: Gdb) -> Any:
+    """Send packets to a stub that has the mode of physical memory."""
+    return lambda packet: b"OK" if packet.startswith("Qqemu.PhyMemMode") else gdb.stub.ask(packet)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.memory import KernelMemory
+from gdb_optprobe.guest.memory import MUCH, KernelMemory
 
 BASE = 0xFFFF_FFFF_8100_0000
 PAGE = 4096
@@ -206,3 +206,33 @@ def test_places_of_one_piece_of_memory_are_read_as_one() -> None:
     spans = [(BASE + 8, BASE + 24), (BASE + 64, BASE + 64), (BASE + 100, BASE + size)]
     assert kernel.read_many(spans) == [plain.read(start, end - start) for start, end in spans]
     assert asked == [[(at + 8, size - 8)]]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_what_is_long_is_read_at_once_or_as_ever(works: bool) -> None:
+    class Plain(Machine):
+        def read_virtual(self, address: int, size: int) -> bytes:
+            if address < BASE:
+                raise Unreadable(address, size)
+            return bytes(size)
+
+    machine = Plain(sees_kernel=True)
+    asked: list[tuple[int, int]] = []
+
+    def dump(pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        asked.extend(pieces)
+        return [bytes([7]) * size for _, size in pieces] if works else None
+
+    def walk(address: int) -> tuple[int, int] | None:
+        return (address - BASE, 1 << 20) if BASE <= address < BASE + (1 << 20) else None
+
+    kernel = KernelMemory(machine, machine, walk, dump)
+    kernel.read(BASE, 64)
+    kernel.read(BASE, MUCH - 1)
+    assert asked == []
+    assert kernel.read(BASE, MUCH) == bytes([7 * works]) * MUCH
+    assert asked == [(0, MUCH)]
+    with pytest.raises(Unreadable):
+        kernel.read(0x1000, MUCH)
+    assert len(asked) == 1, "a program's memory is not where the kernel's is"
+    assert kernel.read(BASE + (1 << 20), MUCH) == bytes(MUCH), "it is seen, and no table has it"

@@ -102,3 +102,9 @@ def test_no_symbols() -> None:
     table = SymbolTable(Symbols(array("Q"), [], ""))
     assert table.at(TEXT) is None
     assert table.lookup("vfs_read") == []
+
+
+def test_names_of_many_addresses_are_those_of_each(table: SymbolTable) -> None:
+    addresses = sorted({at + by for at, _, _ in ROWS for by in (0, 5)})
+    located = [table.at(address) for address in addresses]
+    assert table.names_at(addresses) == [found.name if found is not None else "" for found in located]

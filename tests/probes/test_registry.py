@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from gdb_optprobe.detours.block import Block
 from gdb_optprobe.detours.refusal import Refusal
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
@@ -143,3 +146,40 @@ def test_a_record_restores_a_probe_of_any_kind(kind: Kind) -> None:
 def test_a_record_of_other_memory_restores_nothing() -> None:
     with pytest.raises(OptprobeError, match="would not do here"):
         restored_probe(record(), PLAIN, Handler(), Slot(0x1000, 4))
+
+
+class FewCounts(Block):
+    """A block as far as the registry asks where its members are."""
+
+    def __init__(self, first: int, sites: Sequence[int]) -> None:
+        slot = Slot(0, 16 * len(sites))
+        super().__init__(sites=array("Q", sites), originals=[b"\0"] * len(sites), code=slot, data=slot, step=16)
+        self.first, self.enabled, self.numbers = first, True, range(first, first + len(sites))
+
+
+def test_where_blocks_have_members_is_known_as_they_come_and_go() -> None:
+    registry, unpacked = Registry(), list[int]()
+
+    def unpack(block: Block, index: int) -> None:
+        unpacked.append(block.sites[index])
+        block.take_out(index)
+
+    registry.unpack = unpack
+    blocks = [FewCounts(1, (0x100, 0x400)), FewCounts(3, (0x108, 0x300))]
+
+    def there(start: int, end: int) -> bool:
+        return registry.has_enabled(start, end)
+
+    assert not there(0, 0x1000)
+    for block in blocks:
+        registry.add_block(cast(Any, block))
+    assert there(0x108, 0x109) and there(0x109, 0x301) and not there(0x109, 0x300) and not there(0x401, 0x1000)
+    assert registry.has_other(0x100, 0x110, 0x100) and not registry.has_other(0x300, 0x308, 0x300)
+    assert registry.has_other(0x2F8, 0x308, 0x2F8) and not registry.has_other(0x410, 0x420, 0x410)
+    blocks[1].enabled = False
+    assert not there(0x108, 0x109) and there(0x100, 0x109)
+    assert registry.site(0x300) is None and unpacked == [0x300]
+    assert not registry.has_other(0x2F8, 0x308, 0x2F8), "it has left its block"
+    registry.remove_block(cast(Any, blocks[0]))
+    blocks[1].enabled = True
+    assert not there(0x100, 0x108) and there(0x100, 0x109) and not there(0x300, 0x301)

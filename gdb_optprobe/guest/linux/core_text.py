@@ -284,12 +284,11 @@ class CoreText(ABC):
         kprobe, rewrites; kept for all.
         """
         known, rewritten, place = self._ordinary.setdefault(size, {}), self._always_rewritten, 0
-        for address in (address for address in addresses if address not in known):
-            symbol = self._kernel.symbols.at(address)
-            name = symbol.name if symbol is not None else ""
+        new = [address for address in addresses if address not in known]
+        for address, name in zip(new, self._kernel.symbols.names_at(new), strict=True):
             place = bisect_left(rewritten, address, place)
             is_free = place == len(rewritten) or rewritten[place] >= address + size
-            is_text = is_free and self._range(address) is Area.TEXT and self._named(name) is Area.TEXT
+            is_text = is_free and self._named(name) is Area.TEXT and self._range(address) is Area.TEXT
             known[address] = is_text and not self._compares_entry(name)
         return [address for address in addresses if known[address]]
 

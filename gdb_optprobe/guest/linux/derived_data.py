@@ -18,7 +18,7 @@ pages. How an ISA's code makes an address is in its folder of arch/.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from struct import Struct, iter_unpack
@@ -102,6 +102,9 @@ class DerivedNames(ABC):
 
     def at(self, address: int) -> Located | None:
         return self.symbols.at(address)
+
+    def names_at(self, addresses: Iterable[int]) -> Sequence[str]:
+        return self.symbols.names_at(addresses)
 
     def function_bounds(self, address: int) -> tuple[int, int] | None:
         return self.symbols.function_bounds(address)

@@ -19,14 +19,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from struct import Struct, unpack
+from struct import Struct
 
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.text import FtraceSite
 
-WORD = 8
 WORDS = Struct("<QQ")  # the beginning of every record
 FLAGS = 8  # where they are in a record
 DISABLED = 1 << 25  # FTRACE_FL_DISABLED
@@ -187,12 +186,6 @@ class FtraceSites:
         """Return the addresses of the records, by site."""
         return dict(zip(*self._index, strict=True))
 
-    @cached_property
-    def _areas(self) -> Sequence[tuple[int, int]]:
-        """Return where records follow one another, as ascending (start, end)."""
-        size = self._shape.record.size
-        return _joined(((at, at + size) for at in sorted(self._index[1])), size, 1)
-
     def states(self, ips: Iterable[int]) -> dict[int, State]:
         """Return the records of these sites as they are now, of thousands: all records around them are read.
 
@@ -200,24 +193,12 @@ class FtraceSites:
         """
         record_at, size = self._record_at, self._shape.record.size
         wanted = {at: ip for ip in ips if (at := record_at.get(ip)) is not None}
+        words, rest = Struct(f"<QQ{size - WORDS.size}x"), bytes(size - WORDS.size)
         found: dict[int, State] = {}
-        for start, end in self._spans(sorted(wanted)):
-            count = (end - start) // size
-            words = unpack(f"<{count * size // WORD}Q", self._kernel.read(start, end))
-            ats = range(start, end, size)
-            held = zip(ats, words[:: size // WORD], words[1 :: size // WORD], strict=True)
-            found |= {ip: (at, flags) for at, ip, flags in held if wanted.get(at) == ip}
+        for start, end in _joined(sorted(wanted), WORDS.size, size):
+            rows = zip(range(start, end, size), words.iter_unpack(self._kernel.read(start, end) + rest), strict=True)
+            found |= {ip: (at, flags) for at, (ip, flags) in rows if wanted.get(at) == ip}
         return found
-
-    def _spans(self, ats: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield where records are that hold all of those at `ats`, ascending: few reads of few bytes more."""
-        size = self._shape.record.size
-        for start, end in self._areas:
-            some = ats[bisect_left(ats, start) : bisect_left(ats, end)]
-            if some and some[-1] - some[0] < NEAR * len(some):
-                yield some[0], some[-1] + size
-            else:
-                yield from _joined(((at, at + size) for at in some), size, NEAR)
 
     @property
     def addresses(self) -> Sequence[int]:
@@ -239,12 +220,16 @@ class FtraceSites:
         return first is None or last is None or self._kernel.word(first) != last
 
 
-def _joined(spans: Iterable[tuple[int, int]], step: int, near: int) -> list[tuple[int, int]]:
-    """Return the ascending `spans` of records, those less than `near` bytes apart, in arrays of records, as one."""
-    found: list[tuple[int, int]] = []
-    for start, end in spans:
-        if found and start - found[-1][1] < near and (start - found[-1][0]) % step == 0:
-            found[-1] = found[-1][0], end
-        else:
-            found.append((start, end))
-    return found
+def _joined(ats: Sequence[int], size: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the spans of records, `size` bytes at each of the ascending `ats`: those that follow one another, in arrays
+    of records, as one.
+    """
+    if not ats:
+        return
+    start = last = ats[0]
+    for at in ats:
+        if at - last >= NEAR + size or (at - start) % step:
+            yield start, last + size
+            start = at
+        last = at
+    yield start, last + size

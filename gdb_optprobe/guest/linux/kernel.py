@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct, iter_unpack
 from typing import Protocol
@@ -45,6 +45,9 @@ class Symbols(Protocol):
     def lookup(self, name: str) -> Sequence[int]: ...
 
     def at(self, address: int) -> Located | None: ...
+
+    def names_at(self, addresses: Iterable[int]) -> Sequence[str]:
+        """Return the name of what `at` finds for each of these ascending addresses; "" where it finds nothing."""
 
     def function_bounds(self, address: int) -> tuple[int, int] | None: ...
 

@@ -12,7 +12,7 @@ A function reaches to the next symbol, as in the kernel; zeros behind its end ar
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import iter_unpack
 
 from gdb_optprobe import guest_text
@@ -71,6 +71,9 @@ class ModuleSymbols:
 
     def at(self, address: int) -> Located | None:
         return self.table.at(address) if self._module.holds(address) else self._core.at(address)
+
+    def names_at(self, addresses: Iterable[int]) -> Sequence[str]:
+        return [found.name if (found := self.at(address)) is not None else "" for address in addresses]
 
     def function_bounds(self, address: int) -> Range | None:
         start, end = self._module.text

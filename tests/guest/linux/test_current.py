@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
@@ -37,6 +37,9 @@ class Names:
 
     def at(self, address: int) -> Located | None:
         return None
+
+    def names_at(self, addresses: Iterable[int]) -> Sequence[str]:
+        return ["" for _ in addresses]
 
     def function_bounds(self, address: int) -> tuple[int, int] | None:
         return None

@@ -72,6 +72,9 @@ class _Symbols:
     def at(self, address: int) -> Located | None:
         return self.symbols.at(address)
 
+    def names_at(self, addresses: abc.Iterable[int]) -> abc.Sequence[str]:
+        return self.symbols.names_at(addresses)
+
     def function_bounds(self, address: int) -> tuple[int, int] | None:
         return self.symbols.function_bounds(address)
 

@@ -26,6 +26,7 @@ _EARLY_WHOLE = frozenset(
 )
 # Hashes that an indirect call compares, and the room before a function (CONFIG_CFI_CLANG, CONFIG_CALL_PADDING).
 _PREFIXES = ("__cfi_", "__pfx_")
+_SPECIAL, _SPECIAL_WHOLE = _COPIED + _EARLY + _PREFIXES, _COPIED_WHOLE | _EARLY_WHOLE
 _DISPATCHER = ("bpf_dispatcher_", "_func")
 DISPATCH = 9
 """Bytes at a dispatcher's start that are rewritten: a landing pad and a nop, jump or call."""
@@ -33,11 +34,13 @@ DISPATCH = 9
 
 def of(name: str) -> Area:
     """Return the kind of code that the function `name` of the kernel's text is."""
+    if not name.startswith(_SPECIAL) and name not in _SPECIAL_WHOLE:  # asked of every function
+        return Area.TEXT
     if name.startswith(_COPIED) or name in _COPIED_WHOLE:
         return Area.COPIED
     if name.startswith(_EARLY) or name in _EARLY_WHOLE:
         return Area.EARLY
-    return Area.NOT_TEXT if name.startswith(_PREFIXES) else Area.TEXT
+    return Area.NOT_TEXT
 
 
 def is_dispatcher(name: str) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -46,6 +47,10 @@ _SHORT = frozenset((*range(0x70, 0x80), *range(0xE0, 0xE4), 0xEB, 0xCC))
 REACH = 129  # of a branch with one byte of displacement, its own two bytes included
 TRACERS = ("ftrace_call", "ftrace_regs_call", "ftrace_graph_call")
 """Where the kernel's callers of a tracer call it (arch/x86/kernel/ftrace_64.S): rewritten as tracers come and go."""
+SEVERAL, MOST_CONSTANTS = 64, 1 << 25
+"""Reads for jump tables in one stop, from which on all constants are read, if they are no more bytes than this: 9 MB at
+once take the time of 100 reads.
+"""
 CONSTANTS = ("dentry_hashtable", "names_cachep")
 """Pointers that the kernel has in its text, too (fs/dcache.c, fs/namei.c)."""
 
@@ -82,6 +87,7 @@ class KernelText(CoreText):
         self._entries: KernelEntries | None = None
         self._by_data: set[int] = set()
         self._constants = kernel.range("__start_rodata", "__end_rodata")
+        self._constants_read, self._all_constants = 0, b""
 
     @cached_property
     def exceptions(self) -> ExceptionTable:
@@ -98,6 +104,7 @@ class KernelText(CoreText):
     def forget(self) -> None:
         super().forget()
         self._parts.clear()
+        self._constants_read, self._all_constants = 0, b""
 
     # --- Text --------------------------------------------------------------------------------------------------
 
@@ -353,9 +360,20 @@ class KernelText(CoreText):
 
     def _tables(self, start: int, code: bytes, parts: Sequence[tuple[int, int]]) -> frozenset[int]:
         try:
-            return jump_tables.targets(start, code, self._constants, self._kernel.memory.read, parts)
+            return jump_tables.targets(start, code, self._constants, self._constant, parts)
         except OptprobeError:
             return frozenset()
+
+    def _constant(self, address: int, size: int) -> bytes:
+        """Read constants: all of them at once, where those of many functions are asked for in one stop."""
+        start, end = self._constants
+        self._constants_read += 1
+        if self._constants_read == SEVERAL and end - start <= MOST_CONSTANTS:
+            with suppress(OptprobeError):
+                self._all_constants = self._kernel.read(start, end)
+        if not self._all_constants:
+            return self._kernel.memory.read(address, size)
+        return self._all_constants[address - start : address - start + size]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from struct import pack
 
 import pytest
 
-from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
+from gdb_optprobe.guest.linux.arch.x86_64.text import SEVERAL, KernelText
 from gdb_optprobe.guest.text import Area, Fact, Jump
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import code
@@ -332,3 +332,29 @@ def test_spell() -> None:
     _, there = text()
     assert there.spell(TEXT + 0x10) == f"{TEXT + 0x10:#x} <hot>"
     assert there.spell(TEXT + 0x13) == f"{TEXT + 0x13:#x} <hot+3>"
+
+
+@pytest.mark.parametrize("asked", [1, 2 * SEVERAL])
+def test_constants_are_read_at_once_where_many_are_asked_for_in_a_stop(
+    asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found is the same, with the tables as they are in this stop."""
+    switch = "0f 1f 44 00 00  nop\n ff 24 c5 40 00 00 82  jmp *table(,%rax,8)\n 90  nop\n 90  nop\n c3  ret"
+    memory, there = text(hot=switch)
+    reads, read = list[int](), memory.read
+
+    def noted(address: int, size: int) -> bytes:
+        reads.append(address)
+        return read(address, size)
+
+    monkeypatch.setattr(memory, "read", noted)
+    for table in ((TEXT + 0x1D, 0), (TEXT + 0x1D, TEXT + 0x1E, 0)):
+        memory.put_words(DATA + 0x40, *table)
+        there.forget()
+        reads.clear()
+        for _ in range(asked):
+            there._functions.clear()
+            function = there.function(TEXT + 0x10)
+            assert function is not None
+            assert {jump.target for jump in function.jumps_into(TEXT + 0x1C, TEXT + 0x1F)} == {*table} - {0}
+        assert reads.count(DATA + 0x40) == (2 if asked == 1 else SEVERAL - 1), "as 8 bytes an entry, and as 4"

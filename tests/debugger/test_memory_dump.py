@@ -1,0 +1,78 @@
+"""Much of physical memory by a file that QEMU writes: in which folder, and when packets serve instead."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.debugger.fake_gdb import Gdb
+
+MEMORY = bytes(range(256)) * 64
+PIECES = [(0x100, 0x2000), (0x3000, 4)]
+
+
+@pytest.fixture
+def gdb(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gdb]:
+    fake = Gdb(1, later=False)
+    before = {name for name in sys.modules if name.startswith("gdb_optprobe.debugger.")}
+    monkeypatch.setitem(sys.modules, "gdb", fake)
+    monkeypatch.setitem(sys.modules, "gdb.events", fake)
+    yield fake
+    for name in {name for name in sys.modules if name.startswith("gdb_optprobe.debugger.")} - before:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def written(gdb: Gdb, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that QEMU wrote: it may write where the folder's name has no `refused`."""
+    files = list[Path]()
+
+    def execute(line: str, to_string: bool = False) -> str:
+        found = re.fullmatch(r'monitor pmemsave (0x[0-9a-f]+) (0x[0-9a-f]+) "(/\S+)"', line)
+        assert found is not None and to_string
+        address, size, path = int(found[1], 16), int(found[2], 16), Path(found[3])
+        if "refused" in found[3]:
+            return "Could not open it\n"
+        path.write_bytes(MEMORY[address : address + size])
+        files.append(path)
+        return ""
+
+    monkeypatch.setattr(gdb, "execute", execute, raising=False)
+    return files
+
+
+def read(address: int, size: int) -> bytes:
+    return MEMORY[address : address + size]
+
+
+def dump(folders: list[Path], by_packets: Callable[[int, int], bytes] = read) -> Any:
+    module = importlib.import_module("gdb_optprobe.debugger.memory_dump")
+    return module.MemoryDump(by_packets, lambda: None, [str(folder) for folder in folders])
+
+
+def test_the_first_folder_in_which_both_see_the_file_serves(written: list[Path], tmp_path: Path) -> None:
+    refused, missing, good = (tmp_path / name for name in ("refused", "missing", "good"))
+    refused.mkdir()
+    good.mkdir()
+    made = dump([missing, refused, good])
+    for _ in range(2):
+        assert made(PIECES) == [read(*piece) for piece in PIECES]
+    assert {path.parent.parent for path in written} == {good}
+    assert not any(good.iterdir()) and not any(refused.iterdir()), "nothing is left"
+    assert made([]) == []
+
+
+def test_what_differs_from_what_packets_read_is_not_trusted(written: list[Path], tmp_path: Path) -> None:
+    made = dump([tmp_path], lambda _, size: bytes(size))
+    assert made(PIECES) is None and made(PIECES) is None
+    assert len(written) == 1, "it is tried once"
+
+
+def test_without_a_folder_packets_serve(written: list[Path], tmp_path: Path) -> None:
+    assert dump([tmp_path / "missing"])(PIECES) is None and not written
