@@ -6,12 +6,14 @@ import re
 import struct
 from pathlib import Path
 
+import pytest
+
 from gdb_optprobe.isa.aarch64 import AARCH64
 from qemu.guest import Guest
 from tests.booted import answer
 from tests.booted.assembled import assembled
 from tests.booted.batch import Workload, batch, keep
-from tests.booted.conftest import Boot
+from tests.booted.conftest import FULL, PARALLEL, Boot
 from tests.booted.test_handlers import maps, report
 from tests.booted.test_ppc64le import ATTEMPT, attempt, two_dd
 
@@ -139,4 +141,114 @@ def test_landing_pads_of_programs_stay(boot: Boot, tmp_path: Path) -> None:
     for name in "padded", "signed":
         assert f"the landing pad at caller1:{name} must be found by indirect branches" in finished.output
         assert f"probe caller1:{name}+0x4 instead" in finished.output
+    assert guest.problems() == []
+
+
+TURNS = 200
+# It forks, and parent and child do the turns.
+PLACES = """
+        .global _start
+_start: mov x0, #17
+        mov x1, #0
+        mov x2, #0
+        mov x3, #0
+        mov x4, #0
+        mov x8, #220
+        svc #0
+        mov x23, x0
+        mov x19, #TURNS
+again:  bl f
+        subs x19, x19, #1
+        b.ne again
+        cbz x23, end
+        mov x0, #-1
+        mov x1, #0
+        mov x2, #0
+        mov x3, #0
+        mov x8, #260
+        svc #0
+end:    mov x0, #7
+        mov x8, #93
+        svc #0
+        .macro place name
+        .global \\name
+        .type \\name, @function
+\\name:
+        .endm
+place f
+        stp x29, x30, [sp, #-16]!
+place signs
+        paciasp
+        mov x1, #5
+place loop
+        subs x1, x1, #1
+place loops
+        b.ne loop
+place literal
+        ldr x2, lit
+place page
+        adrp x3, f
+place near
+        adr x4, leaf
+place calls
+        bl leaf
+place calls_register
+        blr x4
+place is_set
+        tbnz x2, #0, over
+place never
+        mov x2, #0
+place over
+        cbnz x2, further
+        mov x2, #1
+place further
+        mrs x5, tpidr_el0
+        mov x8, #172
+place system
+        svc #0
+place vector
+        ldr q0, [sp]
+place authenticates
+        autiasp
+        ldp x29, x30, [sp], #16
+place ends
+        ret
+place leaf
+        add x1, x1, #1
+place leaf_ends
+        ret
+        .align 3
+lit:    .quad 1
+"""
+EXECUTED = {"loop": 5, "loops": 5, "never": 0, "leaf": 2, "leaf_ends": 2}
+"""How often a place is executed in a turn, where that is not once."""
+MACHINES = {
+    "isolated tables": {"cpu": "cortex-a72", "smp": 2},
+    "one processor, tables not isolated": {"cpu": "cortex-a57", "smp": 1, "append": "kpti=off nokaslr"},
+    "addresses of 52 bits, at once": {"cpu": "max,pauth-impdef=on", "smp": 4, "extra": PARALLEL},
+}
+
+
+@pytest.mark.parametrize("machine", [*MACHINES][:: 1 if FULL else 2])
+def test_each_place_of_a_program_is_counted_exactly_on_a_newer_kernel(
+    boot: Boot, tmp_path: Path, machine: str
+) -> None:
+    """Of Debian's 6.12, in four processes at once that fork."""
+    guest = boot(arch="aarch64", suite="trixie", **MACHINES[machine])
+    answer.put(guest, assembled(tmp_path / "places", PLACES.replace("TURNS", str(TURNS)), "aarch64"), "/tmp/places")
+    places = re.findall(r"^place (\w+)", PLACES, re.M)
+    script: list[str | Workload] = ["set optprobe table-keys 8"]
+    script += [f"optprobe add -user /tmp/places:{place}" for place in places]
+    script += ["optprobe add -user /tmp/places:f+8 do count by $comm"]
+    run = "/tmp/places; echo $?"
+    script += [Workload(f"({run}) & ({run}) & ({run}) & ({run}) & wait"), keep("list", "optprobe list")]
+    script += ["optprobe check", "optprobe delete", Workload(run), "optprobe check"]
+    finished = batch(guest, script)
+    assert finished.status == 0, finished.output
+    assert finished.workloads == ("7\n" * 4, "7\n")
+    *counted, last = [probe["hits"] for probe in finished.json("list")]
+    turns = 4 * 2 * TURNS
+    assert dict(zip(places, counted, strict=True)) == {place: turns * EXECUTED.get(place, 1) for place in places}
+    assert last == turns
+    assert finished.output.count("holds what we wrote") == 2
     assert guest.problems() == []

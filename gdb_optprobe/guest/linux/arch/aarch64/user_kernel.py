@@ -34,8 +34,6 @@ from gdb_optprobe.isa.aarch64.fields import rd, to_bytes, word_of
 
 HANDLER, CALLER = "el0t_64_sync_handler", "el0t_64_sync"
 TRACKING = ("context_tracking_key",)
-COUNTED_TWICE = "do_el0_undef"
-"""Of kernels on which each hit in a program was counted twice (6.12), where 6.1 is exact: not understood yet."""
 INTERRUPTS = 1 << 7
 """Of PSTATE: they are masked."""
 RETURNS = to_bytes(0xD65F_03C0)
@@ -77,9 +75,6 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
         key = kernel.symbols.address(name)
         if key is not None and int.from_bytes(kernel.memory.read(key, 4), "little"):
             raise OptprobeError("this guest's kernel tracks CPUs in user code (nohz_full): its programs are not probed")
-    if kernel.symbols.address(COUNTED_TWICE) is not None:
-        why = f"counts in programs of kernels that have {COUNTED_TWICE} are not exact yet: none is probed"
-        raise OptprobeError(why)
     calls = trap_calls.find(kernel, AARCH64, originals, HANDLER, (CALLER,))
     mmu = LinearMmu(reads.linear, PageRecords.of(kernel, view))
     leaf = leaf_entry.routine(reads.linear, mmu.records(kernel))
