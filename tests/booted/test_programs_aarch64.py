@@ -14,6 +14,7 @@ from tests.booted import answer
 from tests.booted.assembled import assembled
 from tests.booted.batch import Workload, batch, keep
 from tests.booted.conftest import FULL, PARALLEL, Boot
+from tests.booted.gdb import Console
 from tests.booted.test_handlers import maps, report
 from tests.booted.test_ppc64le import ATTEMPT, attempt, two_dd
 
@@ -251,4 +252,105 @@ def test_each_place_of_a_program_is_counted_exactly_on_a_newer_kernel(
     assert dict(zip(places, counted, strict=True)) == {place: turns * EXECUTED.get(place, 1) for place in places}
     assert last == turns
     assert finished.output.count("holds what we wrote") == 2
+    assert guest.problems() == []
+
+
+TIMES, STOPS = 200, 4
+CALLING = f"""
+        .global _start
+        .type _start, @function
+        .type outer, @function
+        .type inner, @function
+_start: mov x29, #0
+        mov x30, #0
+        bl outer
+        mov x0, #7
+        mov x8, #93
+        svc #0
+        .size _start, . - _start
+outer:  stp x29, x30, [sp, #-32]!
+        mov x29, sp
+        str x19, [sp, #16]
+        mov x19, #{TIMES}
+again:  mov x0, x19
+        bl inner
+        subs x19, x19, #1
+        b.ne again
+        ldr x19, [sp, #16]
+        ldp x29, x30, [sp], #32
+        ret
+        .size outer, . - outer
+inner:  stp x29, x30, [sp, #-16]!
+        mov x29, sp
+        add x0, x0, #1
+        ldp x29, x30, [sp], #16
+        ret
+        .size inner, . - inner
+"""
+PATH = "/tmp/calling"
+
+
+@pytest.fixture(params=["6.1", "6.12, which denies the kernel reads of programs"])
+def stopping(request: pytest.FixtureRequest, boot: Boot, tmp_path: Path) -> Guest:
+    """A guest that has the program, which is in the folder too."""
+    is_old = request.param == "6.1"
+    guest = boot(arch="aarch64") if is_old else boot(arch="aarch64", suite="trixie", cpu="max,pauth-impdef=on")
+    answer.put(guest, assembled(tmp_path / "calling", CALLING, "aarch64"), PATH)
+    return guest
+
+
+def test_a_program_stops_where_a_condition_holds(stopping: Guest, tmp_path: Path) -> None:
+    """And is shown as it is there, with its memory and its callers; it ends as it would have."""
+    step = TIMES // STOPS
+    with Console(stopping) as gdb:
+        gdb(f"optprobe add -user {PATH}:inner if $arg1 % {step} == 0 do count by $comm, stop", 60)
+        gdb(f"optprobe add -user {PATH}:inner+8")
+        gdb.work = stopping.spawn(f"{PATH}; echo said $?")
+        told = gdb("continue")
+        place = gdb.probes()[0]["address"]
+        assert re.search(rf"hit optprobe 1, calling \(\d+\), {int(place, 16):#018x} <calling:inner>$", told.rstrip())
+        gdb(f"add-symbol-file {tmp_path / 'calling'}")
+        gdb("frame 2")
+        for turn in range(STOPS):
+            if turn:
+                assert re.search(r"hit optprobe 1, calling \(\d+\), 0x[0-9a-f]+ in inner \(\)$", gdb("continue").rstrip())
+            which = TIMES - turn * step
+            assert (gdb.value("$pc"), gdb.value("$x0"), gdb.value("$x19")) == (int(place, 16), which, which)
+            assert gdb.value("*(long *) ($x29 + 8)") == gdb.value("&_start") + 12, "memory of the program"
+            callers = [line.partition(" in ")[2] for line in gdb("bt").splitlines()[2:5]]
+            assert callers == ["inner ()", "outer ()", "_start ()"]
+            code = gdb("x/2i $pc")
+            assert "# optprobe 1" in code and "stp" in code and "hlt" not in code
+            assert [gdb.hits(number) for number in (1, 2)] == [turn + 1, turn * step]
+        work, gdb.work = gdb.work, None
+        gdb.send("continue")
+        assert work.wait()[1] == "said 7\n"
+        gdb.interrupt()
+        assert [(probe["hits"], probe["stops"]) for probe in gdb.probes()] == [(STOPS, STOPS), (TIMES, 0)]
+        assert "holds what we wrote" in gdb("optprobe check")
+    assert stopping.problems() == []
+
+
+@pytest.mark.parametrize("how", ["quit", "kill -9"])
+def test_leaving_a_program_where_it_stopped(boot: Boot, tmp_path: Path, how: str) -> None:
+    """It ends as it would have, with all hits counted that are."""
+    guest = boot(arch="aarch64", suite="trixie")
+    answer.put(guest, assembled(tmp_path / "calling", CALLING, "aarch64"), PATH)
+    with Console(guest) as gdb:
+        gdb(f"set optprobe on-exit {'keep' if how == 'kill -9' else 'remove'}")
+        gdb(f"optprobe add -user {PATH}:inner if $arg1 % {TIMES // STOPS} == 0 do count, stop", 60)
+        work = guest.spawn(f"{PATH}; echo said $?")
+        assert "hit optprobe 1" in gdb("continue")
+        if how == "kill -9":
+            gdb.kill()
+        else:
+            gdb.send("quit")
+            gdb.rest()
+        assert work.wait(30)[1] == "said 7\n"
+    script: list[str | Workload] = ["optprobe recover"] if how == "kill -9" else []
+    script += [keep("list", "optprobe list"), "optprobe delete", Workload(f"{PATH}; echo said $?"), "optprobe check"]
+    finished = batch(guest, script)
+    assert finished.status == 0, finished.output
+    assert [probe["hits"] for probe in finished.json("list")] == ([STOPS] if how == "kill -9" else [])
+    assert finished.workloads == ("said 7\n",)
     assert guest.problems() == []

@@ -129,9 +129,9 @@ class UprobeStops:
             assert stopping is not None, "else it was refused"
             pad = install_pad(user.kernel.calls.handler, stopping.place, self.guest, arena)
             on_pad, ticket = partial(self._on_pad, user), partial(self._read_register, stopping.ticket)
-            stop = ProgramStop(pad, on_pad, ticket, saved_registers(user.kernel.isa))
+            stop = ProgramStop(pad, on_pad, ticket, saved_registers(user.kernel.isa), stopping.gates)
             point = self.stops.stop_in_program(stop)
-            self._pads[behind] = _InstalledPad(pad, point, Gate(behind, stopping.swapped))
+            self._pads[behind] = _InstalledPad(pad, point, Gate(stopping.gates, behind, stopping.swapped))
         return self._pads[behind]
 
     def _read_register(self, name: str) -> int:

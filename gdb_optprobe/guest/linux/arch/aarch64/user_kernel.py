@@ -20,6 +20,7 @@ from gdb_optprobe.guest.linux.arch.aarch64.mmu import LinearMmu
 from gdb_optprobe.guest.linux.arch.aarch64.page_records import PAGE_SHIFT, PageRecords
 from gdb_optprobe.guest.linux.arch.aarch64.program_writer import WRITING
 from gdb_optprobe.guest.linux.arch.aarch64.reads import Reads
+from gdb_optprobe.guest.linux.arch.aarch64.user_stops import Stopping, have_pan
 from gdb_optprobe.guest.linux.arch.aarch64.user_traps import ArmUser
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
@@ -80,5 +81,10 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
     leaf = leaf_entry.routine(reads.linear, mmu.records(kernel))
     current = kernel.address("runqueues") + kernel.offset("rq", "curr")
     hook = mmap_hook.find(kernel, AARCH64, originals, VCPUS.entry, current, PAGE_SHIFT, lower_mmap_hook)
-    isa = ArmUser(calls.handler)
+    text = kernel.address("_stext")
+    page = view.page(text)
+    if page is None:
+        raise OptprobeError(f"nothing is mapped at {text:#x}")
+    stopping = Stopping(reads.linear.at(page.physical + text - page.address), have_pan(view.machine))
+    isa = ArmUser(calls.handler, stopping)
     return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, leaf, calls, mmu, VCPUS, hook)
