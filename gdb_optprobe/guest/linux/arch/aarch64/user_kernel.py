@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import trap_calls
@@ -20,15 +21,18 @@ from gdb_optprobe.guest.linux.arch.aarch64.mmu import LinearMmu
 from gdb_optprobe.guest.linux.arch.aarch64.page_records import PAGE_SHIFT, PageRecords
 from gdb_optprobe.guest.linux.arch.aarch64.program_writer import WRITING
 from gdb_optprobe.guest.linux.arch.aarch64.reads import Reads
+from gdb_optprobe.guest.linux.arch.aarch64.user_returns import ArmReturning
 from gdb_optprobe.guest.linux.arch.aarch64.user_stops import Stopping, have_pan
 from gdb_optprobe.guest.linux.arch.aarch64.user_traps import ArmUser
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
-from gdb_optprobe.guest.linux.user import mmap_hook
+from gdb_optprobe.guest.linux.user import mm_hooks, mmap_hook
 from gdb_optprobe.guest.linux.user.program_writer import Writing
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
-from gdb_optprobe.guest.linux.user_kernel import UserKernel, mapped
+from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ir import Load, Op, Register
 from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.aarch64.abi import FLAGS
 from gdb_optprobe.isa.aarch64.fields import rd, to_bytes, word_of
@@ -87,4 +91,11 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
         raise OptprobeError(f"nothing is mapped at {text:#x}")
     stopping = Stopping(reads.linear.at(page.physical + text - page.address), have_pan(view.machine))
     isa = ArmUser(calls.handler, stopping)
-    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, leaf, calls, mmu, VCPUS, hook)
+
+    @cache  # read the calls once, before our patches change them
+    def returning() -> ReturnKernel:
+        task = fold.binary(Op.ADD, Register("SP_EL0"), fold.constant(kernel.offset("task_struct", "mm")), 64, False)
+        found = (find(kernel, AARCH64, originals, VCPUS.entry) for find in (mm_hooks.copied, mm_hooks.ended))
+        return ReturnKernel(ArmReturning(isa), Load(task, 8, False, mapped=True), None, *found)
+
+    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, leaf, calls, mmu, VCPUS, hook, returning)
