@@ -355,3 +355,30 @@ def test_leaving_a_program_where_it_stopped(boot: Boot, tmp_path: Path, how: str
     assert [probe["hits"] for probe in finished.json("list")] == ([STOPS] if how == "kill -9" else [])
     assert finished.workloads == ("said 7\n",)
     assert guest.problems() == []
+
+
+@pytest.mark.parametrize("append", ["", "kpti=off nokaslr"])
+def test_a_thread_between_its_trap_and_our_code_when_the_last_probe_goes(
+    boot: Boot, tmp_path: Path, append: str
+) -> None:
+    """It is in the vectors then, and stepped out of them before the kernel's own handler would see a trap."""
+    guest = boot(arch="aarch64", append=append)
+    answer.put(guest, assembled(tmp_path / "calling", CALLING, "aarch64"), PATH)
+    with Console(guest) as gdb:
+        gdb(f"optprobe add -user {PATH}:inner if $arg1 == {TIMES} do stop", 60)
+        gdb.work = guest.spawn(f"{PATH}; echo said $?")
+        assert "hit optprobe 1" in gdb("continue", 60)
+        gdb("break *((long)&vectors + 0x40c)")  # behind what isolated tables have there
+        for _ in range(50):
+            assert "Breakpoint" in gdb("continue", 60)
+            if gdb.value("$ESR_EL1") >> 26 == 0:
+                break
+        assert gdb.value("$ESR_EL1") >> 26 == 0, "it is an undefined instruction"
+        gdb("delete breakpoints")
+        gdb("optprobe delete", 60)
+        assert "holds what we wrote" in gdb("optprobe check")
+        work, gdb.work = gdb.work, None
+        gdb.send("continue")
+        assert work.wait(60)[1] == "said 7\n"
+        gdb.interrupt()
+    assert guest.problems() == []

@@ -9,12 +9,13 @@ that a CPU in user code reads no page tables and may free them during the walk: 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import trap_calls
 from gdb_optprobe.guest.linux.arch.aarch64 import leaf_entry
+from gdb_optprobe.guest.linux.arch.aarch64.areas import entry_text
 from gdb_optprobe.guest.linux.arch.aarch64.find import PageTables
 from gdb_optprobe.guest.linux.arch.aarch64.mmap_hook import lower_mmap_hook
 from gdb_optprobe.guest.linux.arch.aarch64.mmu import LinearMmu
@@ -43,6 +44,8 @@ INTERRUPTS = 1 << 7
 """Of PSTATE: they are masked."""
 RETURNS = to_bytes(0xD65F_03C0)
 FIFTH, SIXTH = 4, 5
+RECORDS, FIXED = 6, 1 << 28
+"""Of address bits to those of the kernel's records of pages; more bytes than there are fixed mappings below these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
         if key is not None and int.from_bytes(kernel.memory.read(key, 4), "little"):
             raise OptprobeError("this guest's kernel tracks CPUs in user code (nohz_full): its programs are not probed")
     calls = trap_calls.find(kernel, AARCH64, originals, HANDLER, (CALLER,))
+    calls = replace(calls, beside=(entry_text(kernel), _fixed(view)))
     mmu = LinearMmu(reads.linear, PageRecords.of(kernel, view))
     leaf = leaf_entry.routine(reads.linear, mmu.records(kernel))
     current = kernel.address("runqueues") + kernel.offset("rq", "curr")
@@ -99,3 +103,11 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
         return ReturnKernel(ArmReturning(isa), Load(task, 8, False, mapped=True), None, *found)
 
     return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, leaf, calls, mmu, VCPUS, hook, returning)
+
+
+def _fixed(view: PageTables) -> tuple[int, int]:
+    """Return what has the addresses of fixed mappings (asm/memory.h, FIXADDR_TOP), those of the vectors that page-table
+    isolation has among them. It is above all other code: just below the records of pages, or above them.
+    """
+    bits = min(view.regime.bits, 48)
+    return (1 << 64) - (1 << bits - RECORDS) - FIXED, 1 << 64
