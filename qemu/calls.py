@@ -29,8 +29,6 @@ __all__ = ["BITS", "Calls", "Row", "as_json", "report"]
 
 BITS: Mapping[str, tuple[int, ...]] = {"x86_64": (64, 32), "ppc64le": (64,), "aarch64": (64,)}
 """Of programs, by the guest's architecture."""
-_NO_RETURNS = ("aarch64",)
-"""Where returns of programs are refused."""
 TRACING = "/sys/kernel/tracing"
 EVENT = "optprobe_own/event"
 TRAPS = 200
@@ -182,10 +180,9 @@ class Calls:
         return middle(reads.repeat(self._calls, self._times))
 
     def _kinds(self, reads: Reads) -> Sequence[_Kind]:
-        returns = (("uretprobe", "-return"),) if self._arch not in _NO_RETURNS else ()
         ours = [
             _Kind(f"{name}{', emulation off' if not emulation else ''}", self._ours(clause, emulation))
-            for name, clause in (("uprobe", ""), *returns)
+            for name, clause in (("uprobe", ""), ("uretprobe", "-return"))
             for emulation in (True, False)
         ]
         theirs = (("Linux's event", "p"), ("Linux's event, return", "r"))

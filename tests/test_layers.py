@@ -290,7 +290,7 @@ GIVEN = {
     ("debugger/dwarf.py", "f'{keyword} {name}'.strip()"),
     # Files of ours, by paths on the host.
     ("debugger/memory_dump.py", "f'monitor pmemsave {address:#x} {size:#x} \"{path}\"'"),
-    ("debugger/program_frames.py", "f'add-symbol-file {quoted(str(path))} -s .text {GATES:#x}'"),
+    ("debugger/program_frames.py", "f'add-symbol-file {quoted(path)} -s .text {start:#x}'"),
     ("debugger/kernel_symbols.py", "load_command(str(path), (origin[0], origin[1]), slide)"),
     ("debugger/kernel_symbols.py", "f'add-symbol-file {quoted(str(path))} -s .text {ASIDE:#x}'"),
     ("debugger/kernel_symbols.py", "f'remove-symbol-file {which}'"),

@@ -8,13 +8,14 @@ GDB selects frame 0 whenever it switches to a thread or reads its registers agai
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import gdb
 
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.symbolfile import quoted
-from gdb_optprobe.guest.trap_frames import GATES, SavedRegisters, is_gate, trap_frames
+from gdb_optprobe.guest.trap_frames import SavedRegisters, trap_frames
 from gdb_optprobe.host_files import until_exit
 
 
@@ -48,7 +49,7 @@ class StoppedPrograms:
             return False
         gate = frame.older()
         # GDB shows a gate as a signal frame only while the file with our call frame information is loaded.
-        if gate is None or not is_gate(int(gate.pc())) or gate.type() != gdb.SIGTRAMP_FRAME:
+        if gate is None or gate.type() != gdb.SIGTRAMP_FRAME:
             return False
         program = gate.older()
         if program is None:
@@ -61,22 +62,29 @@ class ProgramFrames:
     """The object files that let GDB unwind through gates. A `symbol-file` of the user's unloads them."""
 
     def __init__(self) -> None:
-        self._files: dict[bytes, str] = {}
+        self._files: dict[bytes, tuple[str, int]] = {}
 
-    def load(self, saved: SavedRegisters) -> None:
-        """Load the file for code that saves registers as `saved` says."""
+    def load(self, saved: SavedRegisters, gates: int) -> None:
+        """Load the file for code that saves registers as `saved` says. gates: where its gates are."""
         content = trap_frames(saved)
-        if content not in self._files:
-            self._files[content] = str(_written(content).resolve())
+        path, start = self._files.get(content) or (str(_written(content).resolve()), gates)
+        if start != gates and path in _loaded():
+            # The guest has booted anew.
+            gdb.execute(f"remove-symbol-file -a {start:#x}", to_string=True)
+        self._files[content] = path, gates
         self.reload()
 
     def reload(self) -> bool:
         """Load the files that are not loaded now. Return whether there were any."""
-        loaded = {each.filename for each in gdb.objfiles()}
-        missing = [path for path in self._files.values() if path not in loaded]
-        for path in missing:
-            gdb.execute(f"add-symbol-file {quoted(str(path))} -s .text {GATES:#x}", to_string=True)
+        loaded = _loaded()
+        missing = [(path, start) for path, start in self._files.values() if path not in loaded]
+        for path, start in missing:
+            gdb.execute(f"add-symbol-file {quoted(path)} -s .text {start:#x}", to_string=True)
         return bool(missing)
+
+
+def _loaded() -> Collection[str | None]:
+    return {each.filename for each in gdb.objfiles()}
 
 
 def _written(content: bytes) -> Path:

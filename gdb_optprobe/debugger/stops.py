@@ -128,7 +128,7 @@ class GdbStops:
         return self._pads.add(ReturnPadBreakpoint(stop, self._pads, self._returned))
 
     def stop_in_program(self, stop: ProgramStop) -> StopPoint:
-        self._frames.load(stop.saved)
+        self._frames.load(stop.saved, stop.gates)
         return self._pads.add(ProgramPadBreakpoint(stop, self._pads, self._program_arrived))
 
     def selected(self) -> Hit:

@@ -3,8 +3,8 @@
     frame 0   in our code   ─►   frame 1   a gate   ─►   frame 2   the program, with its saved registers
 GDB takes the PC of an outer frame for a return address and shows the instruction before it, except behind a signal's
 frame: at a function's first instruction it would show the function before. An unwinder in Python cannot make a
-signal's frame, DWARF can. So our unwinder leads to a gate, an address without memory, and this file describes the
-frame behind it.
+signal's frame, DWARF can. So our unwinder leads to a gate, an address without code, and this file describes the frame
+behind it. On most ISAs no memory is there either; GDB's unwinders for one ISA pass no address that cannot be read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gdb_optprobe.guest.symbolfile import CIE_ID, frames_file
 from gdb_optprobe.isa.abi import ElfMachine
 
 GATES = 0xFFFF_8000_0000_0000
-"""No memory on any ISA: a hole in the kernel's half of the addresses."""
+"""No memory on most ISAs: a hole in the kernel's half of the addresses."""
 ROOM = 16
 MOST_BEHIND = 4
 SIZE = ROOM * (MOST_BEHIND + 1)
@@ -41,22 +41,22 @@ class SavedRegisters:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The gate for a saved PC that is so many bytes behind the instruction to be shown. swapped: see isa/user.py."""
+    """The gate for a saved PC that is so many bytes behind the instruction to be shown.
 
+    gates: the first one's address, and swapped: see isa/user.py.
+    """
+
+    gates: int
     behind: int
     swapped: Mapping[str, str]
 
     @property
     def address(self) -> int:
-        return GATES + ROOM * self.behind + ROOM // 2
-
-
-def is_gate(pc: int) -> bool:
-    return GATES <= pc < GATES + SIZE
+        return self.gates + ROOM * self.behind + ROOM // 2
 
 
 def trap_frames(saved: SavedRegisters) -> bytes:
-    """Return the file, to be loaded with its code at GATES."""
+    """Return the file, with its gates at GATES. It may be loaded elsewhere."""
     found = b""
     for behind in range(MOST_BEHIND + 1):
         cie = struct.pack("<I", CIE_ID) + bytes((1,)) + b"zS\0" + bytes((1, 1, saved.pc, 0)) + _rules(saved, behind)

@@ -2,6 +2,7 @@
 
     trap at a function's entry ─► entered   a slot for the call, the trampoline's address in place of the return address
     trap in the trampoline     ─► returned  finds the slot ─► code of the function's probes: begin │ programs │ end
+    or where a function leaves ─► left      the same, but nothing of the program was changed: without a slot it returns
     fork                       ─► copied    the child has the parent's stack, and so its calls
     the end of a space         ─► ended     its calls never return
 The table is one for all programs (maps/user_call_table.py), as trampolines are one for all functions of a program.
@@ -42,8 +43,8 @@ from gdb_optprobe.isa.codegen import (
     noted,
     noted_save,
 )
-from gdb_optprobe.isa.user import UserTrapping
-from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
+from gdb_optprobe.isa.user import UserEmitter, UserTrapping
+from gdb_optprobe.isa.user_returns import Leaving, TrampolineEmitter, UserReturnEmitter, UserReturning
 from gdb_optprobe.maps.user_call_table import (
     ACTIVE,
     BEING_FILLED,
@@ -75,13 +76,17 @@ class PlacedUserCallTable(PlacedSlots[UserCallTableLayout]):
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The CallSearch of the table: slots up to its end. key, mm: have what names a call. word: is changed."""
+    """The CallSearch of the table: slots up to its end. key, mm: have what names a call. word: is changed.
+
+    counters: of the function; None where all functions' calls with that name are meant.
+    """
 
     emit: Emitter
     table: PlacedUserCallTable
     key: str
     mm: str
     word: str
+    counters: int | None = None
 
     def begin(self, at: str, slot: str) -> None:
         self.emit.copy(at, slot)
@@ -95,6 +100,8 @@ class _Search:
     def unless_key(self, at: str, label: Label) -> None:
         self.emit.branch(Comparison.NE, MemoryValue(Address(at, KEY)), self.key, False, label)
         self.emit.branch(Comparison.NE, MemoryValue(Address(at, SPACE)), self.mm, False, label)
+        if self.counters is not None:
+            self.emit.branch(Comparison.NE, MemoryValue(Address(at, COUNTERS)), self.counters, False, label)
 
     def drop(self, at: str) -> None:
         _drop(self.emit, at, self.word)
@@ -108,13 +115,14 @@ class _Search:
 class ProbedUserFunction:
     """A function of a program with uretprobes. counters: their address. code: what runs where its calls return.
 
-    distance:  from the PC that a trap at the entry saves to the trampoline. size: bytes of the program's words.
+    distance:  from the PC that a trap at the entry saves to the trampoline; None where its calls leave by traps.
+    size:      bytes of the program's words.
     maxactive: how many calls are seen at once.
     """
 
     counters: int
     code: int
-    distance: int
+    distance: int | None
     size: int
     maxactive: int
 
@@ -194,10 +202,13 @@ def _entered(
     for part in parts:
         lower_entry_actions(emit, pc, part, slot)
     emit.pool.reserve(word), emit.pool.reserve(key)
-    with noted(emit, "its return, to the trampoline"):
-        _trampoline(emit, word, function, traps)
-        emit.store(Address(slot, TRAMPOLINE), word)
-        emit.store(Address(place), word, function.size)
+    with noted(emit, "its return"):
+        if function.distance is None:
+            emit.store(Address(slot, TRAMPOLINE), 0)
+        else:
+            _trampoline(emit, word, function.distance, function.size, traps)
+            emit.store(Address(slot, TRAMPOLINE), word)
+            emit.store(Address(place), word, function.size)
         _key_of_trap(emit, key, function.size, traps, isa)
         emit.publish(Address(slot, KEY), key)
         emit.jump(end)
@@ -206,10 +217,12 @@ def _entered(
     other = emit.pool.allocate()
     search = Label()
     with noted(emit, "that slot is taken: another one"):
-        emit.load(other, MemoryValue(Address(place), function.size))
-        _trampoline(emit, word, function, traps)
-        emit.branch(Comparison.EQ, other, word, False, search)
-        calls = _Search(emit, table, key, mm, other)
+        if function.distance is not None:
+            emit.load(other, MemoryValue(Address(place), function.size))
+            _trampoline(emit, word, function.distance, function.size, traps)
+            emit.branch(Comparison.EQ, other, word, False, search)
+        # Another function may leave its stack pointer as it is where it calls this one.
+        calls = _Search(emit, table, key, mm, other, function.counters if function.distance is None else None)
         lower_drop_dead(emit, calls, slot, word)
         emit.bind(search)
         with emit.pool.scratch() as hole:
@@ -222,12 +235,12 @@ def _entered(
         emit.atomic_add(function.count(MISSED), 1)
 
 
-def _trampoline(emit: Emitter, to: str, function: ProbedUserFunction, traps: UserTrapping) -> None:
+def _trampoline(emit: Emitter, to: str, distance: int, size: int, traps: UserTrapping) -> None:
     """Emit: put the trampoline's address in the program that runs into `to`."""
-    emit.load(to, MemoryValue(Address(_frame(emit, to, traps), traps.pc), function.size))
-    emit.binary(Arithmetic.ADD, to, to, function.distance & MASK, 64, False)
-    if function.size < WORD:
-        emit.extend(to, to, 8 * function.size, False)
+    emit.load(to, MemoryValue(Address(_frame(emit, to, traps), traps.pc), size))
+    emit.binary(Arithmetic.ADD, to, to, distance & MASK, 64, False)
+    if size < WORD:
+        emit.extend(to, to, 8 * size, False)
 
 
 def _key_of_trap(emit: Emitter, to: str, size: int, traps: UserTrapping, isa: UserReturning) -> None:
@@ -302,11 +315,52 @@ def lower_return(counters: int, programs: Sequence[Code], traps: UserTrapping, i
         begin.load(word, MemoryValue(Address(isa.slot, RETURN)))
         for place in (traps.pc, *isa.also):
             begin.store(Address(traps.frame, place), word)
-    end.publish(Address(isa.slot, KEY), 0)
+    _ended(end, counters, isa.slot)
+    return joined((begin.finish, *programs, end.finish))
+
+
+def lower_call_left(
+    table: PlacedUserCallTable,
+    counters: int,
+    leaving: Leaving,
+    programs: Sequence[Code],
+    traps: UserTrapping,
+    isa: UserReturning,
+) -> Code:
+    """Lower what runs at a trap where a function returns: the programs, if its call has a slot, and the return.
+
+    The programs find the slot's address in `isa.slot`, and the saved PC where the call returns to.
+    """
+    before = EntryState(traps.scratch, frozenset((traps.frame,)))
+    begin, end = traps.emitter(before), traps.emitter(replace(before, reads=before.reads | {isa.slot}))
+    begin.pool, end.pool = _scratch(traps, before), _scratch(traps, before)
+    slot = isa.slot
+    for emit in begin, end:
+        emit.pool.reserve(slot)
+    key, mm, word = (begin.pool.allocate() for _ in range(3))
+    again, on, found = (Label() for _ in range(3))
+    begin.load(word, MemoryValue(Address(traps.frame, leaving.link)))
+    begin.store(Address(traps.frame, traps.pc), word)
+    ExpressionLowering(begin, ("", 0)).into(mm, table.mm)
+    _key(begin, key, MemoryValue(Address(traps.frame, isa.sp)), isa.popped(WORD))
+    _home(begin, table, key, mm, slot, word)
+    begin.bind(again)
+    _Search(begin, table, key, mm, word, counters).unless_key(slot, on)
+    begin.jump(found)
+    begin.bind(on)
+    _next(begin, table, slot, word, again)
+    begin.back()
+    begin.bind(found)
+    _ended(end, counters, slot)
+    return joined((begin.finish, *programs, end.finish))
+
+
+def _ended(end: UserEmitter, counters: int, slot: str) -> None:
+    """Emit: count that a call has returned, free its slot, and return to the program."""
+    end.publish(Address(slot, KEY), 0)
     end.atomic_add(Address(offset=counters + RETURNS, near=True), 1)
     end.atomic_add(Address(offset=counters + ACTIVE, near=True), MASK)
     end.back()
-    return joined((begin.finish, *programs, end.finish))
 
 
 def dead_at_return(traps: UserTrapping, isa: UserReturning) -> Dead:
@@ -322,7 +376,8 @@ def lower_space_copied(
 ) -> Code:
     """Lower what runs before the kernel's function(old space, new space): the new space has the old one's calls too.
 
-    A call that finds no slot for its copy returns in both to its caller, unseen.
+    A call that finds no slot for its copy returns in both to its caller, unseen; where calls leave by traps, the new
+    one's is missed.
     shared: the routine that finds the stack. kernels: the kernel's function.
     """
     before = EntryState(isa.scratch, frozenset(isa.arguments))
@@ -358,20 +413,24 @@ def _copied(emit: UserReturnEmitter, table: PlacedUserCallTable, isa: UserReturn
     emit.publish(Address(slot, KEY), key)
     emit.jump(on)
     emit.bind(full)
-    short = Label()
     emit.load(word, MemoryValue(Address(source, COUNTERS)))
-    emit.branch(Comparison.NE, MemoryValue(Address(word, SIZE)), WORD, False, short)
-    _give_up(emit, table, key, old, slot, at, word, WORD)
-    emit.jump(on)
-    emit.bind(short)
-    _give_up(emit, table, key, old, slot, at, word, WORD // 2)
+    if isa.leaving is not None:
+        emit.atomic_add(Address(word, MISSED), 1)
+    else:
+        assert isinstance(emit, TrampolineEmitter)
+        short = Label()
+        emit.branch(Comparison.NE, MemoryValue(Address(word, SIZE)), WORD, False, short)
+        _give_up(emit, table, key, old, slot, at, word, WORD)
+        emit.jump(on)
+        emit.bind(short)
+        _give_up(emit, table, key, old, slot, at, word, WORD // 2)
     emit.bind(on)
     emit.constant(word, table.first)
     emit.branch(Comparison.NE, source, word, False, again)
 
 
 def _give_up(
-    emit: UserReturnEmitter, table: PlacedUserCallTable, key: str, mm: str, first: str, at: str, word: str, size: int
+    emit: TrampolineEmitter, table: PlacedUserCallTable, key: str, mm: str, first: str, at: str, word: str, size: int
 ) -> None:
     """Emit: have the calls with this key return to where the oldest of them does.
 

@@ -156,6 +156,7 @@ class UserStopping(Protocol):
     place:   the code of the place: a return to its caller.
     columns: DWARF's numbers of the registers that a trap saves, by name; of the PC, that of its frames.
     swapped: by name of a register that is the kernel's there, the one that holds the program's value, "" for none.
+    gates:   the address from which GDB unwinds to the program (guest/trap_frames.py).
     """
 
     machine: ElfMachine
@@ -164,6 +165,7 @@ class UserStopping(Protocol):
     place: bytes
     columns: Mapping[str, int]
     swapped: Mapping[str, str]
+    gates: int
 
     def call(self, number: int, place: int) -> Code:
         """Return code that calls the place, within that of a trap, between two programs."""

@@ -129,12 +129,14 @@ class ProgramStop:
     on_pad: called at the pad; returns None where the vCPU is not to stop.
     ticket: called at the pad; returns another number for each hit.
     saved:  where the program's registers are.
+    gates:  the address of the gates that lead to the program.
     """
 
     pad: StopPad
     on_pad: Callable[[], StoppedProgram | None]
     ticket: Callable[[], int]
     saved: SavedRegisters
+    gates: int
 
 
 class StopPoint(Protocol):

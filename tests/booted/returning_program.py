@@ -241,6 +241,9 @@ RETURNS = {
 
 RETURNS_I386 = {"deep": DEPTH + 1, "gives": 1, "first": 1, "last": 1, "forks": 2, "jumper": 0}
 RETURNS_PPC64LE = {"deep": DEPTH + 1, "leaf": 3, "first": 1, "last": 1, "jumper": 0, "forks": 2, "shares": 1}
+RETURNS_AARCH64 = {
+    "deep": 3 * (DEPTH + 1), "leaf": 4, "last": 1, "left": 0, "forks": 2, "shares": 1, "sends": 1, "threads": 1,
+}  # fmt: skip
 
 
 def build(folder: Path, count: int, arch: str = "x86_64") -> Path:

@@ -23,13 +23,13 @@ from gdb_optprobe.isa.user_returns import UserReturning
 class ReturnKernel:
     """The facts that return probes on programs need besides. mm: the expression of the running address space.
 
-    shared: code of the routine that finds a word on a stack that forks may share.
+    shared: code of the routine that finds a word on a stack that forks may share; None where none is looked for.
     copied, ended: the kernel's hooks for a copied address space, and for one that no thread runs in any more.
     """
 
     isa: UserReturning
     mm: Expr
-    shared: bytes
+    shared: bytes | None
     copied: MmHooks
     ended: MmHooks
 

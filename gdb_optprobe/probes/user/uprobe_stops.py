@@ -13,7 +13,7 @@ A kprobe stops otherwise (../kernel_stops.py): the vCPU is moved to the probed a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -96,12 +96,22 @@ class UprobeStops:
         """Return the gate that leads a debugger from the pad at `pc` to the program; None where no pad is there."""
         return next((one.gate for one in self._pads.values() if one.pad.address == pc), None)
 
-    def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
-        """Return the traps in [start, end) of the process that the user is shown, with the numbers of their probes."""
+    def traps_near(
+        self, start: int, end: int, exits: Iterable[tuple[int, int, tuple[int, ...]]], leaving: bytes
+    ) -> Mapping[Patch, tuple[int, ...]]:
+        """Return the traps in [start, end) of the process that the user is shown, with the numbers of their probes.
+
+        exits: see UserRethooks.exit_traps. leaving: the instruction there.
+        """
         shown = self.shown.get(self.guest.machine.selected()) if self.stops.selects_program() else None
         if shown is None:
             return {}
+        trap = self.guest.user_kernel.isa.trap
         return {
+            Patch(at, leaving, trap): numbers
+            for inode, address, numbers in exits
+            if inode == shown.inode and start <= (at := address + shown.bias) < end
+        } | {
             Patch(at, point.insn.data[: len(point.trap)], point.trap): tuple(each.number for each in point.enabled)
             for point in self.registry.uprobe_sites()
             if point.installed is not None
@@ -129,9 +139,9 @@ class UprobeStops:
             assert stopping is not None, "else it was refused"
             pad = install_pad(user.kernel.calls.handler, stopping.place, self.guest, arena)
             on_pad, ticket = partial(self._on_pad, user), partial(self._read_register, stopping.ticket)
-            stop = ProgramStop(pad, on_pad, ticket, saved_registers(user.kernel.isa))
+            stop = ProgramStop(pad, on_pad, ticket, saved_registers(user.kernel.isa), stopping.gates)
             point = self.stops.stop_in_program(stop)
-            self._pads[behind] = _InstalledPad(pad, point, Gate(behind, stopping.swapped))
+            self._pads[behind] = _InstalledPad(pad, point, Gate(stopping.gates, behind, stopping.swapped))
         return self._pads[behind]
 
     def _read_register(self, name: str) -> int:

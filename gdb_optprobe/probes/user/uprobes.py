@@ -48,6 +48,7 @@ from gdb_optprobe.probes.settings import Settings, sizes_of, with_sizes
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.user import trap_records, uprobe_views
+from gdb_optprobe.probes.user.exits import exits
 from gdb_optprobe.probes.user.mapped_text import TextChange
 from gdb_optprobe.probes.user.mmap_hook import MmapPatcher
 from gdb_optprobe.probes.user.program_text import ProgramText
@@ -237,7 +238,8 @@ class Uprobes:
         user = self.check_guest()
         point = self._resolve(spec, user)
         handler = self._handler(spec, point, user, self.settings())
-        user.texts.check_install(point.program, {point.insn.address: point.trap})
+        returns = self._exits(point, user) if spec.is_return else ()
+        user.texts.check_install(point.program, dict.fromkeys((*returns, point.insn.address), point.trap))
         with contextlib.suppress(Busy):
             user.programs.mapping(point.program.file)
         return user, point, handler
@@ -358,6 +360,9 @@ class Uprobes:
         if self._programs.update(program, armed or self.rethooks.has_trampoline(program)):
             self._xol_slots.forget(program.inode)
         address = program.resolve(place)
+        if (function := self.rethooks.exit_of(program, address)) is not None:
+            where = f"{program.spell(address)} is where {program.spell(function.address)} returns, which is probed"
+            raise OptprobeError(where, "probe an instruction before, or the return")
         return self._find_or_create(program, decode_instruction(program, address, user.kernel.isa), user)
 
     def check_switch(self, probes: Sequence[Probe], on: bool) -> None:
@@ -462,7 +467,9 @@ class Uprobes:
 
     def traps_near(self, start: int, end: int) -> Mapping[Patch, tuple[int, ...]]:
         """Return the traps in [start, end), as the process shown to the user has them, with their probes' numbers."""
-        return self.stops.traps_near(start, end)
+        exits = [*self.rethooks.exit_traps]
+        leaving = self.user.kernel.returning().isa.leaving if exits else None
+        return self.stops.traps_near(start, end, exits, leaving.insn if leaving is not None else b"")
 
     def problems(self) -> Sequence[str]:
         """Return where the kernel or a process does not have what was written, in words."""
@@ -513,8 +520,26 @@ class Uprobes:
         if spec.block:
             spec = replace(spec, program=self._block(spec, point))
         if spec.is_return:
-            return compile_uretprobe(spec, point.program, point.insn.address, user, settings, maps)
+            handler = compile_uretprobe(spec, point.program, point.insn.address, user, settings, maps)
+            self._check_exits(point, user)
+            return handler
         return compile_uprobe(spec, point, user, settings).using(maps)
+
+    def _exits(self, point: UprobeSite, user: UserTarget) -> tuple[int, ...]:
+        """Return where traps are put for the returns of the function. Raises OptprobeError."""
+        leaving = user.kernel.returning().isa.leaving
+        return exits(point.program, point.insn.address, user.kernel.isa, leaving) if leaving is not None else ()
+
+    def _check_exits(self, point: UprobeSite, user: UserTarget) -> None:
+        """Raises OptprobeError where something else is probed there."""
+        program, entry = point.program, point.insn.address
+        places = self._exits(point, user)
+        probed = [site.insn.address for site in self.registry.uprobe_sites() if site.program.inode == program.inode]
+        for at in places:
+            function = self.rethooks.exit_of(program, at)
+            if at in probed or (function is not None and function.address != entry):
+                where = program.spell(at)
+                raise OptprobeError(f"{program.spell(entry)} returns at {where}, which is probed", "delete that")
 
     def _block(self, spec: Spec, point: UprobeSite) -> ir.Program:
         """Compile the block of a probe. Raises OptprobeError, pointing."""

@@ -33,6 +33,7 @@ from gdb_optprobe.probes.return_program import compile_return, entry_parts, retu
 from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.user.exits import exits
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_context import TrapSite, is_process, saved_registers
 from gdb_optprobe.probes.user.uprobe_handler import check_stop, trial_pad
@@ -81,12 +82,23 @@ def trial_codes(probe: Probe, program: Program, user: UserTarget, memory: int) -
     probe.readers = None if isinstance(handler.unmapped, Missing) else ProbeReadRoutines(near, near)
     (part,) = uretprobe_parts([probe])
     table = PlacedUserCallTable(LAYOUT, memory, kernel.mm)
-    function = ProbedUserFunction(memory, near, SOMEWHERE, program.bits // 8, probe.spec.maxactive or LAYOUT.slots)
+    leaving = kernel.isa.leaving
+    distance = SOMEWHERE if leaving is None else None
+    function = ProbedUserFunction(memory, near, distance, program.bits // 8, probe.spec.maxactive or LAYOUT.slots)
     entry = entry_code(table, function, [probe], user, near, user.guest)
     dead = lower_user_returns.dead_at_return(user.kernel.isa, kernel.isa)
     at_return = return_handler(handler, part, SLOT_ADDRESS, kernel.isa.slot)
     code = at_return.code(user.guest.isa, TrapSite(near), dead, memory, probe.readers, trial_pad(near))
-    return entry, lower_user_returns.lower_return(memory, [code], user.kernel.isa, kernel.isa)
+    return entry, return_code(table, memory, [code], user.kernel.isa, kernel.isa)
+
+
+def return_code(
+    table: PlacedUserCallTable, counters: int, programs: Sequence[Code], traps: UserTrapping, isa: UserReturning
+) -> Code:
+    """Lower what runs where a function's calls return."""
+    if isa.leaving is None:
+        return lower_user_returns.lower_return(counters, programs, traps, isa)
+    return lower_user_returns.lower_call_left(table, counters, isa.leaving, programs, traps, isa)
 
 
 def _compile(
@@ -148,6 +160,8 @@ def _check_function(program: Program, address: int, traps: UserTrapping, isa: Us
         raise OptprobeError(f"{place} returns more than once from one call")
     if any(isa.reads(code) for code in _entry_code(program, address, traps)):
         raise OptprobeError(f"{place} looks at its return address, which would be ours")
+    if isa.leaving is not None:
+        exits(program, address, traps, isa.leaving)
 
 
 def _entry_code(program: Program, address: int, traps: UserTrapping) -> Iterator[Sequence[Insn]]:

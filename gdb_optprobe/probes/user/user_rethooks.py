@@ -2,7 +2,8 @@
 
     trap at the entry ─► a slot of the table, return address := the program's trampoline
     trap there        ─► the slot ─► code of the function's uretprobes ─► the call's own return address
-A trampoline is a trap in bytes that the program does not use, one for all functions. The stacks of programs are not
+A trampoline is a trap in bytes that the program does not use, one for all functions. Where there is none, a function's
+own returns are traps (exits.py), and its calls return whether they have a slot or not. The stacks of programs are not
 scanned, as those of the kernel are for kernel_rethooks.py: a thread can come to its trampoline at any time, even from
 the frame of a signal. So only code in the guest ends a call: at its return, when a newer call has its stack address,
 or at the end of its space. What no probe uses any more is freed when no call in the table has its address.
@@ -27,12 +28,15 @@ from gdb_optprobe.guest.linux.user_kernel import ReturnKernel
 from gdb_optprobe.handlers import lower_user_returns
 from gdb_optprobe.handlers.lower_user_returns import PlacedUserCallTable, ProbedUserFunction
 from gdb_optprobe.isa.base import Code, ReadMemory
+from gdb_optprobe.isa.user_returns import Leaving
 from gdb_optprobe.maps.aggregate import encode
 from gdb_optprobe.maps.trap_table import Key
 from gdb_optprobe.maps.user_call_table import (
     ACTIVE,
     CODE,
     COUNTERS_SIZE,
+    KEY,
+    WORD,
     CallCounters,
     UserCallSlot,
     initial_counters,
@@ -43,12 +47,13 @@ from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.return_program import return_handler
 from gdb_optprobe.probes.user import trap_records
+from gdb_optprobe.probes.user.exits import exits
 from gdb_optprobe.probes.user.mapped_text import TextChange
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_records import TrapRecord
 from gdb_optprobe.probes.user.uprobe_stops import UprobeStops
 from gdb_optprobe.probes.user.uprobe_traps import UprobeTraps
-from gdb_optprobe.probes.user.uretprobe import LAYOUT, SLOT_ADDRESS, entry_code, uretprobe_parts
+from gdb_optprobe.probes.user.uretprobe import LAYOUT, SLOT_ADDRESS, entry_code, return_code, uretprobe_parts
 from gdb_optprobe.probes.user.xol import XolSlots
 
 PAGE = 4096
@@ -62,6 +67,7 @@ class UserRethook:
 
     installed: where its calls return; it runs the probes with these `probe_numbers`. code: what is there.
     retired:   code where earlier calls may return.
+    exits:     the traps by which its calls leave: by address, their numbers in the journal; none with a trampoline.
     """
 
     program: Program
@@ -71,6 +77,7 @@ class UserRethook:
     code: Code | None = None
     probe_numbers: tuple[int, ...] = ()
     retired: list[InstalledDetour] = field(default_factory=list)
+    exits: dict[int, int] = field(default_factory=dict)
 
     def retire(self) -> None:
         """Give later calls no code at their return; earlier ones may still come to it."""
@@ -134,14 +141,17 @@ class UserRethooks:
         """
         kernel = user.kernel.returning()
         there = self._install(kernel, user, arena)
-        trampoline = self._install_trampoline(program, kernel, user, arena)
-        function = self._install_return_code(program, address, probes, kernel, user, arena)
+        leaving = kernel.isa.leaving
+        trampoline = self._install_trampoline(program, kernel, user, arena) if leaving is None else None
+        function = self._install_return_code(program, address, probes, there.table, kernel, user, arena)
         assert function.installed is not None, "just served"
+        if leaving is not None:
+            self._install_exits(function, leaving, user, arena)
         bounds = [probe.spec.maxactive for probe in probes]
         probed = ProbedUserFunction(
             function.counters.address,
-            function.installed.detour.address,
-            trampoline.address - address - user.kernel.isa.behind,
+            function.installed.detour.address if trampoline is not None else 0,
+            trampoline.address - address - user.kernel.isa.behind if trampoline is not None else None,
             program.bits // 8,
             max(bounds) if all(bounds) else LAYOUT.slots,
         )
@@ -305,8 +315,10 @@ class UserRethooks:
         patches: list[Patch] = []
         machine = self.guest.isa.codegen
         try:
-            placed.append(self._install_hook_code(kernel.copied, lambda at: kernel.shared, arena))
-            shared = placed[0].detour.address
+            shared = 0
+            if (routine := kernel.shared) is not None:
+                placed.append(self._install_hook_code(kernel.copied, lambda at: routine, arena))
+                shared = placed[0].detour.address
             routines = (
                 (
                     kernel.copied,
@@ -406,6 +418,7 @@ class UserRethooks:
         program: Program,
         address: int,
         probes: Sequence[Probe],
+        table: PlacedUserCallTable,
         kernel: ReturnKernel,
         user: UserTarget,
         arena: Arena,
@@ -426,11 +439,64 @@ class UserRethooks:
             ):
                 handler = return_handler(probe.handler, part, SLOT_ADDRESS, kernel.isa.slot)
                 programs.append(self.stops.code(probe, handler, dead, user, arena))
-            code = lower_user_returns.lower_return(function.counters.address, programs, traps, kernel.isa)
+            code = return_code(table, function.counters.address, programs, traps, kernel.isa)
             placed = self.traps.install_code(code, near, arena)
             function.retire()
             function.installed, function.code, function.probe_numbers = placed, code, wanted
         return function
+
+    def exit_of(self, program: Program, address: int) -> UserRethook | None:
+        """Return the function that returns by a trap at `address`."""
+        functions = (*self.functions.values(), *self.retired)
+        return next((one for one in functions if one.program.inode == program.inode and address in one.exits), None)
+
+    @property
+    def exit_traps(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """Yield the traps by which functions return: the inode of the program, the address, the numbers of probes."""
+        for function in (*self.functions.values(), *self.retired):
+            yield from ((function.program.inode, address, function.probe_numbers) for address in function.exits)
+
+    def _install_exits(self, function: UserRethook, leaving: Leaving, user: UserTarget, arena: Arena) -> None:
+        """Have calls of the function leave by traps that lead to its code. Raises OptprobeError with none left."""
+        program, installed = function.program, function.installed
+        assert installed is not None, "just served"
+        is_new = not function.exits
+        if is_new:
+            places = exits(program, function.address, user.kernel.isa, leaving)
+            function.exits = {address: self.next_record() for address in places}
+        try:
+            for address in function.exits:
+                self.traps.dispatcher.set_code((program.offset(address), program.inode), installed.detour.address)
+            if is_new:
+                for address, record in function.exits.items():
+                    trap_records.write_trap(record, TrapRecord(program.file, address, leaving.insn), arena.journal)
+                user.texts.install(program, dict.fromkeys(function.exits, user.kernel.isa.trap))
+        except BaseException:
+            self._remove_exits(function, user, arena)
+            raise
+
+    def _remove_exits(self, function: UserRethook, user: UserTarget, arena: Arena) -> None:
+        """Have calls of the function leave as without a probe. Raises OptprobeError where traps are left."""
+        program, trap = function.program, user.kernel.isa.trap
+        if any(user.texts.is_installed(program, address) for address in function.exits):
+            user.texts.remove(program, function.exits)
+        else:
+            # They were forgotten where they could not be removed.
+            back = [TextChange(at, program.text(at, len(trap)), trap) for at in function.exits]
+            user.texts.revert(program, back)
+        for address, record in function.exits.items():
+            self.traps.dispatcher.clear((program.offset(address), program.inode))
+            arena.journal.drop(Item.USER, record)
+        function.exits = {}
+
+    def _drop_calls(self, function: UserRethook) -> None:
+        """Forget the calls of a function of which none is seen to return any more."""
+        if (there := self._installed) is None:
+            return
+        for at, call in LAYOUT.places(self.guest.machine.read(there.memory.address, LAYOUT.size)):
+            if call.counters == function.counters.address and call.at is not None:
+                self.guest.machine.write(there.memory.address + at + KEY, bytes(WORD))
+        self.guest.machine.write(function.counters.address + ACTIVE, bytes(WORD))
 
     # what no probe uses any more -------------------------------------------------------------------------------------
 
@@ -441,6 +507,9 @@ class UserRethooks:
         """
         if self._installed is None:
             return True
+        left = [one for one in (*self.functions.values(), *self.retired) if one.exits and one.installed is None]
+        for function in left:
+            self._remove_exits(function, user, arena)
         some = [function for function in (*self.functions.values(), *self.retired) if function.retired]
         idle = [one for one in self._trampolines.values() if not self._is_probed(one.program)]
         if not (some or self.retired or idle) and self.functions:
@@ -450,6 +519,10 @@ class UserRethooks:
         ]
         if not hooks.is_quiescent(inside, self.guest, arena.ranges.code):
             return False
+        if user.kernel.returning().isa.leaving is not None:
+            for function in (*self.functions.values(), *self.retired):
+                if not function.exits and self.read_counts(function).active:
+                    self._drop_calls(function)
         calls = self.active_calls()
         codes, counters = {call.code for call in calls}, {call.counters for call in calls}
         if any(call.at is None for call in calls):

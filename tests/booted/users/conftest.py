@@ -16,5 +16,10 @@ def _linux() -> Iterator[Guest]:
 
 
 @pytest.fixture(scope="module")
+def _arm_guest() -> Iterator[Guest]:
+    yield from for_tests("aarch64")
+
+
+@pytest.fixture(scope="module")
 def _ppc_guest() -> Iterator[Guest]:
     yield from for_tests("ppc64le")

@@ -64,7 +64,7 @@ def test_frames_beyond_a_gate(tmp_path: Path, behind: int) -> None:
     file.write_bytes(trap_frames(saved_registers(USER)))
     text = subprocess.run(["readelf", "--debug-dump=frames", str(file)], capture_output=True, text=True, check=True)
     start = GATES + ROOM * behind
-    assert start < Gate(behind, {}).address < start + ROOM
+    assert start < Gate(GATES, behind, {}).address < start + ROOM
     before, found, _ = text.stdout.partition(f"pc={start:016x}..{start + ROOM:016x}")
     cie = before[before.rindex(" CIE") :]
     assert found and '"zS"' in cie and "DW_CFA_def_cfa: r5 (rdi) ofs 0" in cie

@@ -64,11 +64,13 @@ _LOCATION = re.compile(r"(?P<symbol>[^+\s]+?)(\s*\+\s*(?P<offset>0[xX][0-9a-fA-F
 class Kind:
     """Programs of a machine: e_machine may be one of these, and a page has so many bytes.
     local_entries: whether st_other has the distance from a function's global entry to its local one.
+    marks: how names of labels begin that say where code and data are, and name no place.
     """
 
     machines: tuple[int, ...]
     page: int
     local_entries: bool = False
+    marks: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class Elf:
 
     sections: offset and number of the section headers, size of the file. local_entries: see Kind. page: bytes of
     a page. names: the section with the sections' names. named_by: the file that the symbols are from.
-    checks_branches: whether it asks for pages where indirect branches must find landing pads.
+    checks_branches: whether it asks for pages where indirect branches must find landing pads. marks: see Kind.
     """
 
     name: str
@@ -157,6 +159,7 @@ class Elf:
     names: int = 0
     named_by: Elf | None = None
     checks_branches: bool = False
+    marks: bytes = b""
 
     @staticmethod
     def of(name: str, read: Read, size: int, of: Kind) -> Elf:
@@ -194,7 +197,7 @@ class Elf:
         checks = any(_features(data, bits) & CHECKS_BRANCHES for type_, data in found if type_ == PROPERTIES)
         return Elf(
             name, read, bits, kind == SHARED, entry, loads, build_id, table, of.local_entries, of.page, names,
-            checks_branches=checks,
+            checks_branches=checks, marks=of.marks,
         )  # fmt: skip
 
     # where -----------------------------------------------------------------------------------------------------------
@@ -398,6 +401,8 @@ class Elf:
         for values in layout.symbol.iter_unpack(rows):
             name, value, size, info, other, section = map(values.__getitem__, order)
             if info & 15 not in (NOTHING, FUNCTION) or section == UNDEFINED:
+                continue
+            if self.marks and info & 15 == NOTHING and strings.startswith(self.marks, name):
                 continue
             end = strings.find(b"\0", name, name + LONGEST_NAME + 1)
             if end > name and any(segment.holds(value) for segment in self.code):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.arch.aarch64.mmu import KIND as ARM
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
 from gdb_optprobe.guest.linux.user import elf as elf_files
 from gdb_optprobe.guest.linux.user.elf import Elf
 from tests.booted import answer
+from tests.booted.assembled import assembled
 from tests.examples import examples
 
 
@@ -104,3 +107,14 @@ def test_symbols_with_line_ends_and_terminal_escapes_are_printable_and_can_be_na
     start = elf(programs[64]).resolve("answer")
     assert hostile.spell(start + 1) == r"a\033\ner\\+0x1"
     assert hostile.resolve(r"a\033\ner\\+1") == start + 1
+
+
+def test_labels_that_mark_code_and_data_name_no_place(tmp_path: Path) -> None:
+    """They are in every program of aarch64, where a function begins, and within one that has data."""
+    source = ".global _start\n.type f, @function\n_start: nop\nf: ldr x0, lit\nb 1f\nlit: .quad 1\n1: ret\n"
+    data = assembled(tmp_path / "marked", f"{source}.size f, . - f\n", "aarch64").read_bytes()
+    elf = Elf.of("marked", lambda offset, size: data[offset : offset + size], len(data), ARM)
+    named = {symbol.name for symbol in elf.symbols}
+    assert {"f", "_start", "lit"} <= named and not any(name.startswith("$") for name in named)
+    start, end = elf.function(elf.resolve("f")) or (0, 0)
+    assert (elf.spell(elf.entry), end - start) == ("_start", 20)

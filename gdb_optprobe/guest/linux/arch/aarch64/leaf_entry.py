@@ -1,6 +1,7 @@
 """Find the page of a program's address: its entry in the page tables, and the kernel's record of it (struct page).
 
     address ─► TTBR0_EL1 ─► … ─► an entry of the last level: the program's, of RAM with records ─► record
+With TCR_EL1.DS (LPA2) there is a level more, and entries have bits 51 and 50 of the physical address in bits 9 and 8.
 The CPU's own translation (AT) does not tell the entry. Interrupts are off, and so no table is freed meanwhile: that
 waits for a grace period (mm/mmu_gather.c, tlb_remove_table).
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.arch.aarch64.paging import TABLE, USER, VALID
+from gdb_optprobe.guest.linux.arch.aarch64.paging import MOST_BITS, TABLE, USER, VALID, Regime
 from gdb_optprobe.guest.linux.arch.aarch64.probe_read import Linear
 from gdb_optprobe.isa.aarch64 import encodings
 from gdb_optprobe.isa.aarch64.abi import LR
@@ -39,6 +40,10 @@ SPECIAL = 1 << 56
 RECORD_SHIFT = 6
 """Of a record's size."""
 PAGE_SHIFT, PHYSICAL = 12, (1 << 48) - (1 << 12)
+WIDE, UPPER_SHIFT, UPPER_FROM = (1 << 50) - (1 << 12), 50, 8
+"""The physical address in an entry with LPA2: its lower bits, and from where to where the upper two are moved."""
+ROOT, ROOT_SHIFT, ROOT_FROM, ROOT_BITS = (1 << 48) - (1 << 6), 48, 2, 4
+"""Likewise of TTBR0_EL1."""
 _ADDRESS, _RECORD, _ENTRY, _VALUE = REGISTERS.address, REGISTERS.record, REGISTERS.entry, REGISTERS.value
 _INDEX, _LINEAR = REGISTERS.lost
 
@@ -47,8 +52,8 @@ def routine(linear: Linear, records: int) -> bytes:
     """Return the position-independent code. records: of the physical page 0. Raises OptprobeError, also without
     keystone.
     """
-    if linear.user.granule != PAGE_SHIFT or linear.user.wide:
-        raise OptprobeError("the page tables of this guest's programs are not of pages of 4 KiB and 48 bits")
+    if linear.user.granule != PAGE_SHIFT:
+        raise OptprobeError("the page tables of this guest's programs are not of pages of 4 KiB")
     return encodings.encode_items([*_parts(linear, records)], 0)
 
 
@@ -58,14 +63,19 @@ def _parts(linear: Linear, records: int) -> Iterator[Item]:
     yield _field(_INDEX, _ADDRESS, linear.user.bits, 64 - linear.user.bits)
     yield branch_on_zero("cbnz", _INDEX, other)
     for level, shift in enumerate(linear.user.shifts):
-        yield from (_masked(_VALUE), _field(_INDEX, _ADDRESS, shift, linear.user.entries(level).bit_length() - 1))
+        yield from _root(linear.user) if level == 0 else _physical(_VALUE, linear.user)
+        yield _field(_INDEX, _ADDRESS, shift, linear.user.entries(level).bit_length() - 1)
         yield from (shifted("add", _ENTRY, _VALUE, _INDEX, 3), plain("add", _ENTRY, _ENTRY, _LINEAR))
         # Without it there is a block; on the last level there is nothing.
         is_none = absent if shift == PAGE_SHIFT else other
         yield from (scaled("ldr", _VALUE, _ENTRY, 0, 8), _unless(VALID, absent), _unless(TABLE, is_none))
     yield from (_unless(USER, other), branch_on_bit("tbnz", _VALUE, SPECIAL.bit_length() - 1, other))
-    yield from (_field(_RECORD, _VALUE, PAGE_SHIFT, PHYSICAL.bit_length() - PAGE_SHIFT), *constant(_INDEX, records))
-    yield from (shifted("add", _RECORD, _INDEX, _RECORD, RECORD_SHIFT), plain("ret", n=LR))
+    yield from (plain("orr", _RECORD, "xzr", _VALUE), *_physical(_RECORD, linear.user), *constant(_INDEX, records))
+    yield from (
+        _field(_RECORD, _RECORD, PAGE_SHIFT, MOST_BITS - PAGE_SHIFT),
+        shifted("add", _RECORD, _INDEX, _RECORD, RECORD_SHIFT),
+    )
+    yield plain("ret", n=LR)
     for label, result in ((other, OTHER), (absent, ABSENT)):
         yield label
         yield from (*constant(_RECORD, result), plain("ret", n=LR))
@@ -80,7 +90,29 @@ def _field(to: str, source: str, low: int, width: int) -> int:
     return bits("ubfm", to, source, low, low + width - 1)
 
 
-def _masked(register: str) -> int:
-    word = masked("andi", register, register, PHYSICAL)
+def _root(user: Regime) -> Iterator[Item]:
+    """Yield: turn TTBR0_EL1 into the physical address of the root."""
+    if user.wide:
+        yield from _joined(_VALUE, ROOT, ROOT_SHIFT, ROOT_FROM, ROOT_BITS)
+    else:
+        yield _masked(_VALUE, PHYSICAL)
+
+
+def _physical(register: str, user: Regime) -> Iterator[Item]:
+    """Yield: turn an entry into the physical address that it has."""
+    if user.wide:
+        yield from _joined(register, WIDE, UPPER_SHIFT, UPPER_FROM, MOST_BITS - UPPER_SHIFT)
+    else:
+        yield _masked(register, PHYSICAL)
+
+
+def _joined(register: str, mask: int, shift: int, low: int, width: int) -> Iterator[Item]:
+    """Yield: join the bits of the mask with `width` bits from `low` on, which belong at `shift`."""
+    yield from (_field(_INDEX, register, low, width), _masked(register, mask))
+    yield shifted("orr", register, register, _INDEX, shift)
+
+
+def _masked(register: str, mask: int) -> int:
+    word = masked("andi", register, register, mask)
     assert word is not None, "a run of ones"
     return word

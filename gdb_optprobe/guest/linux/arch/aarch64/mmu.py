@@ -13,7 +13,8 @@ from gdb_optprobe.guest.linux.user.elf import Kind
 from gdb_optprobe.guest.linux.user.mmu import Leaf, Mmu, ReadPhysical
 from gdb_optprobe.isa.aarch64.abi import MACHINE
 
-KIND = Kind((MACHINE.number,), PAGE)
+KIND = Kind((MACHINE.number,), PAGE, marks=b"$")
+"""Mapping symbols: `$x` before code, `$d` before data (AAELF64, 5.5.5)."""
 DIRTY, WRITE = 1 << 55, 1 << 51
 """asm/pgtable-prot.h: a page is dirty where the first is set, or the second without READ_ONLY (pte_dirty)."""
 PHYSICAL_BITS = 48

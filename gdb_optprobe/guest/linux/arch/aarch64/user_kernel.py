@@ -9,37 +9,43 @@ that a CPU in user code reads no page tables and may free them during the walk: 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import trap_calls
 from gdb_optprobe.guest.linux.arch.aarch64 import leaf_entry
+from gdb_optprobe.guest.linux.arch.aarch64.areas import entry_text
 from gdb_optprobe.guest.linux.arch.aarch64.find import PageTables
 from gdb_optprobe.guest.linux.arch.aarch64.mmap_hook import lower_mmap_hook
 from gdb_optprobe.guest.linux.arch.aarch64.mmu import LinearMmu
 from gdb_optprobe.guest.linux.arch.aarch64.page_records import PAGE_SHIFT, PageRecords
 from gdb_optprobe.guest.linux.arch.aarch64.program_writer import WRITING
 from gdb_optprobe.guest.linux.arch.aarch64.reads import Reads
+from gdb_optprobe.guest.linux.arch.aarch64.user_returns import ArmReturning
+from gdb_optprobe.guest.linux.arch.aarch64.user_stops import Stopping, have_pan
 from gdb_optprobe.guest.linux.arch.aarch64.user_traps import ArmUser
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
-from gdb_optprobe.guest.linux.user import mmap_hook
+from gdb_optprobe.guest.linux.user import mm_hooks, mmap_hook
 from gdb_optprobe.guest.linux.user.program_writer import Writing
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
-from gdb_optprobe.guest.linux.user_kernel import UserKernel, mapped
+from gdb_optprobe.guest.linux.user_kernel import ReturnKernel, UserKernel, mapped
 from gdb_optprobe.guest.machine import Machine, Vcpu
+from gdb_optprobe.handlers import fold
+from gdb_optprobe.handlers.ir import Load, Op, Register
 from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.aarch64.abi import FLAGS
 from gdb_optprobe.isa.aarch64.fields import rd, to_bytes, word_of
 
 HANDLER, CALLER = "el0t_64_sync_handler", "el0t_64_sync"
 TRACKING = ("context_tracking_key",)
-COUNTED_TWICE = "do_el0_undef"
-"""Of kernels on which each hit in a program was counted twice (6.12), where 6.1 is exact: not understood yet."""
 INTERRUPTS = 1 << 7
 """Of PSTATE: they are masked."""
 RETURNS = to_bytes(0xD65F_03C0)
 FIFTH, SIXTH = 4, 5
+RECORDS, FIXED = 6, 1 << 28
+"""Of address bits to those of the kernel's records of pages; more bytes than there are fixed mappings below these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +83,31 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
         key = kernel.symbols.address(name)
         if key is not None and int.from_bytes(kernel.memory.read(key, 4), "little"):
             raise OptprobeError("this guest's kernel tracks CPUs in user code (nohz_full): its programs are not probed")
-    if kernel.symbols.address(COUNTED_TWICE) is not None:
-        why = f"counts in programs of kernels that have {COUNTED_TWICE} are not exact yet: none is probed"
-        raise OptprobeError(why)
     calls = trap_calls.find(kernel, AARCH64, originals, HANDLER, (CALLER,))
+    calls = replace(calls, beside=(entry_text(kernel), _fixed(view)))
     mmu = LinearMmu(reads.linear, PageRecords.of(kernel, view))
     leaf = leaf_entry.routine(reads.linear, mmu.records(kernel))
     current = kernel.address("runqueues") + kernel.offset("rq", "curr")
     hook = mmap_hook.find(kernel, AARCH64, originals, VCPUS.entry, current, PAGE_SHIFT, lower_mmap_hook)
-    isa = ArmUser(calls.handler)
-    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, leaf, calls, mmu, VCPUS, hook)
+    text = kernel.address("_stext")
+    page = view.page(text)
+    if page is None:
+        raise OptprobeError(f"nothing is mapped at {text:#x}")
+    stopping = Stopping(reads.linear.at(page.physical + text - page.address), have_pan(view.machine))
+    isa = ArmUser(calls.handler, stopping)
+
+    @cache  # read the calls once, before our patches change them
+    def returning() -> ReturnKernel:
+        task = fold.binary(Op.ADD, Register("SP_EL0"), fold.constant(kernel.offset("task_struct", "mm")), 64, False)
+        found = (find(kernel, AARCH64, originals, VCPUS.entry) for find in (mm_hooks.copied, mm_hooks.ended))
+        return ReturnKernel(ArmReturning(isa), Load(task, 8, False, mapped=True), None, *found)
+
+    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, leaf, calls, mmu, VCPUS, hook, returning)
+
+
+def _fixed(view: PageTables) -> tuple[int, int]:
+    """Return what has the addresses of fixed mappings (asm/memory.h, FIXADDR_TOP), those of the vectors that page-table
+    isolation has among them. It is above all other code: just below the records of pages, or above them.
+    """
+    bits = min(view.regime.bits, 48)
+    return (1 << 64) - (1 << bits - RECORDS) - FIXED, 1 << 64

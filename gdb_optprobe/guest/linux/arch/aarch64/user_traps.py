@@ -79,6 +79,7 @@ class ArmUser:
     """See isa.user.UserTrapping. handler: the kernel's."""
 
     handler: int
+    stopping: UserStopping
     frame: str = _FRAME
     trap: bytes = AARCH64.trap
     behind: int = 0
@@ -93,7 +94,6 @@ class ArmUser:
     registers: ClassVar[Mapping[str, int]] = REGISTERS
     resident: ClassVar[Mapping[str, str]] = {}
     frames: ClassVar[Mapping[int, UserFrames]] = FRAMES
-    stopping: ClassVar[UserStopping | None] = None
     order = staticmethod(BACKEND.order)
     decode = staticmethod(user_code.decoded)
     is_landing_pad = staticmethod(user_code.is_landing_pad)

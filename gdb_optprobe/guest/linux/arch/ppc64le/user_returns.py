@@ -22,7 +22,7 @@ from gdb_optprobe.isa.ppc64le.codegen import PowerEmitter
 from gdb_optprobe.isa.ppc64le.encodings import FarBranch, compare, logical, number, plain, rotate
 from gdb_optprobe.isa.ppc64le.fields import simm, word_of
 from gdb_optprobe.isa.ppc64le.templates import load
-from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
+from gdb_optprobe.isa.user_returns import Leaving, TrampolineEmitter, UserReturning
 
 CHANGED = 0x80
 """Of an entry: it was written to (Power ISA 3.1B, Book III, 6.7.10.2)."""
@@ -123,6 +123,7 @@ class PowerReturning:
     slot: str = "r8"
     arguments: tuple[str, str] = (ARGUMENTS[0], ARGUMENTS[1])
     scratch: Dead = _SCRATCH
+    leaving: Leaving | None = None
 
     @property
     def sp(self) -> int:
@@ -133,7 +134,7 @@ class PowerReturning:
         """LR: a function returns by it."""
         return (self.traps.registers[LR],)
 
-    def emitter(self, before: EntryState, place: int) -> UserReturnEmitter:
+    def emitter(self, before: EntryState, place: int) -> TrampolineEmitter:
         return _UserReturnEmitter(before, place, self)
 
     def reads(self, code: Sequence[Insn]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gdb_optprobe.guest.trap_frames import GATES
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.ppc64le.abi import CTR, FLAGS, GENERAL, LR, MACHINE, PC, XER
 from gdb_optprobe.isa.ppc64le.encodings import NONE, FarBranch, encode_items, logical, number
@@ -26,6 +27,7 @@ class _Stopping:
         FLAGS: 64, PC: 66, XER: 101, LR: 108, CTR: 109,
     }  # fmt: skip
     swapped: Mapping[str, str] = {"msr": ""}
+    gates = GATES
 
     def call(self, number_of: int, place: int) -> Code:
         high, low = number_of >> 16, number_of & 0xFFFF

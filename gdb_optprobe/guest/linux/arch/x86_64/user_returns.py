@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label
-from gdb_optprobe.isa.user_returns import UserReturnEmitter, UserReturning
+from gdb_optprobe.isa.user_returns import Leaving, TrampolineEmitter, UserReturning
 from gdb_optprobe.isa.x86_64.abi import ARGUMENTS, CARRY, FLAGS
 from gdb_optprobe.isa.x86_64.codegen import X86Emitter, moved
 from gdb_optprobe.isa.x86_64.encoder import LOCK, Relative
@@ -73,8 +73,9 @@ class _Returning:
     also: tuple[int, ...] = ()
     arguments = (ARGUMENTS[0], ARGUMENTS[1])
     scratch = USER.scratch
+    leaving: Leaving | None = None
 
-    def emitter(self, before: EntryState, place: int) -> UserReturnEmitter:
+    def emitter(self, before: EntryState, place: int) -> TrampolineEmitter:
         return _UserReturnEmitter(before, place)
 
     def reads(self, code: Sequence[Insn]) -> bool:

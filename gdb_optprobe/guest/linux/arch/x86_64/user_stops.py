@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gdb_optprobe.guest.trap_frames import GATES
 from gdb_optprobe.isa.base import Code, joined
 from gdb_optprobe.isa.user import UserStopping
 from gdb_optprobe.isa.x86_64.abi import MACHINE
@@ -24,6 +25,7 @@ class _Stopping:
         **{name: column for column, name in enumerate(_NAMES)}, "eflags": 49, "cs": 51, "ss": 52,
     }  # fmt: skip
     swapped: Mapping[str, str] = {"gs_base": "k_gs_base", "k_gs_base": "gs_base"}
+    gates = GATES
 
     def call(self, number: int, place: int) -> Code:
         load = instruction(b"\xc7", 0, self.number, 4, immediate(number, 4))

@@ -9,7 +9,7 @@ import pytest
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.aarch64 import leaf_entry, paging
-from gdb_optprobe.guest.linux.arch.aarch64.paging import ACCESSED, USER
+from gdb_optprobe.guest.linux.arch.aarch64.paging import ACCESSED, DS, USER
 from gdb_optprobe.isa.user import ABSENT, OTHER
 from tests.guest.linux.arch.aarch64.test_probe_read import (
     CODE_AT,
@@ -18,12 +18,14 @@ from tests.guest.linux.arch.aarch64.test_probe_read import (
     SEEDS,
     STACK_AT,
     TABLES,
+    TCR,
+    TTBR0,
     Engine,
     Tables,
     addresses,
     tables,
 )
-from tests.guest.linux.arch.mapped import PAGE
+from tests.guest.linux.arch.mapped import MASK, PAGE
 
 RECORDS = 0xFFFF_FC00_0000_0000
 CHANGED = (11, 12, 13, 14, 15)
@@ -56,17 +58,26 @@ def record(made: Tables, address: int) -> int:
         return ABSENT
     if page.size != PAGE or not page.entry & USER or page.entry & leaf_entry.SPECIAL:
         return OTHER
-    return RECORDS + page.physical // PAGE * 64
+    return RECORDS + page.physical // PAGE * 64 & MASK
 
 
+WIDE_TCR = TCR & ~0x3F_003F | 12 << 16 | 12 | DS
+"""52 bits, with LPA2."""
+
+
+@pytest.mark.parametrize("tcr", [TCR, WIDE_TCR])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_record_of_a_page_is_what_page_tables_say(seed: int) -> None:
-    made, mapped = tables(seed)
+def test_the_record_of_a_page_is_what_page_tables_say(seed: int, tcr: int) -> None:
+    made, mapped = tables(seed, tcr)
     chosen = random.Random(seed)
-    special = chosen.randrange(1 << 48) & -PAGE
+    special, far = (chosen.randrange(1 << made.linear.user.bits) & -PAGE for _ in range(2))
     made.map(special, RAM, 12, ACCESSED | USER | leaf_entry.SPECIAL)
+    if made.linear.user.wide:
+        made.map(far, chosen.randrange(1 << 52), 12, ACCESSED | USER)
     engine, found = LeafEngine(made), set()
-    for address in addresses([*mapped, special], chosen):
+    # An address-space identifier is above the root's address, and CnP below it.
+    engine.set(TTBR0, made.roots[0] | chosen.getrandbits(16) << 48 | chosen.getrandbits(1))
+    for address in addresses([*mapped, special, far], chosen):
         registers = engine.look(address, chosen)
         wanted = record(made, address)
         assert registers[15] == wanted, hex(address)
@@ -80,6 +91,5 @@ def test_the_record_of_a_page_is_what_page_tables_say(seed: int) -> None:
 
 def test_other_tables_are_refused() -> None:
     linear = Tables().linear
-    for user in (replace(linear.user, wide=True), replace(linear.user, granule=16)):
-        with pytest.raises(OptprobeError, match="4 KiB"):
-            leaf_entry.routine(replace(linear, user=user), RECORDS)
+    with pytest.raises(OptprobeError, match="4 KiB"):
+        leaf_entry.routine(replace(linear, user=replace(linear.user, granule=16)), RECORDS)

@@ -37,11 +37,11 @@ IRQ, FIQ = 1 << 7, 1 << 6
 class Tables:
     """Page tables in physical memory, and in them a linear map: the first RAM is at its start."""
 
-    def __init__(self) -> None:
+    def __init__(self, tcr: int = TCR) -> None:
         self.memory: dict[int, int] = {}
         self.end = TABLES
         self.roots = self._new(), self._new()
-        regime, user = Regime.of(TCR), Regime.of_user(TCR)
+        regime, user = Regime.of(tcr), Regime.of_user(tcr)
         assert regime is not None and user is not None
         self.linear = Linear(LINEAR - RAM & MASK, regime, user)
 
@@ -51,12 +51,14 @@ class Tables:
 
     def map(self, address: int, physical: int, shift: int, flags: int) -> None:
         """A page of 1 << shift bytes; nothing where a larger one is."""
-        table = self.roots[address >> 63]
-        for at in (39, 30, 21, 12):
-            place = table + 8 * (address >> at & 511)
+        table, user = self.roots[address >> 63], self.linear.user
+        for level, at in enumerate(user.shifts):
+            place = table + 8 * (address >> at & user.entries(level) - 1)
             entry = self.memory.get(place, 0)
             if at <= shift:
-                self.memory[place] = physical & -(1 << at) | flags | VALID | (TABLE if at == 12 else 0)
+                upper = (physical >> 50 & 3) << 8 if user.wide else 0
+                lower = physical & -(1 << at) & (1 << 50) - 1
+                self.memory[place] = lower | upper | flags | VALID | (TABLE if at == 12 else 0)
                 return
             if entry and not entry & TABLE:
                 return
@@ -74,10 +76,10 @@ class Tables:
         return probe_read.place(self.read_physical, self.roots, address, self.linear)
 
 
-def tables(seed: int) -> tuple[Tables, list[int]]:
+def tables(seed: int, tcr: int = TCR) -> tuple[Tables, list[int]]:
     """At random, and addresses that it maps."""
     chosen = random.Random(seed)
-    made = Tables()
+    made = Tables(tcr)
     frames = [RAM + PAGE * chosen.randrange(1 << 17) for _ in range(12)]
     frames += [frame + PAGE for frame in frames] + [HOLE, HOLE << 4, (1 << 40) - PAGE]
     mapped = [LINEAR - RAM + frame for frame in frames]

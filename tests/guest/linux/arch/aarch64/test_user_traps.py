@@ -8,6 +8,7 @@ import struct
 import pytest
 from unicorn import arm64_const
 
+from gdb_optprobe.guest.linux.arch.aarch64.user_stops import Stopping
 from gdb_optprobe.guest.linux.arch.aarch64.user_traps import REGISTERS, SCRATCH, ArmUser
 from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.aarch64.abi import CALLEE_SAVED, GENERAL, LR, PC, SP
@@ -16,7 +17,7 @@ from gdb_optprobe.isa.codegen import EntryState
 from tests.guest.linux.arch.aarch64.kernel_calls import BACK, CODE, DATA, KERNEL, STACK, Calls
 
 FRAME, AT = DATA + 0x1000, 0x40_1000
-USER = ArmUser(KERNEL)
+USER = ArmUser(KERNEL, Stopping(0, has_pan=False))
 ESR = (5, 2, 3, 0, 0)  # by crn, crm, op0, op1, op2
 NOP, BL, B = 0xD503_201F, 0x9400_0040, 0x17FF_FFF0
 

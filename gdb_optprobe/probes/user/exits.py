@@ -1,0 +1,92 @@
+"""Where a function of a program returns, by following its code from its entry: the places of its return instruction.
+
+    entry ─► … ─► bl, which returns ─► b.cond ─┬─► ret        a place
+                                               └─► b …        inside: on there; outside: another function returns for it
+All ways must be known. So a function is refused that continues elsewhere, jumps through a register, or returns by other
+instructions. Behind the last call of a function nothing needs to be: what it calls may never return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.linux.user.program import Program
+from gdb_optprobe.isa.base import Flow, Insn
+from gdb_optprobe.isa.user import UserTrapping
+from gdb_optprobe.isa.user_returns import Leaving
+
+LARGEST = 1 << 16
+"""Bytes of a function, at most."""
+COLD = ".cold"
+"""Behind the name of a function: that of a part of it, which is apart (GCC)."""
+HINT = "probe what calls it, or an instruction"
+
+
+def exits(program: Program, entry: int, traps: UserTrapping, leaving: Leaving) -> tuple[int, ...]:
+    """Return the addresses of the instructions by which calls of the function at `entry` return, ascending.
+    Raises OptprobeError where they are not all known.
+    """
+    bounds = program.function(entry)
+    if bounds is None:
+        raise OptprobeError(
+            f"where {program.spell(entry)} returns is not known: it has no symbol", "-file PROGRAM WITH SYMBOLS"
+        )
+    code = _code(program, (entry, bounds[1]), traps)
+    left, seen, found = [entry], set[int](), list[int]()
+    while left:
+        at = left.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if at not in code:
+            code |= _code(program, _cold(program, entry, at), traps)
+        insn = code[at]
+        if insn.flow is Flow.RETURN:
+            if insn.data != leaving.insn:
+                raise _unknown(program, entry, insn)
+            found.append(at)
+        elif insn.flow is Flow.INDIRECT_JUMP:
+            raise _unknown(program, entry, insn)
+        elif insn.flow is not Flow.TRAP:
+            left += _next(program, entry, insn, code)
+    if entry in found:
+        raise OptprobeError(f"{program.spell(entry)} returns at once", "probe it without -return")
+    if not found:
+        raise OptprobeError(f"{program.spell(entry)} never returns", "probe it without -return")
+    return tuple(sorted(found))
+
+
+def _next(program: Program, entry: int, insn: Insn, code: Mapping[int, Insn]) -> list[int]:
+    """Return where execution continues in the function. Raises OptprobeError."""
+    to: list[int] = []
+    if insn.flow in (Flow.JUMP, Flow.BRANCH):
+        assert insn.target is not None, "it is direct"
+        if insn.target == entry:
+            raise OptprobeError(f"{program.spell(entry)} jumps back to where it is entered", HINT)
+        to.append(insn.target)
+    if insn.flow is not Flow.JUMP and not (insn.flow in (Flow.CALL, Flow.INDIRECT_CALL) and insn.end not in code):
+        to.append(insn.end)
+    return to
+
+
+def _cold(program: Program, entry: int, at: int) -> tuple[int, int]:
+    """Return start and end of a part of the function that is apart. Raises OptprobeError for another function."""
+    bounds = program.function(at)
+    if bounds is None or program.spell(bounds[0]) != program.spell(entry) + COLD:
+        where = program.spell(at)
+        raise OptprobeError(f"{program.spell(entry)} continues at {where}, which returns in its place", HINT)
+    return bounds
+
+
+def _code(program: Program, span: tuple[int, int], traps: UserTrapping) -> dict[int, Insn]:
+    """Decode. Raises OptprobeError."""
+    start, end = span
+    if end - start > LARGEST:
+        raise OptprobeError(f"{program.spell(start)} is too large: where it returns is not looked for", HINT)
+    return {insn.address: insn for insn in traps.decode(program.text(start, end - start), start, program.bits)}
+
+
+def _unknown(program: Program, entry: int, insn: Insn) -> OptprobeError:
+    where = program.spell(insn.address)
+    return OptprobeError(f"{program.spell(entry)} may return by {insn.text} at {where}, where no trap is put", HINT)
