@@ -418,6 +418,9 @@ class LinuxGuest(Guest):
     def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         return self.text.core.idle_sites(addresses, kept_off)
 
+    def steady(self, places: Sequence[tuple[int, int]]) -> Sequence[bytes | None]:
+        return self.core.steady(places)
+
     def own_kprobes(self) -> Collection[int]:
         return self.core.own_kprobes()
 

@@ -298,11 +298,15 @@ class GraphRun:
         others = [function for function in functions if function is not root]
         death = self._death()
         parts = [*self._together([function for function in others if function.entry != death])]
-        parts += self._together_by_pointer(pointers)
+        learners = [*self._together_by_pointer(pointers)]
+        parts += learners
         if root is not None:
             parts += self._root(root)
             if death is not None and death not in {function.entry for function in functions}:
                 parts.append(_Part(replace(self.functions.death(death, *self._recorder), glob=True), [death]))
+        planner, known = self.session.batches.planner, self.functions.known
+        if learners:
+            planner.expect_lone(learners[0].spec, known.lone(pointers))
         taken = self._put_in_together(parts)
         singly = [function for function in others if function.entry not in taken]
         if root is not None and root.entry not in taken:
@@ -312,6 +316,7 @@ class GraphRun:
             with suppress(OptprobeError):
                 self._added([self.functions.death(death, *self._recorder)])
         self._watch_singly({site: pointer for site, (pointer, _) in pointers.items() if site not in taken})
+        known.add_lone(planner.lone(pointers))
 
     def _together(self, functions: Sequence[Traced]) -> Iterator[_Part]:
         """Yield functions that can share code."""
