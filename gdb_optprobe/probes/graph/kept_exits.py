@@ -23,7 +23,7 @@ from gdb_optprobe.guest.text import Place
 from gdb_optprobe.isa.base import LONGEST as LONGEST_INSN
 from gdb_optprobe.isa.base import Insn, Pointer
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.probes.graph.callees import Exits, exits_of
+from gdb_optprobe.probes.graph.callees import Exits, decoded, exits_of
 from gdb_optprobe.probes.lone_plans import Lone
 
 FORMAT = 2
@@ -151,8 +151,8 @@ class KnownExits:
             kept = self._kept_of(guest)
             found = kept.find(place, code) if kept is not None else None
             if found is None:
-                insns = guest.isa.decode(code, place.start)
-                found = Known(exits_of(insns, place, guest.pointer))
+                insns, own = decoded(code, place.start, guest.isa)
+                found = Known(exits_of(insns, place, lambda insn: None if insn.address in own else guest.pointer(insn)))
                 if kept is not None:
                     kept.add(place, code, insns, found.exits)
             known = self._known[place.start] = code, found

@@ -308,6 +308,7 @@ class GraphRun:
         if learners:
             planner.expect_lone(learners[0].spec, known.lone(pointers))
         taken = self._put_in_together(parts)
+        taken |= self._put_in_together([*self._entries([one for one in others if one.entry not in taken], death)])
         singly = [function for function in others if function.entry not in taken]
         if root is not None and root.entry not in taken:
             singly = [root, *singly]
@@ -328,6 +329,26 @@ class GraphRun:
             self.functions.by_number[first + index] = entries[site]
 
         yield _Part(spec, sorted(entries), placed)
+
+    def _entries(self, functions: Sequence[Traced], death: int | None) -> Iterator[_Part]:
+        """Yield functions that never return, of which the entry alone is probed, but where threads end: there are two.
+        """
+        never = [function for function in functions if function.entry != death and self._never_returns(function)]
+        if len(never) < 2:
+            return
+        first, spec = self.functions.entries(never, *self._recorder)
+        entries = {function.entry: function for function in never}
+
+        def placed(index: int, site: int) -> None:
+            self.functions.by_number[first + index] = entries[site]
+
+        yield _Part(spec, sorted(entries), placed)
+
+    def _never_returns(self, function: Traced) -> bool:
+        try:
+            return not self.functions.returns(function)
+        except Refused:
+            return False
 
     def _root(self, root: Traced) -> Iterator[_Part]:
         """Yield the root, where its code is as shared ones have it."""
@@ -381,6 +402,8 @@ class GraphRun:
 
         In memory that the guest's kernel lends where there is no other. Raises OptprobeError.
         """
+        if not parts:
+            return set()
         optimizer, batches = self.session.optimizer, self.session.batches
         wanted = [(part.spec, part.places) for part in parts]
         optimizer.watch_data()

@@ -14,6 +14,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.lasting_text import ShelvedText
 from gdb_optprobe.guest.text import Place
 from gdb_optprobe.isa.base import Pointer
+from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.probes.graph.callees import Exits, exits_of
 from gdb_optprobe.probes.graph.kept_exits import FORMAT, KeptExits, KnownExits
@@ -144,3 +145,11 @@ def test_a_row_that_is_damaged_is_missing(shelf: Shelf, column: int, value: obje
 def test_a_file_that_is_damaged_is_missing(shelf: Shelf, data: bytes) -> None:
     shelf.store(kept(shelf).name, data)
     assert found(shelf, BASE, code(BASE)) is None
+
+
+def test_a_switch_is_no_call_through_a_pointer() -> None:
+    words = [0x4E800420, 12, 16, 0x60000000, 0x4E800421, 0x4E800020]
+    data = b"".join(word.to_bytes(4, "little") for word in words)
+    guest = SimpleNamespace(isa=PPC64LE, pointer=PPC64LE.pointer, shelved_text=lambda: None)
+    found = KnownExits().of(place(BASE, len(data)), data, cast(Guest, guest))
+    assert [at - BASE - OFFSET for at, _ in found.pointers] == [16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -319,6 +320,39 @@ def test_a_thread_that_ends_in_the_root_gives_its_place_back(depth: int) -> None
     owner = graph._gate.address + place(TASKS[0]) * gate.PLACE
     assert found.machine.read(owner, 8) == bytes(8)
     graph.take_out()
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_functions_that_never_return_are_probed_at_their_entries(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together where a call of what they share leaves the stack pointer as it is."""
+    gate_at = Functions.gate
+    if together:
+        monkeypatch.setattr(Functions, "gate", lambda self, address: replace(gate_at(self, address), stack="r9"))
+    never = [LEAVES + STEP * number for number in range(2)]
+    root = SITE + call(ROOT + len(SITE), never[0]) + call(ROOT + len(SITE) + 5, never[1]) + b"\xc3"
+    bodies = (
+        Body("loop", LOOP, call(LOOP, ROOT) + code("eb f9  jmp loop")),
+        Body("root", ROOT, root, tracer=0),
+        *(Body(f"stuck{number}", at, SITE + code("eb fe  jmp"), tracer=0) for number, at in enumerate(never)),
+    )
+    found = FakeGuest(bodies, names=NamesAt(Registers(), cpu=Constant(0), hertz=10**9))
+    before = found.machine.read(START, TABLES - START)
+    found.start_threads(LOOP)
+    for number, task in enumerate(TASKS):
+        put(found, number, {"r15": task, "r14": 1, "r13": 100 + number})
+    graph, trees = prepared(found)
+    assert [len(block) for block in graph._blocks] == [1, 2][: 1 + together] and not graph.functions.left_out
+    for number in (0, 1):
+        found.run_to(number, ROOT + len(SITE))
+        put(found, number, {"rip": ROOT + len(SITE) + 5 * number})
+        found.run_to(number, never[number] + len(SITE))
+    assert not drained(graph)
+    graph.run(0.0, "", lambda: True)
+    assert sorted(told(graph, trees)) == ["root?(stuck0?)", "root?(stuck1?)"]
+    graph.take_out()
+    assert found.machine.read(START, TABLES - START) == before
 
 
 def test_a_dead_threads_place_goes_to_a_later_one_with_its_address() -> None:
