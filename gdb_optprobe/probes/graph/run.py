@@ -209,6 +209,11 @@ class GraphRun:
                 self.session.optimizer.tidy()
 
     @property
+    def watched(self) -> int:
+        """Return at how many calls through pointers it is seen where they lead."""
+        return len(self._watched)
+
+    @property
     def missed(self) -> int:
         """Return how many calls found no room in the tables of their functions."""
         session = self.session
