@@ -86,6 +86,12 @@ def is_idle(flags: int) -> bool:
     return not flags & ~HISTORY
 
 
+def _first_words(data: bytes, step: int) -> tuple[int, ...]:
+    """Return the first word of each `step` bytes."""
+    rows = Struct(f"<Q{step - 8}x").iter_unpack(data)
+    return tuple(chain.from_iterable(rows))
+
+
 class FtraceSites:
     """The sites. Their addresses never change (modules aside); `flags` are read anew at each call."""
 
@@ -226,12 +232,6 @@ class FtraceSites:
         first = self._kernel.symbols.address("ftrace_ops_list")
         last = self._kernel.symbols.address("ftrace_list_end")
         return first is None or last is None or self._kernel.word(first) != last
-
-
-def _first_words(data: bytes, step: int) -> tuple[int, ...]:
-    """Return the first word of each `step` bytes."""
-    rows = Struct(f"<Q{step - 8}x").iter_unpack(data)
-    return tuple(chain.from_iterable(rows))
 
 
 def _joined(spans: Iterable[tuple[int, int]], step: int) -> list[tuple[int, int]]:
