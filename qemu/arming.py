@@ -10,8 +10,9 @@ GDB's processor takes twice as long for each.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from .rsp_proxy import RspProxy
 __all__ = ["DEPTH", "ROOT", "Arming", "Line", "as_json", "report"]
 
 ROOT, DEPTH = "do_exit", 4
+CACHE = "OPTPROBE_CACHE"
 NEW, KNOWN = "new", "known"
 FIRST, AGAIN = "first", "again"
 NOTES = """\
@@ -32,7 +34,7 @@ graph      the first of the boot, or the one behind it
 seconds    of the processor in GDB, from the command until all probes are in
 packets    between GDB and QEMU, both ways, of the whole command, with taking the probes out"""
 MEASURE = (
-    "python import json, os, time; from gdb_optprobe.probes.graph.run import GraphRun; prepare, armed = "
+    "python import json, time; from gdb_optprobe.probes.graph.run import GraphRun; prepare, armed = "
     "GraphRun.prepare, []; GraphRun.prepare = lambda self: (armed.append(time.process_time()), prepare(self), "
     "armed.append(time.process_time()), armed.extend((len(self.functions.by_number), self.watched)))[0]"
 )
@@ -76,10 +78,8 @@ class Arming:
             with ExitStack() as stack:
                 guest = stack.enter_context(Guest.start(self.options))
                 proxy = stack.enter_context(RspProxy(guest.gdb_socket)) if is_counted else None
-                debugger = stack.enter_context(Debugger(proxy.path if proxy is not None else guest.gdb_socket))
-                cache = self.cache / str(int(is_counted))
-                debugger(f"python import os; os.environ['OPTPROBE_CACHE'] = {str(cache)!r}")
-                debugger("optprobe version")
+                with _cache_in(self.cache / str(int(is_counted))):
+                    debugger = stack.enter_context(Debugger(proxy.path if proxy is not None else guest.gdb_socket))
                 debugger(MEASURE)
                 for graph in (FIRST, AGAIN):
                     yield self._armed(kernel, graph, debugger, proxy)
@@ -93,6 +93,20 @@ class Arming:
         packets = proxy.count().packets - before if proxy is not None else 0
         begun, ended, functions, sites = json.loads(debugger(TAKEN))
         return Line(kernel, graph, functions, sites, ended - begun, packets)
+
+
+@contextmanager
+def _cache_in(folder: Path) -> Iterator[None]:
+    """Have a GDB that is started within the block keep what it finds in `folder`."""
+    before = os.environ.get(CACHE)
+    os.environ[CACHE] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[CACHE]
+        else:
+            os.environ[CACHE] = before
 
 
 def report(lines: Sequence[Line]) -> list[str]:

@@ -60,6 +60,8 @@ def main() -> int:
             top.error(f"{option} is of the table that none of --programs, --scale and the like prints")
         if file and not file.parent.is_dir():
             top.error(f"{option}: no folder {file.parent}; make it first")
+    if arguments.append is None:
+        arguments.append = "" if arguments.arming else "mitigations=off"
     ending_on_signals()
     try:
         if arguments.bpftrace:
@@ -120,9 +122,9 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument(
         "--append",
-        default="mitigations=off",
         metavar="TEXT",
-        help="added to the guest's command line (default: mitigations=off, which favours Linux's own probes)",
+        help="added to the guest's command line (default: mitigations=off, which favours Linux's own probes; with "
+        "--arming nothing: without them calls through pointers are other ones)",
     )
     return top
 
