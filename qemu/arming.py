@@ -60,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Arming:
-    """The experiment in guests that are booted for it. cache: an empty folder, which stands in for the user's."""
+    """The experiment in guests that are booted for it. cache: an empty folder, in place of the user's."""
 
     options: Options
     cache: Path
