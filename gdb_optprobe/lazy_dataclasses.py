@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import FrozenInstanceError, dataclass, is_dataclass
+from dataclasses import MISSING, FrozenInstanceError, dataclass, is_dataclass
 from typing import Any
 
 __all__ = ["while_importing"]
@@ -21,6 +21,8 @@ _EAGER = dataclass
 _UNDERSTOOD = {"frozen", "slots"}
 """Options of classes that wait; with others a class is made as ever."""
 _METHODS = ("__init__", "__repr__", "__eq__", "__hash__")
+_NONE = object()
+"""In place of an argument that a factory makes."""
 
 
 @contextmanager
@@ -73,21 +75,49 @@ def _placeholder(owner: type, name: str, frozen: bool) -> Callable[..., Any]:
 
 
 def _compiled(owner: type, name: str, frozen: bool) -> Callable[..., Any]:
-    """Return a method that the standard library makes for a class with the same fields."""
-    namespace: dict[str, Any] = {"__doc__": owner.__name__}  # or it is made of a signature, at length
-    if hasattr(owner, "__post_init__"):
-        namespace["__post_init__"] = owner.__post_init__
+    """Return a method as the standard library makes it for a class with the same fields."""
+    method = _init(owner, frozen) if name == "__init__" else _of_library(owner, name)
+    method.__qualname__ = f"{owner.__qualname__}.{name}"
+    return method
+
+
+def _of_library(owner: type, name: str) -> Callable[..., Any]:
     alike = dataclasses.make_dataclass(
         owner.__name__,
         [(each.name, each.type, _copied(each)) for each in dataclasses.fields(owner)],
-        namespace=namespace,
-        init=name == "__init__",
+        namespace={"__doc__": owner.__name__},  # or it is made of a signature, at length
+        init=False,
         repr=name == "__repr__",
         eq=name in ("__eq__", "__hash__"),
-        frozen=frozen,
+        unsafe_hash=name == "__hash__",
     )
     method: Callable[..., Any] = alike.__dict__[name]
-    method.__qualname__ = f"{owner.__qualname__}.{name}"
+    return method
+
+
+def _init(owner: type, frozen: bool) -> Callable[..., Any]:
+    """Return `__init__`: the library compiles a class with its methods for it, in four times as long."""
+    known: dict[str, Any] = {"__set": object.__setattr__, "__none": _NONE}
+    positional, named, lines = ["__self"], list[str](), list[str]()
+    for each in dataclasses.fields(owner):
+        at = each.name
+        has_default, has_factory = each.default is not MISSING, each.default_factory is not MISSING
+        known[f"__given_{at}"] = each.default_factory if has_factory else each.default
+        value = f"__given_{at}() if {at} is __none else {at}" if has_factory else at
+        if each.init:
+            given = f"{at}=__none" if has_factory else f"{at}=__given_{at}" if has_default else at
+            (named if each.kw_only else positional).append(given)
+        elif has_factory or has_default:
+            value = f"__given_{at}()" if has_factory else f"__given_{at}"
+        else:
+            continue
+        lines.append(f"__set(__self, {at!r}, {value})" if frozen else f"__self.{at} = {value}")
+    if hasattr(owner, "__post_init__"):
+        lines.append("__self.__post_init__()")
+    parameters = ", ".join([*positional, *(["*", *named] if named else [])])
+    source = "\n ".join([f"def __init__({parameters}):", *(lines or ["pass"])])
+    exec(source, known)  # of nothing but the names of our own fields
+    method: Callable[..., Any] = known["__init__"]
     return method
 
 

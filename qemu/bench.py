@@ -10,12 +10,14 @@ import argparse
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from . import bpftrace_costs, bpftrace_guest, calls, graphs, live_view, scale, scale_load, timediff
+from . import arming, bpftrace_costs, bpftrace_guest, calls, graphs, live_view, scale, scale_load, timediff
+from .arming import Arming
 from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, BenchTarget, hits
 from .cache import say
 from .calls import Calls
@@ -51,19 +53,23 @@ def main() -> int:
     arguments = top.parse_args()
     if arguments.time_difference and arguments.arch != "ppc64le":
         top.error("the timebase is one of --arch ppc64le")
-    own_tables = arguments.scale, arguments.bpftrace, arguments.top, arguments.graph
+    own_tables = arguments.scale, arguments.bpftrace, arguments.top, arguments.graph, arguments.arming
     others = arguments.time_difference, arguments.programs, *own_tables
     for option, file in (("--chart", arguments.chart), ("--html", arguments.html)):
         if file and any(others):
             top.error(f"{option} is of the table that none of --programs, --scale and the like prints")
         if file and not file.parent.is_dir():
             top.error(f"{option}: no folder {file.parent}; make it first")
+    if arguments.append is None:
+        arguments.append = "" if arguments.arming else "mitigations=off"
     ending_on_signals()
     try:
         if arguments.bpftrace:
             return scripts(arguments)
         if arguments.top:
             return viewed(arguments)
+        if arguments.arming:
+            return armed(arguments)
         return many(arguments) if arguments.scale else bench(arguments)
     except (GuestError, ChannelError, FetchError, DebuggerError, ValueError, OSError) as error:
         say(str(error))
@@ -109,10 +115,16 @@ def parser() -> argparse.ArgumentParser:
         help="instead: call graphs beside the guest's own function_graph: their trees, and what a call costs",
     )
     top.add_argument(
+        "--arming",
+        action="store_true",
+        help="instead: how long a call graph of a thousand functions takes to be armed, of a kernel that is new and in "
+        "a later boot of it, and packets; --quick: of some hundred functions",
+    )
+    top.add_argument(
         "--append",
-        default="mitigations=off",
         metavar="TEXT",
-        help="added to the guest's command line (default: mitigations=off, which favours Linux's own probes)",
+        help="added to the guest's command line (default: mitigations=off, which favours Linux's own probes; with "
+        "--arming nothing: without them calls through pointers are other ones)",
     )
     return top
 
@@ -172,6 +184,16 @@ def viewed(arguments: argparse.Namespace) -> int:
         pairs = view.run(5 if arguments.quick else 20)
         _check(guest)
     print("\n".join(map(json.dumps, live_view.as_json(pairs)) if arguments.json else live_view.report(pairs, view)))
+    return 0
+
+
+def armed(arguments: argparse.Namespace) -> int:
+    """Print what a graph takes until its probes are in."""
+    options = Options(arch=arguments.arch, cpu=arguments.cpu, append=arguments.append)
+    with tempfile.TemporaryDirectory(prefix="optprobe-") as folder:
+        depth = 2 if arguments.quick else arming.DEPTH
+        lines = Arming(options, Path(folder), say, depth=depth).run()
+    print("\n".join(map(json.dumps, arming.as_json(lines)) if arguments.json else arming.report(lines)))
     return 0
 
 

@@ -319,6 +319,8 @@ FORMATS = (
     "words.format(**dict.fromkeys(facts, ''))",
 )
 """Of detours/refusal.py's own list."""
+OF_FIELDS = "lazy_dataclasses.py", "exec(source, known)"
+"""What is made of the names of our own fields, as the standard library makes it."""
 RUNS = ("eval", "exec", "system", "popen", "getoutput", "getstatusoutput")
 
 
@@ -342,7 +344,10 @@ def test_gdb_is_given_nothing_of_the_guests_to_carry_out() -> None:
 
 
 def test_no_shell_no_eval_and_no_format_that_is_not_ours() -> None:
-    for node in (each for path in files() for each in nodes(path) if isinstance(each, ast.Call)):
+    calls = ((path, each) for path in files() for each in nodes(path) if isinstance(each, ast.Call))
+    for path, node in calls:
+        if (str(path.relative_to(PACKAGE)), ast.unparse(node)) == OF_FIELDS:
+            continue
         function = node.func
         called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
         assert called not in RUNS or ast.unparse(function) == "self.exec", ast.unparse(node)

@@ -57,6 +57,21 @@ class Open:
 class Slotted:
     x: int
 
+@dataclass(frozen=True, slots=True)
+class Awkward:
+    """Has names that what makes it could have, too."""
+
+    self: int
+    set: int = 1
+    none: list[int] = field(default_factory=lambda: [2])
+    fixed: int = field(default=3, init=False)
+    made: list[int] = field(default_factory=lambda: [4], init=False)
+    late: list[int] = field(default_factory=lambda: [5], kw_only=True)
+
+@dataclass
+class Empty:
+    """Has no field."""
+
 @dataclass(frozen=True, order=True)
 class Ordered:
     x: int
@@ -99,6 +114,11 @@ def outcome(act: Callable[[Any], object], known: Any) -> object:
 
 ACTS: Mapping[str, Callable[[Any], object]] = {
     "made": lambda k: (k.Point(1).x, k.Point(1, 2).y, k.Point(x=1, name="a").name),
+    "of awkward names": lambda k: (repr(k.Awkward(0)), repr(k.Awkward(0, 7, [8], late=[9]))),
+    "each with a list of its own": lambda k: k.Awkward(0).none is k.Awkward(0).none or k.Awkward(0).late,
+    "empty": lambda k: (repr(k.Empty()), k.Empty() == k.Empty()),
+    "empty, with an argument": lambda k: k.Empty(1),
+    "lacks an argument by its name": lambda k: k.Awkward(0, late=None, other=1),
     "lacks an argument": lambda k: k.Point(),
     "has one too many": lambda k: k.Point(1, 2, "", 4),
     "has one that is not known": lambda k: k.Point(1, z=3),

@@ -94,6 +94,8 @@ def parse_graph(text: str) -> GraphArguments:
         "-retval" in options,
         "-last" in options,
     )
+    if request.root in request.unwanted:
+        raise fault(f"{request.root} is the root, and -not leaves it out", options["-not"].argument, _USAGE)
     if "-last" in options and "-count" in options:
         raise fault("-count and -last exclude each other", options["-last"].where, "-last ends as the guest stops")
     for name in ("-tail", "-proc"):

@@ -206,6 +206,14 @@ class Guest(ABC):
         """
         return IdleSites()
 
+    def steady(self, places: Sequence[tuple[int, int]]) -> Sequence[bytes | None]:
+        """Return the bytes of each of the ascending places; None where the guest may rewrite them, or knows one by its
+        address.
+
+        All is asked at once that the planner asks of one: the kind of text, the guest's tables, its kprobes.
+        """
+        return [None] * len(places)
+
     def own_kprobes(self) -> Collection[int]:
         """Return where the guest has kprobes of its own."""
         return ()

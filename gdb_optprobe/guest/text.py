@@ -173,6 +173,7 @@ class Function:
     look:     finds out the whole; most probes never need it.
     by_abi:   its callers rely on what the ABI keeps, and on nothing more.
     search:   finds the first patch in the part [start, end) that is not ours and that nothing explains.
+    gather:   decodes all parts, and does not ask what leads into them; None where `look` takes no longer.
     """
 
     name: str
@@ -183,6 +184,12 @@ class Function:
     compiled: bool = True
     search: Callable[[], Foreign | None] = lambda: None
     by_abi: bool = False
+    gather: Callable[[], Mapping[int, Insn]] | None = None
+
+    @cached_property
+    def code(self) -> Mapping[int, Insn]:
+        """Instructions of all parts, by address."""
+        return self.gather() if self.gather is not None else self.whole.code
 
     @cached_property
     def foreign(self) -> Foreign | None:

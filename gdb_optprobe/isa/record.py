@@ -162,6 +162,11 @@ class Isa(Protocol):
     def pointer(self, insn: Insn) -> Pointer | None:
         """Return where an indirect call or jump goes; None of another instruction, or another operand."""
 
+    def switches(self, code: bytes, address: int) -> Mapping[int, range]:
+        """Return, by indirect jumps of the function at `address` that stay in it, where the tables that they use are in
+        its code.
+        """
+
     def addresses_in(self, insn: Insn) -> Sequence[tuple[int, int]]:
         """Return offset and size of operands of `insn` that may be addresses, or depend on where the image is.
 

@@ -210,7 +210,7 @@ def _is_within(piece: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> boo
 
 
 def _encode_bytes(data: bytes) -> str | list[int]:
-    return [data[0], len(data)] if len(set(data)) == 1 else data.hex()
+    return [data[0], len(data)] if data.count(data[:1]) == len(data) else data.hex()
 
 
 def _decode_patch(value: Any) -> PhysicalPatch:

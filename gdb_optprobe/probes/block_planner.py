@@ -10,7 +10,7 @@ its plan is known without decoding, and no thread can be inside it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +25,7 @@ from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.entry_plans import MANY, EntryPlans
 from gdb_optprobe.probes.kept_plans import KeptPlans
+from gdb_optprobe.probes.lone_plans import Lone, lone, lone_plans
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.shared_returns import SharedReturns
@@ -105,6 +106,18 @@ class BlockPlanner:
         if not self.entry_plans.has(address):
             return bool(self.stopping(spec, [address]))
         return self.entry_plans.stops(address)
+
+    def expect_lone(self, spec: Spec, wanted: Mapping[int, Lone]) -> None:
+        """Take the plans for `spec` that follow from these instructions alone for theirs in this stop."""
+        limits, guest = self.optimizer.limits([spec]), self.target.guest
+        if not may_share_detour(limits):
+            return
+        unknown = {*self.entry_plans.unknown(sorted(wanted), guest, limits)}
+        self.optimizer.expect_plans(lone_plans({at: wanted[at] for at in unknown}, guest), limits)
+
+    def lone(self, addresses: Collection[int]) -> dict[int, Lone]:
+        """Return those of `addresses` that have such plans."""
+        return lone(self.entry_plans.known(addresses), self.target.guest.isa)
 
     def _planner(self, spec: Spec, limits: TierLimits) -> Callable[[int], Plan]:
         neighbours = self.optimizer.neighbours()

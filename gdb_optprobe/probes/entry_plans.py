@@ -119,6 +119,10 @@ class EntryPlans:
         """Return whether `of` was asked for `address`."""
         return address in self._plans
 
+    def known(self, addresses: Iterable[int]) -> Iterator[Plan]:
+        """Yield the plans of those of `addresses` that `of` was asked for."""
+        return filter(None, map(self._plans.get, addresses))
+
     def stops(self, address: int) -> bool:
         """Return whether a probe at `address`, which `of` was asked for, stops the guest at each hit, or cannot be."""
         found = self._plans[address]

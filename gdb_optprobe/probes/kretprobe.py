@@ -67,7 +67,7 @@ def check_function(address: int, guest: FunctionFacts) -> None:
     if isa is None:
         raise Refused(Refusal.RETURN_NOT_BUILT.because(missing=guest.isa.name))
     is_traced = _is_traced(function, address, guest)
-    if function.name in UNBALANCED or not (is_traced or isa.returns(address, function.whole.code)):
+    if function.name in UNBALANCED or not (is_traced or isa.returns(address, function.code)):
         raise Refused(Refusal.RETURN_ELSEWHERE.because(function=function.name))
     if not (is_traced or guest.is_entered_by_calls(function)):
         raise Refused(Refusal.RETURN_UNTRACED.because(function=function.name))
@@ -129,7 +129,7 @@ def _can_return(function: Function) -> bool:
     """
     if any(insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP) for insn in function.own.values()):
         return True
-    code = function.whole.code
+    code = function.code
     return any(
         insn.flow in (Flow.RETURN, Flow.INDIRECT_JUMP)
         or (insn.flow in (Flow.JUMP, Flow.BRANCH) and insn.target not in code)

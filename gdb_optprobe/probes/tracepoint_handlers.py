@@ -262,7 +262,7 @@ class TracepointHandlers:
     def _calls(self, made: EventFormat, facts: Tracepoints) -> Sequence[Insn]:
         """Return the calls in the assignment that lead to gates. Raises OptprobeError where they are not found."""
         function = self.guest.text.function(made.assigns)
-        code = function.whole.code.values() if function is not None else ()
+        code = function.code.values() if function is not None else ()
         replaced = [target for target, _ in facts.arch.gates(made)]
         found = [insn for insn in code if insn.target in replaced]
         if {insn.target for insn in found} != {*replaced}:

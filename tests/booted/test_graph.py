@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from qemu.arming import Arming
 from qemu.cache import say
 from qemu.debugger import Debugger
 from qemu.graphs import Graphs
-from qemu.guest import Guest
+from qemu.guest import Guest, Options
 from qemu.rsp_proxy import RspProxy
 from tests.booted.batch import batch
 from tests.booted.conftest import FULL, Boot
@@ -23,6 +24,7 @@ from tests.docs.validate import check
 
 READS = 20
 DD = f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null"
+AGAIN = "boots four guests more: OPTPROBE_FULL=1"
 MARK = "@@"
 MARKS = "==========> |", "<========== |"
 _LINE = re.compile(r" +\d+\) .{14}\|  (?P<indent> *)(?P<what>\S.*)")
@@ -132,6 +134,18 @@ def test_interrupts_on_the_thread_s_stack_are_marked(ppc_guest: Guest) -> None:
         assert lines[begin + 1].endswith("|    irq_enter();") and lines[end - 1].endswith("|    irq_exit();"), lines
     first, last = (sum(line.endswith(f"|    {name}();") for line in lines) for name in ("irq_enter", "irq_exit"))
     assert first == last >= len(begins), "more where an interrupt comes in another one"
+
+
+@pytest.mark.parametrize("arch", ["x86_64", pytest.param("ppc64le", marks=pytest.mark.skipif(not FULL, reason=AGAIN))])
+def test_what_it_takes_to_arm_a_graph_is_printed(arch: str, tmp_path: Path) -> None:
+    """The same probes are put in each time; later in a boot by fewer packets."""
+    lines = Arming(Options(arch=arch), tmp_path, say, root="do_exit", depth=2).run()
+    kinds = [(kernel, graph) for kernel in ("new", "known") for graph in ("first", "again")]
+    assert [(line.kernel, line.graph) for line in lines] == kinds
+    assert len({(line.functions, line.sites) for line in lines}) == 1
+    assert lines[0].functions > 100 and lines[0].sites > 10
+    new, new_again, known, again = (line.packets for line in lines)
+    assert new > new_again > 0 and known > again > 0 and all(line.seconds > 0 for line in lines)
 
 
 @pytest.mark.skipif(not FULL, reason="boots guests of its own, which count instructions: OPTPROBE_FULL=1")

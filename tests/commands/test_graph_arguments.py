@@ -41,6 +41,7 @@ def test_times_choose_among_calls_that_have_returned() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        ("vfs_read -not vfs_write,vfs_read", "vfs_read is the root, and -not leaves it out"),
         ("", "no root"),
         ("-depth 3", "no root"),
         ("vfs_read vfs_write", "'vfs_write' is not expected here"),
@@ -60,3 +61,7 @@ def test_times_choose_among_calls_that_have_returned() -> None:
 def test_what_is_wrong_is_told(text: str, why: str) -> None:
     with pytest.raises(OptprobeError, match=why):
         parse_graph(text)
+
+
+def test_a_glob_that_has_the_root_too_leaves_out_the_others() -> None:
+    assert parse_graph("vfs_read -not vfs_*").request.unwanted == ("vfs_*",)

@@ -265,6 +265,23 @@ class CoreText(ABC):
         idle = (ip for ip, (_, flags) in states.items() if is_idle(flags & ~DISABLED if ip in ours else flags))
         return self._untouched(sorted(idle), self.ftrace.idle)
 
+    def steady(self, places: Sequence[tuple[int, int]]) -> Sequence[bytes | None]:
+        """See guest.Guest."""
+        if self.originals.missing:
+            return [None] * len(places)
+        by_size: dict[int, list[int]] = {}
+        for start, end in places:
+            by_size.setdefault(end - start, []).append(start)
+        ordinary = {(at, at + size) for size, those in by_size.items() for at in self._ordinary_of(those, size)}
+        probed = {at for probe in self.originals.kprobes(*self._text) for at in range(probe.address, probe.end)}
+
+        def is_steady(start: int, end: int) -> bool:
+            return probed.isdisjoint(range(start, end)) and not self.ftrace.within(start, end)
+
+        found = [place for place in places if place in ordinary and is_steady(*place)]
+        held = dict(zip(found, runs.at(found, runs.read(found, self._kernel.memory)), strict=True))
+        return [held.get(place) for place in places]
+
     def _untouched(self, addresses: Sequence[int], data: bytes) -> IdleSites:
         """Return those of the ascending `addresses`, at which functions begin, where the text holds `data`.
 

@@ -19,6 +19,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
+from operator import itemgetter, lt
 from struct import Struct
 
 from gdb_optprobe.budget import Budget
@@ -84,6 +86,12 @@ def is_idle(flags: int) -> bool:
     return not flags & ~HISTORY
 
 
+def _first_words(data: bytes, step: int) -> tuple[int, ...]:
+    """Return the first word of each `step` bytes."""
+    rows = Struct(f"<Q{step - 8}x").iter_unpack(data)
+    return tuple(chain.from_iterable(rows))
+
+
 class FtraceSites:
     """The sites. Their addresses never change (modules aside); `flags` are read anew at each call."""
 
@@ -109,7 +117,7 @@ class FtraceSites:
         """Return the addresses of sites, ascending, and of their records."""
         kernel = self._kernel
         head = kernel.symbols.address("ftrace_pages_start")
-        pairs: list[tuple[int, int]] = []
+        ips, ats, size = list[int](), list[int](), self._shape.record.size
         page = kernel.word(head) if head is not None else 0
         following, records, index = self._page_layout()
         seen: set[int] = set()
@@ -122,10 +130,13 @@ class FtraceSites:
             count = int.from_bytes(words[index : index + 4], "little")
             if count and self._is_wanted(first):
                 sites.spend(count)
-                rows = kernel.rows(first, first + count * self._shape.record.size, self._shape.record)
-                pairs += [(row[0], at) for at, row in rows if row[0]]
+                end = first + count * size
+                ips += _first_words(kernel.read(first, end), size)  # of tens of thousands
+                ats += range(first, end, size)
             page = int.from_bytes(words[following : following + 8], "little")
-        pairs.sort()
+        if all(ips) and all(map(lt, ips, islice(ips, 1, None))):
+            return ips, ats  # the kernel's own are sorted; those of modules are behind them
+        pairs = sorted(filter(itemgetter(0), zip(ips, ats, strict=True)))
         return [ip for ip, _ in pairs], [at for _, at in pairs]
 
     def _is_wanted(self, record: int) -> bool:

@@ -255,7 +255,7 @@ class LinuxGuest(Guest):
     def names_at(self, address: int) -> NamesAt:
         if (event := event_name.parse(self.handlers.symbol(address))) is not None:
             return self._handler_names(event, address)
-        function = self.text.function(address)
+        function = self.place(address)  # it is not decoded for its name
         name = self._named(function) if function is not None else ""
         site = scope.Site(address, name, function is not None and self._is_entry(address))
         of = abi.of(self.isa)
@@ -366,7 +366,7 @@ class LinuxGuest(Guest):
         return or_missing(partial(self.arch.walker, self.kernel, self.own_unwinder, start))
 
     def names_at_return(self, address: int) -> NamesAt | None:
-        if (function := self.text.function(address)) is None or not self._is_entry(address):
+        if (function := self.place(address)) is None or not self._is_entry(address):
             return None
         site = scope.Site(address, self._named(function), returns=True)
         return self._names(site, self.debugger.debug(address, abi.of(self.isa), lambda: None))
@@ -376,7 +376,7 @@ class LinuxGuest(Guest):
         assert isinstance(found.names, scope.KernelScope), "of this kernel"
         return replace(found, names=replace(found.names, current=at_stop(self.kernel, 0, self.current.members)))
 
-    def _named(self, function: Function) -> str:
+    def _named(self, function: Place) -> str:
         """Return the name of a function, with the module's name for one of a module: the kernel's own types lack those.
         """
         return self.text.symbol(function.start) or function.name
@@ -401,7 +401,7 @@ class LinuxGuest(Guest):
 
     def _is_entry(self, address: int) -> bool:
         """Return whether arguments are where the ABI has them: nothing but the tracer's site may have run."""
-        function = self.text.function(address)
+        function = self.place(address)
         if function is None:
             return False
         entry = self.entry(function.start)
@@ -417,6 +417,9 @@ class LinuxGuest(Guest):
 
     def idle_sites(self, addresses: Sequence[int], kept_off: Collection[int] = ()) -> IdleSites:
         return self.text.core.idle_sites(addresses, kept_off)
+
+    def steady(self, places: Sequence[tuple[int, int]]) -> Sequence[bytes | None]:
+        return self.core.steady(places)
 
     def own_kprobes(self) -> Collection[int]:
         return self.core.own_kprobes()

@@ -81,6 +81,10 @@ class _AArch64:
         """Return none: an instruction has no room for an address."""
         return ()
 
+    def switches(self, code: bytes, address: int) -> Mapping[int, range]:
+        """Return none: compilers put tables elsewhere."""
+        return {}
+
     def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
         """Return what all CPUs can run: with atomics where each of them has these."""
         try:

@@ -63,6 +63,7 @@ class _PPC64LE:
     fills = staticmethod(relocator.fills)
     shadows = staticmethod(relocator.shadows)
     restarts = staticmethod(relocator.restarts)
+    switches = staticmethod(jump_tables.switches)
     jump_tables = staticmethod(jump_tables.jump_tables)
     entry = staticmethod(abi.entry)
     toc = staticmethod(abi.toc)

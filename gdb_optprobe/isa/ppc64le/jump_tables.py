@@ -28,6 +28,17 @@ def jump_tables(code: bytes, address: int) -> dict[int, tuple[int, ...]]:
     return found
 
 
+def switches(code: bytes, address: int) -> dict[int, range]:
+    """Return, by jumps of the function at `address`, where the tables are that they use.
+
+    Zeros behind a function's last jump are padding: a case is never in the table.
+    """
+    places = {table: (range(table, table + 4 * len(to)), to) for table, to in jump_tables(code, address).items()}
+    return {
+        table - 4: place for table, (place, to) in places.items() if len(to) > 1 and not any(at in place for at in to)
+    }
+
+
 def _targets(code: bytes, table: int) -> list[int]:
     found: list[int] = []
     for at in range(table, len(code) & ~3, 4):

@@ -76,6 +76,7 @@ class _X86_64:
     emulate = staticmethod(emulator.emulate)
     pointer = staticmethod(emulator.pointer)
     addresses_in = staticmethod(decoder.addresses_in)
+    switches = staticmethod(decoder.switches)
 
     def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
         """Return this one: its code runs on every CPU."""

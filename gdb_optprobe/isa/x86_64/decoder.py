@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -303,6 +303,11 @@ _HUGE = re.compile(r"\$(1844674407\d{10})")
 def _in_hexadecimal(text: str) -> str:
     """Rewrite negative 64-bit immediates, which capstone writes as unsigned decimals."""
     return _HUGE.sub(lambda number: f"${int(number[1]):#x}", text)
+
+
+def switches(code: bytes, address: int) -> Mapping[int, range]:
+    """Return none: compilers put tables elsewhere."""
+    return {}
 
 
 def addresses_in(insn: Insn) -> Sequence[tuple[int, int]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from gdb_optprobe.guest.text import Place
 from gdb_optprobe.isa.base import Flow, Insn, Pointer
+from gdb_optprobe.isa.record import Isa
 
 MOST = 4096
 """Functions that are looked at, at most. `do_exit` to a depth of 6 reaches 1,429 that are traced."""
@@ -126,6 +127,17 @@ class Callees:
     def _is_wanted(self, start: int) -> bool:
         function = self.find(start)
         return function is not None and self.is_wanted(function.name)
+
+
+def decoded(code: bytes, start: int, isa: Isa) -> tuple[list[Insn], Collection[int]]:
+    """Return the instructions of a part of a function, and which jump by a table of its own: these lead nowhere else.
+    """
+    found, at, end, switches = list[Insn](), start, start + len(code), isa.switches(code, start)
+    for jump in sorted(switches):
+        found += isa.decode(code[at - start : switches[jump].start - start], at)
+        at = switches[jump].stop
+    found += isa.decode(code[at - start :], at) if at < end else []
+    return found, switches.keys()
 
 
 def exits_of(insns: Iterable[Insn], place: Place, pointer: Callable[[Insn], Pointer | None]) -> Exits:

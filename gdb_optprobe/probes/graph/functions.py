@@ -170,15 +170,29 @@ class Functions:
             entry = at.root(self._condition(self.guest.names_at(function.entry).names))
         else:
             entry = at.callee(Constant(number))
+        if not self.returns(function):
+            return _spec(function.entry, Kind.KPROBE, Program(entry.condition, entry.actions), into)
+        slot = return_backend(self.guest).slot
+        program = at.root_returned(slot) if is_root else at.returned(Constant(number))
+        return replace(_spec(function.entry, Kind.KRETPROBE, program, into), entry=entry, maxactive=CALLS)
+
+    def returns(self, function: Traced) -> bool:
+        """Return whether a function returns. Raises Refused where that cannot be seen."""
         try:
             check_function(function.entry, self.guest)
         except Refused as refused:
             if refused.reason.code != Refusal.RETURN_NEVER.code:
                 raise
-            return _spec(function.entry, Kind.KPROBE, Program(entry.condition, entry.actions), into)
-        slot = return_backend(self.guest).slot
-        program = at.root_returned(slot) if is_root else at.returned(Constant(number))
-        return replace(_spec(function.entry, Kind.KRETPROBE, program, into), entry=entry, maxactive=CALLS)
+            return False
+        return True
+
+    def entries(self, functions: Sequence[Traced], at: Gate, into: SharedRecords) -> tuple[int, Spec]:
+        """Return one spec for the entries of functions that never return, and the number of the first by their order.
+        """
+        first = self.take_numbers(len(functions))
+        entry = at.callee(fold.binary(Op.ADD, INDEX, fold.constant(first), 64, False))
+        spec = _spec(functions[0].entry, Kind.KPROBE, Program(entry.condition, entry.actions), into)
+        return first, replace(spec, glob=True)
 
     def together(self, functions: Sequence[Traced], at: Gate, into: SharedRecords) -> tuple[int, Spec] | None:
         """Return one spec for the probes of many functions, and the number of the first by the order of their entries;

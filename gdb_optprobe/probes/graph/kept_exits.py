@@ -1,6 +1,7 @@
 """What leads out of functions, in the cache on disk: later sessions and boots need not decode them.
 
-    offset of a part in the text ──► its size, places of addresses, a hash of its other bytes, what leads out of it
+    offset of a part in the text ──► its size, places of addresses, a hash of its other bytes, what leads out of it,
+                                     and which calls through pointers a branch may displace alone (lone_plans.py)
 A row counts where the guest has the same bytes now, but for operands that may be addresses of the image, which
 randomization moves (Isa.addresses_in): then the instructions are the same, and what leads out of them. So a row cannot
 be out of date, whatever rewrites the text. A file that is damaged, or has another format, counts as missing.
@@ -8,7 +9,7 @@ be out of date, whatever rewrites the text. A file that is damaged, or has anoth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import Struct
@@ -19,12 +20,14 @@ from gdb_optprobe.guest.cache import version_of
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.lasting_text import ShelvedText
 from gdb_optprobe.guest.text import Place
+from gdb_optprobe.isa.base import LONGEST as LONGEST_INSN
 from gdb_optprobe.isa.base import Insn, Pointer
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.probes.graph.callees import Exits, exits_of
+from gdb_optprobe.probes.graph.callees import Exits, decoded, exits_of
+from gdb_optprobe.probes.lone_plans import Lone
 
-FORMAT = 1
-FINDERS = "guest", "isa", "probes/graph/callees.py"
+FORMAT = 2
+FINDERS = "detours", "guest", "isa", "probes/graph/callees.py", "probes/lone_plans.py"
 """What finds exits: with another version of it nothing that was kept is used."""
 COLUMNS = 6
 MOST = 1 << 13
@@ -39,6 +42,14 @@ FIELD = Struct("<HB")
 Row = list[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a part of a function. lone: by address, calls through pointers that are displaced alone."""
+
+    exits: Exits
+    lone: Mapping[int, Lone] = field(default_factory=dict)
+
+
 @dataclass
 class KeptExits:
     """What is kept of a text."""
@@ -48,8 +59,8 @@ class KeptExits:
     _rows: dict[int, Row] | None = None
     _new: dict[int, Row] = field(default_factory=dict)
 
-    def find(self, place: Place, code: bytes) -> Exits | None:
-        """Return what leads out of a part with this code; None where that is not known."""
+    def find(self, place: Place, code: bytes) -> Known | None:
+        """Return what is known of a part with this code; None where nothing is."""
         row = self._known().get(place.start - self.of.base)
         if row is None or not self._is_own(place):
             return None
@@ -57,10 +68,12 @@ class KeptExits:
             _, size, fields, digest, calls, pointers = row
             if size != len(code) or _digest(code, [*FIELD.iter_unpack(bytes.fromhex(fields))]) != digest:
                 return None
-            return Exits(
+            exits = Exits(
                 tuple((place.start + _distance(to), bool(is_call)) for to, is_call in calls),
-                tuple((place.start + _within(at, size), self._pointer(*rest)) for at, *rest in pointers),
+                tuple((place.start + _within(at, size), self._pointer(*rest)) for at, *rest, _, _ in pointers),
             )
+            alone = {place.start + at: self._lone(*rest) for at, _, _, *rest in pointers if rest[0]}
+            return Known(exits, alone)
         except (ValueError, TypeError, StructError):
             return None
 
@@ -78,8 +91,22 @@ class KeptExits:
             b"".join(FIELD.pack(*each) for each in fields).hex(),
             _digest(code, fields),
             [[to - start, int(is_call)] for to, is_call in exits.calls],
-            [[at - start, pointer.register, pointer.offset] for at, pointer in exits.pointers],
+            [[at - start, pointer.register, pointer.offset, 0, None] for at, pointer in exits.pointers],
         ]
+
+    def add_lone(self, place: Place, found: Mapping[int, Lone]) -> None:
+        """Have it kept which calls through pointers of a part, which is kept, are displaced alone."""
+        at = place.start - self.of.base
+        row = self._new.get(at) or self._known().get(at)
+        if row is None or not self._is_own(place):
+            return
+        *others, pointers = row
+        base = self.of.base
+        facts = {
+            address - place.start: [one.size, one.base - base if one.base is not None else None]
+            for address, one in found.items()
+        }
+        self._new[at] = [*others, [[*each[:3], *facts.get(each[0], each[3:])] for each in pointers]]
 
     def store(self) -> None:
         """Write what was added."""
@@ -106,12 +133,15 @@ class KeptExits:
             raise ValueError(register)
         return Pointer(register, _distance(offset) if offset is not None else None)
 
+    def _lone(self, size: object, base: object) -> Lone:
+        return Lone(_within(size, LONGEST_INSN + 1), self.of.base + _distance(base) if base is not None else None)
+
 
 @dataclass
 class KnownExits:
     """What leads out of functions of a guest, as long as their code is the same: of this session, and what is kept."""
 
-    _known: dict[int, tuple[bytes, Exits]] = field(default_factory=dict)
+    _known: dict[int, tuple[bytes, Known]] = field(default_factory=dict)
     _kept: KeptExits | None = None
 
     def of(self, place: Place, code: bytes, guest: Guest) -> Exits:
@@ -121,12 +151,25 @@ class KnownExits:
             kept = self._kept_of(guest)
             found = kept.find(place, code) if kept is not None else None
             if found is None:
-                insns = guest.isa.decode(code, place.start)
-                found = exits_of(insns, place, guest.pointer)
+                insns, own = decoded(code, place.start, guest.isa)
+                found = Known(exits_of(insns, place, lambda insn: None if insn.address in own else guest.pointer(insn)))
                 if kept is not None:
-                    kept.add(place, code, insns, found)
+                    kept.add(place, code, insns, found.exits)
             known = self._known[place.start] = code, found
-        return known[1]
+        return known[1].exits
+
+    def lone(self, sites: Collection[int]) -> dict[int, Lone]:
+        """Return those calls through pointers, of those that `of` has returned, that are displaced alone."""
+        return {at: one for _, known in self._known.values() for at, one in known.lone.items() if at in sites}
+
+    def add_lone(self, found: Mapping[int, Lone]) -> None:
+        """Take note of calls through pointers that are displaced alone."""
+        for start, (code, known) in self._known.items():
+            new = {at: found[at] for at, _ in known.exits.pointers if at in found and known.lone.get(at) != found[at]}
+            if new:
+                self._known[start] = code, Known(known.exits, {**known.lone, **new})
+                if self._kept is not None:
+                    self._kept.add_lone(Place("", start, start + len(code)), new)
 
     def keep(self) -> None:
         """Keep what was found for later sessions."""

@@ -209,6 +209,11 @@ class GraphRun:
                 self.session.optimizer.tidy()
 
     @property
+    def watched(self) -> int:
+        """Return at how many calls through pointers it is seen where they lead."""
+        return len(self._watched)
+
+    @property
     def missed(self) -> int:
         """Return how many calls found no room in the tables of their functions."""
         session = self.session
@@ -298,12 +303,17 @@ class GraphRun:
         others = [function for function in functions if function is not root]
         death = self._death()
         parts = [*self._together([function for function in others if function.entry != death])]
-        parts += self._together_by_pointer(pointers)
+        learners = [*self._together_by_pointer(pointers)]
+        parts += learners
         if root is not None:
             parts += self._root(root)
             if death is not None and death not in {function.entry for function in functions}:
                 parts.append(_Part(replace(self.functions.death(death, *self._recorder), glob=True), [death]))
+        planner, known = self.session.batches.planner, self.functions.known
+        if learners:
+            planner.expect_lone(learners[0].spec, known.lone(pointers))
         taken = self._put_in_together(parts)
+        taken |= self._put_in_together([*self._entries([one for one in others if one.entry not in taken], death)])
         singly = [function for function in others if function.entry not in taken]
         if root is not None and root.entry not in taken:
             singly = [root, *singly]
@@ -312,6 +322,7 @@ class GraphRun:
             with suppress(OptprobeError):
                 self._added([self.functions.death(death, *self._recorder)])
         self._watch_singly({site: pointer for site, (pointer, _) in pointers.items() if site not in taken})
+        known.add_lone(planner.lone(pointers))
 
     def _together(self, functions: Sequence[Traced]) -> Iterator[_Part]:
         """Yield functions that can share code."""
@@ -323,6 +334,26 @@ class GraphRun:
             self.functions.by_number[first + index] = entries[site]
 
         yield _Part(spec, sorted(entries), placed)
+
+    def _entries(self, functions: Sequence[Traced], death: int | None) -> Iterator[_Part]:
+        """Yield functions that never return, of which the entry alone is probed, but where threads end: there are two.
+        """
+        never = [function for function in functions if function.entry != death and self._never_returns(function)]
+        if len(never) < 2:
+            return
+        first, spec = self.functions.entries(never, *self._recorder)
+        entries = {function.entry: function for function in never}
+
+        def placed(index: int, site: int) -> None:
+            self.functions.by_number[first + index] = entries[site]
+
+        yield _Part(spec, sorted(entries), placed)
+
+    def _never_returns(self, function: Traced) -> bool:
+        try:
+            return not self.functions.returns(function)
+        except Refused:
+            return False
 
     def _root(self, root: Traced) -> Iterator[_Part]:
         """Yield the root, where its code is as shared ones have it."""
@@ -376,6 +407,8 @@ class GraphRun:
 
         In memory that the guest's kernel lends where there is no other. Raises OptprobeError.
         """
+        if not parts:
+            return set()
         optimizer, batches = self.session.optimizer, self.session.batches
         wanted = [(part.spec, part.places) for part in parts]
         optimizer.watch_data()

@@ -69,6 +69,16 @@ def test_a_jump_without_a_table() -> None:
     assert PPC64LE.jump_tables(to_bytes(0x4E800420, 0x60000000, 0x4E800020), START) == {}
 
 
+def test_jumps_by_a_table_stay_in_their_function() -> None:
+    words = (0x4E800420, 12, 16, 0x60000000, 0x4E800020, 0x4E800420, 0xFFFFFFF8)
+    assert PPC64LE.switches(to_bytes(*words), START) == {START: range(START + 4, START + 12)}, "one case is a chance"
+
+
+@pytest.mark.parametrize("words", [(0x4E800420, 0, 0, 0), (0x4E800420, 0x60000000), (0x4E800420,), (0x4E800421, 8, 8)])
+def test_a_jump_with_padding_behind_it_may_lead_anywhere(words: tuple[int, ...]) -> None:
+    assert not PPC64LE.switches(to_bytes(*words), START)
+
+
 def test_whatever_is_no_instruction_in_the_kernels_functions_is_a_table() -> None:
     found, tables = kernel(), 0
     for start, size in found.functions:

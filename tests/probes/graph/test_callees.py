@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 
 from gdb_optprobe.guest.text import Function, Place, Whole
 from gdb_optprobe.isa.base import Flow, Insn, Pointer
+from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.probes.graph import callees
-from gdb_optprobe.probes.graph.callees import Callees, Exits, exits_of
+from gdb_optprobe.probes.graph.callees import Callees, Exits, decoded, exits_of
 
 STEP = 0x100
 """From the start of a function to that of the next one; each instruction has one byte."""
@@ -123,3 +124,14 @@ def test_a_search_without_an_end_is_bounded() -> None:
     code = Code("root: call f0", *many, f"f{callees.MOST + 2}:")
     found = code.callees().reached({code.starts["root"]: 0}, 1 << 20)
     assert not found.is_whole and len(found.depths) <= callees.MOST + 1
+
+
+def test_a_jump_by_a_table_leads_nowhere_and_what_is_behind_the_table_is_found() -> None:
+    start, call, jump, back = 0x1000, 0x4E800421, 0x4E800420, 0x4E800020
+    table = [16, 20, 16]
+    words = [jump, *table, 0x60000000, call, 0x48000101, back]
+    data = b"".join(word.to_bytes(4, "little") for word in words)
+    insns, switches = decoded(data, start, PPC64LE)
+    assert [insn.address - start for insn in insns] == [0, 16, 20, 24, 28] and {*switches} == {start}
+    insns, switches = decoded(data[16:], start, PPC64LE)
+    assert len(insns) == 4 and not switches

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from gdb_optprobe.detours import planner
+from gdb_optprobe.detours.cfg import CfgCache
+from gdb_optprobe.detours.plan_request import PlanRequest, TierLimits
+from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.cache import Cache, Shelf
+from gdb_optprobe.guest.lasting_text import ShelvedText
 from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.guest.text import Place
 from gdb_optprobe.handlers.ir import Constant, Register
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.isa.base import Insn, Pointer
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.call_table import FACTOR, SHIFT
+from gdb_optprobe.probes import optimizer
 from gdb_optprobe.probes.graph import gate, run
 from gdb_optprobe.probes.graph.functions import Functions, Request
 from gdb_optprobe.probes.graph.gate import Thread
@@ -67,7 +77,7 @@ class WithThunks(FakeGuest):
         return Pointer(THUNKS[insn.target]) if insn.target in THUNKS else super().pointer(insn)
 
 
-def guest_with_pointers(has_thunks: bool = True) -> FakeGuest:
+def guest_with_pointers(has_thunks: bool = True, kind: type[WithThunks] = WithThunks) -> FakeGuest:
     """Return a guest of which the root calls two functions through one register, and one through another.
 
     has_thunks: else by calls that are shorter than a branch.
@@ -87,7 +97,7 @@ def guest_with_pointers(has_thunks: bool = True) -> FakeGuest:
         Body("f0", LEAVES, leaf, tracer=0),
         Body("f1", LEAVES + STEP, leaf, tracer=0),
     )
-    found = WithThunks(bodies, names=NamesAt(Registers(), cpu=Constant(0), hertz=10**9))
+    found = kind(bodies, names=NamesAt(Registers(), cpu=Constant(0), hertz=10**9))
     found.start_threads(LOOP)
     for number, task in enumerate(TASKS):
         put(found, number, {"r15": task, "r14": 1, "r13": 100 + number})
@@ -210,6 +220,43 @@ def test_calls_through_pointers_are_probed_together_and_learned(has_thunks: bool
     assert session.optimizer.release_arena()
 
 
+class KnownEarlier(WithThunks):
+    """A guest of which text is kept on a shelf."""
+
+    shelf: Shelf
+
+    def code(self, places: Sequence[Place]) -> Sequence[bytes | None]:
+        return [self.machine.read(place.start, place.end - place.start) for place in places]
+
+    def steady(self, places: Sequence[tuple[int, int]]) -> Sequence[bytes | None]:
+        return [self.machine.read(start, end - start) for start, end in places]
+
+    def shelved_text(self) -> ShelvedText:
+        return ShelvedText(START, TABLES - START, self.shelf)
+
+
+def test_a_later_session_plans_no_call_through_a_pointer_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KnownEarlier, "shelf", Cache(tmp_path).shelf("ab" * 20, "7" * 64), raising=False)
+    asked: list[int] = []
+
+    def noted(request: PlanRequest, cfgs: CfgCache, limits: TierLimits | None = None) -> Plan:
+        asked.append(request.address)
+        return planner.plan(request, cfgs, limits)
+
+    monkeypatch.setattr(optimizer, "plan", noted)
+    for is_later in (False, True):
+        found = guest_with_pointers(kind=KnownEarlier)
+        graph, _ = prepared(found)
+        sites = {*graph._pointers}
+        assert len(sites) == 3 and sites.isdisjoint(asked) is is_later
+        asked.clear()
+        assert [len(block) for block in graph._blocks] == [2, 1, 1] and graph.unwatched == 0
+        calls_root(found, 0)
+        assert drained(graph) == ["100 root RETURNED"]
+        assert graph._learn() == 3
+        graph.take_out()
+
+
 def test_outside_of_the_root_calls_through_pointers_are_not_looked_at() -> None:
     found = guest_with_pointers()
     graph, _ = prepared(found, "$r13 == 101")
@@ -273,6 +320,39 @@ def test_a_thread_that_ends_in_the_root_gives_its_place_back(depth: int) -> None
     owner = graph._gate.address + place(TASKS[0]) * gate.PLACE
     assert found.machine.read(owner, 8) == bytes(8)
     graph.take_out()
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_functions_that_never_return_are_probed_at_their_entries(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together where a call of what they share leaves the stack pointer as it is."""
+    gate_at = Functions.gate
+    if together:
+        monkeypatch.setattr(Functions, "gate", lambda self, address: replace(gate_at(self, address), stack="r9"))
+    never = [LEAVES + STEP * number for number in range(2)]
+    root = SITE + call(ROOT + len(SITE), never[0]) + call(ROOT + len(SITE) + 5, never[1]) + b"\xc3"
+    bodies = (
+        Body("loop", LOOP, call(LOOP, ROOT) + code("eb f9  jmp loop")),
+        Body("root", ROOT, root, tracer=0),
+        *(Body(f"stuck{number}", at, SITE + code("eb fe  jmp"), tracer=0) for number, at in enumerate(never)),
+    )
+    found = FakeGuest(bodies, names=NamesAt(Registers(), cpu=Constant(0), hertz=10**9))
+    before = found.machine.read(START, TABLES - START)
+    found.start_threads(LOOP)
+    for number, task in enumerate(TASKS):
+        put(found, number, {"r15": task, "r14": 1, "r13": 100 + number})
+    graph, trees = prepared(found)
+    assert [len(block) for block in graph._blocks] == [1, 2][: 1 + together] and not graph.functions.left_out
+    for number in (0, 1):
+        found.run_to(number, ROOT + len(SITE))
+        put(found, number, {"rip": ROOT + len(SITE) + 5 * number})
+        found.run_to(number, never[number] + len(SITE))
+    assert not drained(graph)
+    graph.run(0.0, "", lambda: True)
+    assert sorted(told(graph, trees)) == ["root?(stuck0?)", "root?(stuck1?)"]
+    graph.take_out()
+    assert found.machine.read(START, TABLES - START) == before
 
 
 def test_a_dead_threads_place_goes_to_a_later_one_with_its_address() -> None:

@@ -89,6 +89,9 @@ class LinuxText(Text, Protocol):
     def place(self, address: int) -> Place | None:
         """See guest.Guest; None outside of the kernel's own text."""
 
+    def steady(self, places: Sequence[tuple[int, int]]) -> Sequence[bytes | None]:
+        """See guest.Guest."""
+
     def code(self, places: Sequence[Place]) -> Sequence[bytes | None]:
         """See guest.Guest."""
 

@@ -54,8 +54,7 @@ class PageTables:
         return paging.translate(self.machine.read_physical, self.regime, self.root, address)
 
     def walk(self, address: int) -> tuple[int, int] | None:
-        page = self.page(address)
-        return (page.physical + address - page.address, page.end - address) if page is not None else None
+        return paging.walk(self.machine.read_physical, self.regime, self.root, address)
 
     def now(self, address: int) -> int | None:
         for view in _views(self.machine):

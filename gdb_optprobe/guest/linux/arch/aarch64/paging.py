@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from struct import iter_unpack
 
 from gdb_optprobe.budget import Budget
 
@@ -130,6 +131,24 @@ def translate(read_physical: ReadPhysical, regime: Regime, root: int, address: i
             return _page(regime, entry, at, address & -(1 << shift), shift, above)
         table, above = regime.physical(entry, regime.granule), above | entry
     return None
+
+
+def walk(read_physical: ReadPhysical, regime: Regime, root: int, address: int) -> tuple[int, int] | None:
+    """Return where `address` is in physical memory, and for how many bytes what follows it does so there, too: to the
+    end of its block, or of the pages of one table. None where nothing maps it. Raises what `read_physical` raises.
+    """
+    page = translate(read_physical, regime, root, address)
+    if page is None:
+        return None
+    size, last = 1 << regime.granule, len(regime.shifts) - 1
+    end, following = page.size, page.at + ENTRY_SIZE
+    if page.size == size and following % size:
+        for (entry,) in iter_unpack("<Q", read_physical(following, -following % size)):
+            if not regime.is_valid(entry, last) or regime.physical(entry, regime.granule) != page.physical + end:
+                break
+            end += size
+    into = address - page.address
+    return page.physical + into, end - into
 
 
 def pages(

@@ -139,7 +139,8 @@ def left_behind(
     if mapped is None or not mapped.writable or mapped.executable:
         return None
     for found in places(kernel, sizes):
-        if _physical(found.frames[0], tables, read_physical) != mapped.frame_of(DATA_AT):
+        first = found.frames[0]
+        if _physical([first], tables, read_physical)[first] != mapped.frame_of(DATA_AT):
             continue
         free: list[Range] = []
         counters: list[int] = []
@@ -281,7 +282,7 @@ def plan_mapping(filler: ImagePadding, tables: Tables, read_physical: ReadPhysic
     """Return all writes, in order, that map the data of `filler`. Raises NoPadding."""
     never = NO_EXECUTE if tables.no_execute else 0
     frames = tuple(range(*filler.frames, PAGE))
-    physical = {page: _physical(page, tables, read_physical) for page in (*filler.tables, *frames)}
+    physical = _physical((*filler.tables, *frames), tables, read_physical)
     split, middle, last = (physical[page] for page in filler.tables)
     filled = bytes([FILL]) * PAGE
     # A piece is written whole when it is taken, so the frames need not be cleared.
@@ -330,8 +331,8 @@ def _no_execute(
     leaves = [
         (page, leaf)
         for root in tables.roots
-        for page in pages
-        if (leaf := translate(read_physical, root, page, la57=tables.la57)) is not None
+        for page, leaf in _leaves(pages, root, tables, read_physical)
+        if leaf is not None
     ]
     if not never:
         return
@@ -371,11 +372,25 @@ def _split(leaf: Mapping, pages: set[int], never: int) -> dict[int, int]:
     }
 
 
-def _physical(page: int, tables: Tables, read_physical: ReadPhysical) -> int:
-    leaf = translate(read_physical, tables.roots[0], page, la57=tables.la57)
-    if leaf is None:
-        raise NoPadding(f"the kernel's text at {page:#x} is not mapped")
-    return leaf.frame_of(page)
+def _physical(pages: Iterable[int], tables: Tables, read_physical: ReadPhysical) -> dict[int, int]:
+    """Return the frame of each page. Raises NoPadding."""
+    found: dict[int, int] = {}
+    for page, leaf in _leaves(pages, tables.roots[0], tables, read_physical):
+        if leaf is None:
+            raise NoPadding(f"the kernel's text at {page:#x} is not mapped")
+        found[page] = leaf.frame_of(page)
+    return found
+
+
+def _leaves(
+    pages: Iterable[int], root: int, tables: Tables, read_physical: ReadPhysical
+) -> Iterator[tuple[int, Mapping | None]]:
+    """Yield each page with what maps it: a large page, for the most part, the same as the page before."""
+    leaf: Mapping | None = None
+    for page in pages:
+        if leaf is None or not leaf.address <= page < leaf.end:
+            leaf = translate(read_physical, root, page, la57=tables.la57)
+        yield page, leaf
 
 
 def table_of(entries: dict[int, int]) -> bytes:

@@ -151,6 +151,7 @@ class KernelText(CoreText):
             look=lambda: self._whole(start, end),
             compiled=self._compiled([(start, end)]) or self._compiled(self._family(start, end)),
             search=lambda: self._foreign(self._part(start, end)),
+            gather=lambda: _code(self._part(*part) for part in self._family(start, end)),
         )
 
     def _foreign(self, part: Part) -> Foreign | None:
@@ -190,7 +191,7 @@ class KernelText(CoreText):
         if any(self._is_indirect(insn) for part in parts for insn in part.ways_out):
             self._by_data.add(start)
         return Whole(
-            code={insn.address: insn for part in parts for insn in part.insns},
+            code=_code(parts),
             complete=landed is not None
             and all(part.clear and self._foreign(part) is None for part in parts)
             and all(part.clear or near in hidden for near, part in around.items()),
@@ -413,6 +414,10 @@ def part_of(insns: Sequence[Insn], start: int, end: int, breakpoint: bytes, list
             or (insn.flow is Flow.JUMP and insn.target is not None and not start <= insn.target < end)
         ),
     )
+
+
+def _code(parts: Iterable[Part]) -> dict[int, Insn]:
+    return {insn.address: insn for part in parts for insn in part.insns}
 
 
 def _between(rows: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:

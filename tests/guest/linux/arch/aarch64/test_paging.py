@@ -8,7 +8,7 @@ import pytest
 
 from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.guest.linux.arch.aarch64 import paging
-from gdb_optprobe.guest.linux.arch.aarch64.paging import TABLE, VALID, Regime, pages, translate
+from gdb_optprobe.guest.linux.arch.aarch64.paging import TABLE, VALID, Regime, pages, translate, walk
 from tests.guest.linux.arch.aarch64.tables import CODE, DATA, ROOT, TCR, WIDE_TCR, Tables, regime
 
 KERNEL = 0xFFFF_A819_7CE0_0000
@@ -41,6 +41,34 @@ def test_a_page_of_each_size(tcr: int, level: int | None, size: int) -> None:
     assert page.executable and not page.writable
     assert translate(made.read_physical, made.regime, ROOT, (KERNEL & -size) + size) is None
     assert [found.address for found in pages(made.read_physical, made.regime, ROOT, 1 << 63, 1 << 64)] == [page.address]
+
+
+@pytest.mark.parametrize("tcr", [TCR, WIDE_TCR])
+def test_a_walk_goes_on_through_the_pages_of_one_table(tcr: int) -> None:
+    made, physical = Tables(regime(tcr)), 0x8000_0000
+    base = KERNEL & -(1 << 21)
+    for number in range(512 + 4):
+        if number not in (6, 9):  # one is not there, and one is elsewhere
+            made.map(base + (number << 12), physical + (number << 12), CODE)
+    made.map(base + (9 << 12), physical + (99 << 12), CODE)
+
+    def walked(number: int) -> tuple[int, int] | None:
+        made.reads = 0
+        found = walk(made.read_physical, made.regime, ROOT, base + (number << 12) + 0x10)
+        assert made.reads <= len(made.regime.shifts) + 1
+        return found and (found[0] - physical - 0x10 >> 12, found[1] + 0x10 >> 12)
+
+    assert [walked(number) for number in (0, 5, 6, 7, 8, 9)] == [(0, 6), (5, 1), None, (7, 2), (8, 1), (99, 1)]
+    assert [walked(number) for number in (10, 511, 512, 515)] == [(10, 502), (511, 1), (512, 4), (515, 1)]
+
+
+@pytest.mark.parametrize("level, size", [(2, 1 << 21), (1, 1 << 30)])
+def test_a_walk_ends_with_its_block(level: int, size: int) -> None:
+    made = Tables(regime())
+    for number in range(2):
+        made.map((KERNEL & -size) + number * size, 0x8000_0000 + number * size, CODE, level)
+    found = walk(made.read_physical, made.regime, ROOT, (KERNEL & -size) + size - 0x1000)
+    assert found == (0x8000_0000 + size - 0x1000, 0x1000)
 
 
 def test_rights_that_a_table_takes_away() -> None:

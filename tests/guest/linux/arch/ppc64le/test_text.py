@@ -120,6 +120,16 @@ def test_nothing_is_idle_where_any_instruction_may_be_known_by_its_address() -> 
     assert not text_of(dict.fromkeys(FUNCTIONS, ENTERED + NOP), bugs=13).idle_sites(ENTRIES)
 
 
+def test_what_the_guest_rewrites_or_knows_by_its_address_is_not_steady() -> None:
+    text = some()
+    odd = {entry(KNOWN), entry(FAULTING), LABEL, entry(EARLY), entry(PLAIN) + 4}
+    plain = {entry(PLAIN) + 8, UNTRACED + 4, entry(TRACED), BRANCHED}
+    places = [(at, at + 4) for at in sorted(odd | plain)]
+    found = dict(zip(places, text.steady(places), strict=True))
+    assert {at for (at, _), data in found.items() if data is not None} == plain
+    assert found[entry(PLAIN) + 8, entry(PLAIN) + 12] == BLR
+
+
 def test_entries_by_the_first_bytes_are_those_by_the_text() -> None:
     text = some()
     for at in FUNCTIONS:

@@ -55,6 +55,19 @@ def text(tables: dict[str, int] | None = None, traced: bool = True, **listings: 
     return memory, KernelText(kernel(memory, names), X86_64)
 
 
+def test_the_code_of_all_parts_is_decoded_without_a_search_for_what_leads_into_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, found = text(hot="74 02  je 1f\nc3  ret\n90  nop", hot_cold="0f 0b  ud2")
+    function = found.function(TEXT + 0x10)
+    assert function is not None
+    whole = function.whole.code
+    found.forget()
+    monkeypatch.setattr(KernelText, "all_entries", lambda self: pytest.fail("it was searched for"))
+    again = found.function(TEXT + 0x10)
+    assert again is not None and again is not function and again.code == whole and NAMES["hot.cold"] in again.code
+
+
 @pytest.mark.parametrize(
     ("address", "area"),
     [
