@@ -23,7 +23,7 @@ from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import ReturnBackend
-from gdb_optprobe.maps.call_table import SAVED, CallTableLayout
+from gdb_optprobe.maps.call_table import SAVED, CallTableLayout, Homing
 from gdb_optprobe.probes.event_probes import names_at, names_at_return
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.return_program import compile_return, slot_word, with_return_address
@@ -146,12 +146,12 @@ def return_backend(guest: Guest) -> ReturnBackend:
 
 def call_table_layout(isa: Isa, slots: int, saved: int, window: int = 0) -> CallTableLayout:
     """Return the layout of a table of calls in a guest of this ISA."""
-    return CallTableLayout(slots, saved, window, folds(isa))
+    return CallTableLayout(slots, saved, window, homing(isa))
 
 
-def folds(isa: Isa) -> bool:
-    """Return whether tables of calls fold their keys there, see CallTableLayout."""
-    return isa.returning is not None and isa.returning.folds
+def homing(isa: Isa) -> Homing:
+    """Return how tables of calls have the homes of keys there."""
+    return isa.returning.homing if isa.returning is not None else Homing.PRODUCT
 
 
 def stacked_at(key: int, guest: Guest) -> int:

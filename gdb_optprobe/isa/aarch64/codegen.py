@@ -19,6 +19,7 @@ from gdb_optprobe.isa.aarch64.abi import GENERAL, LR, PC, SP
 from gdb_optprobe.isa.aarch64.encodings import (
     PAGE,
     FarBranch,
+    NearAddress,
     PageAddress,
     branch_if,
     branch_on_bit,
@@ -58,6 +59,7 @@ _EXTREMES = {
     (Comparison.GT, True): "ldsmax", (Comparison.LT, True): "ldsmin", (Comparison.GT, False): "ldumax",
     (Comparison.LT, False): "ldumin",
 }  # fmt: skip
+ADR_REACH = 1 << 20
 _SYSTEM = {"SP_EL0": "get_sp_el0", "TPIDR_EL1": "get_tpidr_el1", "TPIDR_EL2": "get_tpidr_el2"}
 """Registers of the system that programs read, as GDB names them. SP_EL0 is the running thread (`current`): one that
 moves to another CPU between two instructions reads its own all the same, unlike what is per CPU.
@@ -175,6 +177,13 @@ class A64Emitter(ValueEmitter):
     def address(self, to: str, memory: Address) -> None:
         self._total(to, memory, as_number(memory.offset))
 
+    def near_address(self, to: str, address: int, code: tuple[int, int]) -> None:
+        """Load an address in the range `code`, which this program is in too: one instruction where that is small."""
+        if code[1] - code[0] < ADR_REACH:
+            self._items.append(NearAddress(to, address))
+        else:
+            self.address(to, Address(offset=address, near=True))
+
     # flow
 
     def jump(self, label: Label) -> None:
@@ -253,21 +262,22 @@ class A64Emitter(ValueEmitter):
             self._items.append(branch_on_zero("cbnz", value, label))
             self._store_exclusive("stlxr", word, at, again, wanted)
 
-    def claim_for(self, memory: Address, word: str, label: Label) -> bool:
+    def claim_for(self, memory: Address, word: str, label: Label, behind: str | None = None) -> int:
         with self._pointer(memory) as at, self.pool.scratch() as value:
             if self._has_atomics:
                 self.copy(value, ZERO)
                 self._code(plain("casa", word, at, value))
                 self._items.append(branch_on_zero("cbz", value, label))
-                return True
-            again, taken = self._load_exclusive("ldaxr", value, at), Label()
+                return 1
+            load, store = ("ldaxr", "stxr") if behind is None else ("ldaxp", "stxp")
+            again, taken = self._load_exclusive(load, value, at, "x0" if behind is None else ZERO), Label()
             self._items.append(branch_on_zero("cbnz", value, taken))
-            with self._free(word, at) as failed:
-                self._code(plain("stxr", word, at, failed))
+            with self._free(word, at, behind or "") as failed:
+                self._code(plain(store, word, at, failed, behind or "x0"))
                 self._items.append(branch_on_zero("cbzw", failed, label))
             self.jump(again)
             self.bind(taken)
-        return True
+        return 1 if behind is None else 2
 
     def claim(self, memory: Address, label: Label) -> None:
         with self._pointer(memory) as at, self.pool.scratch() as value:
@@ -294,11 +304,11 @@ class A64Emitter(ValueEmitter):
     def labels(self) -> Iterator[tuple[int, Label]]:
         return labels_among_words(self._items)
 
-    def _load_exclusive(self, name: str, to: str, at: str) -> Label:
-        """Begin an exclusive access. Return the label of its beginning."""
+    def _load_exclusive(self, name: str, to: str, at: str, behind: str = "x0") -> Label:
+        """Begin an exclusive access. Return the label of its beginning. behind: for the second word of a pair."""
         again = Label()
         self.bind(again)
-        self._code(plain(name, to, at))
+        self._code(plain(name, to, at, a=behind))
         return again
 
     def _store_exclusive(self, name: str, word: str, at: str, again: Label, *busy: str | int) -> None:

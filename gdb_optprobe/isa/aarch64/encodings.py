@@ -56,6 +56,7 @@ _SOURCES = {
     "movz": ("movz x0, #0", "mov x0, #0"),
     "movn": ("movn x0, #0", "mov x0, #-1"),
     "ret": ("ret x0",) * 2,
+    "bfm": ("bfm x0, x0, #0, #0", "bfxil x0, x0, #0, #1"),
     "csinc": ("csinc x0, x0, x0, eq", "cinc x0, x0, ne"),
     "ubfm": ("ubfm x0, x0, #0, #0", "ubfx x0, x0, #0, #1"),
     "sbfm": ("sbfm x0, x0, #0, #0", "sbfx x0, x0, #0, #1"),
@@ -63,6 +64,8 @@ _SOURCES = {
     "str_index": ("str x0, [x0, x0, lsl #3]",) * 2,
     "stxr": ("stxr w1, x0, [x0]",) * 2,
     "stlxr": ("stlxr w1, x0, [x0]",) * 2,
+    "ldaxp": ("ldaxp x0, x1, [x0]",) * 2,
+    "stxp": ("stxp w1, x0, x0, [x0]",) * 2,
     "push": ("str x0, [sp, #0]!",) * 2,
     "pop": ("ldr x0, [sp], #0",) * 2,
     "push_pair": ("stp x0, x0, [sp, #0]!",) * 2,
@@ -90,7 +93,7 @@ _SOURCES = {
     "at_s1e1r": ("at s1e1r, x0",) * 2,
     "at_s1e0r": ("at s1e0r, x0",) * 2,
 }  # fmt: skip
-_SECOND = ("stxr", "stlxr", "pop_pair", "ldr_pair")
+_SECOND = ("stxr", "stlxr", "stxp", "ldaxp", "pop_pair", "ldr_pair")
 """Templates with 1 in the field of another register, so that they are no instruction which is undefined."""
 _NUMBERS: Mapping[str, int] = {f"x{number}": number for number in range(31)} | {"sp": 31, "xzr": 31}
 # Of branches keystone takes the number for a target, and it does not know Armv8.1. Words, and as capstone writes them
@@ -114,6 +117,7 @@ _WORDS = {
     "tbz": (0x3600_0000, "tbz w0, #0, #0"),
     "tbnz": (0x3700_0000, "tbnz w0, #0, #0"),
     "adrp": (0x9000_0000, "adrp x0, #0"),
+    "adr": (0x1000_0000, "adr x0, #0"),
 }
 PAGE = 4096
 
@@ -148,7 +152,15 @@ class PageAddress:
     target: int
 
 
-Item = int | Label | LabelBranch | FarBranch | PageAddress
+@dataclass(frozen=True, slots=True)
+class NearAddress:
+    """adr: an address within 1 MiB."""
+
+    to: str
+    target: int
+
+
+Item = int | Label | LabelBranch | FarBranch | PageAddress | NearAddress
 
 
 @cache
@@ -290,6 +302,8 @@ def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
                 words.append(templates()["bl" if link else "b"] | _distance(at + place, target, 26))
             case PageAddress(to, target):
                 words.append(_page_address(at + place, to, target))
+            case NearAddress(to, target):
+                words.append(_near_address(at + place, to, target))
             case int():
                 words.append(item)
     return to_bytes(*words)
@@ -307,4 +321,16 @@ def _page_address(source: int, to: str, target: int) -> int:
     pages = signed((target & -PAGE) - (source & -PAGE)) // PAGE
     if not fits(pages, 21):
         raise OutOfReach(source, target)
-    return plain("adrp", to) | (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
+    return plain("adrp", to) | _split(pages)
+
+
+def _near_address(source: int, to: str, target: int) -> int:
+    distance = signed(target - source)
+    if not fits(distance, 21):
+        raise OutOfReach(source, target)
+    return plain("adr", to) | _split(distance)
+
+
+def _split(distance: int) -> int:
+    """Return the fields of a distance of 21 bits."""
+    return (distance & 3) << 29 | (distance >> 2 & 0x7FFFF) << 5

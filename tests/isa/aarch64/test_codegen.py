@@ -191,8 +191,15 @@ def test_order_of_stores_and_loads() -> None:
         emit.compare_and_swap(where, 0, "x3", label)
 
     def claim_for(emit: A64Emitter, label: Label) -> None:
-        assert emit.claim_for(where, "x3", label)
+        assert emit.claim_for(where, "x3", label) == 1
 
+    def claim_pair(emit: A64Emitter, label: Label) -> None:
+        done.append(emit.claim_for(where, "x3", label, "x30"))
+
+    done = list[int]()
+    assert names(BACKEND, claim_pair) == ["ldaxp", "cbnz", "stxp", "cbz", "b"]
+    assert names(BACKEND_LSE, claim_pair) == ["mov", "casa", "cbz"]
+    assert done == [2, 1]
     assert names(BACKEND, claim_for) == ["ldaxr", "cbnz", "stxr", "cbz", "b"]
     assert names(BACKEND_LSE, claim_for) == ["mov", "casa", "cbz"]
     assert names(BACKEND, claim) == ["ldaxr", "tbnz", "orr", "stxr", "cbnz"]
