@@ -187,7 +187,8 @@ _LITTLE_ENDIAN = 1 << 63 | 1
 class World:
     """One vCPU, and a function that is probed.
 
-    traced:   it has a tracer's site. counted: the table counts its returns. programs: at its return, with their objects behind the counter.
+    traced:   it has a tracer's site. counted: the table counts its returns.
+    programs: at its return, with their objects behind the counter.
     parts:    at its entry.
     flags:    where in a slot each of these says that it leaves to a pad, and before that a debugger looks.
     at_pad:   the slot's register there, each time that somebody came. looked: the programs behind which one may have.

@@ -233,7 +233,7 @@ COSTS = {
 
 @pytest.mark.parametrize(("name", "traced"), COSTS)
 def test_what_a_call_costs(name: str, traced: bool) -> None:
-    """Beside the branch, the way back and the count itself; where nothing is dead, what is used is saved. The program counts the returns."""
+    """Beside the branch and the way back; where nothing is dead, what is used is saved. The program alone counts."""
     side = SIDES[name]
     world = World(side, traced=traced, counted=False)
     sp = world.stack()
