@@ -312,6 +312,9 @@ class Emitter(Protocol):
     def logarithm(self, to: str, source: str, any_set: bool = False) -> None:
         """Find the number of the highest bit that is set; -1 if none is. any_set: whether one certainly is."""
 
+    def logarithm_less(self, to: str, source: str) -> int:
+        """Find the same less a constant, where that takes fewer instructions; return the constant."""
+
     # flow
 
     def bind(self, label: Label) -> None: ...

@@ -177,6 +177,11 @@ def plain(name: str, d: str = "x0", n: str = "x0", m: str = "x0", a: str = "x0")
     return templates()[name] | _NUMBERS[d] | _NUMBERS[n] << 5 | _NUMBERS[m] << 16 | _NUMBERS[a] << 10
 
 
+def may_write(word: int, register: str) -> bool:
+    """Return whether an instruction may write a register: only one in the fields Rd, Rs or Rt2."""
+    return _NUMBERS[register] in (word & 31, word >> 16 & 31, word >> 10 & 31)
+
+
 def number(name: str, d: str, n: str, value: int, shifted: bool = False) -> int:
     """Encode a sum with a number of 12 bits. shifted: it has 12 zeros below them."""
     return plain(name, d, n) | value << 10 | shifted << 22

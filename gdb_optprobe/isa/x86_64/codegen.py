@@ -256,6 +256,10 @@ class X86Emitter:
         self._alter(b"\x83", 1, to, tail=b"\xff")
         self.bind(done)
 
+    def logarithm_less(self, to: str, source: str) -> int:
+        self.logarithm(to, source)
+        return 0
+
     # flow
 
     def bind(self, label: Label) -> None:

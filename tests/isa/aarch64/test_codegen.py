@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import unicorn
@@ -206,6 +207,35 @@ def test_order_of_stores_and_loads() -> None:
     assert names(BACKEND, swap) == ["ldxr", "cbnz", "stlxr", "cbnz"]
     assert names(BACKEND_LSE, claim) == ["mov", "ldseta", "tbnz"]
     assert names(BACKEND_LSE, swap) == ["mov", "casl", "cbnz"]
+
+
+def test_an_address_near_the_last_one_is_found_from_it() -> None:
+    first, second = (Address(offset=PAGE + at, near=True) for at in (0x678, 0x690))
+
+    def twice(emit: A64Emitter, _: Label) -> None:
+        emit.atomic_add(first, 1)
+        emit.atomic_add(second, 1)
+
+    def joined(emit: A64Emitter, _: Label) -> None:
+        emit.atomic_add(first, 1)
+        emit.bind(Label())
+        emit.atomic_add(second, 1)
+
+    def overwritten(emit: A64Emitter, _: Label) -> None:
+        emit.atomic_add(first, 1)
+        emit.constant("x17", 5)
+        emit.atomic_add(second, 1)
+
+    def far(emit: A64Emitter, _: Label) -> None:
+        emit.atomic_add(first, 1)
+        emit.atomic_add(replace(second, offset=second.offset + PAGE), 1)
+
+    adds = ["ldxr", "add", "stxr", "cbnz"]
+    whole = ["adrp", "add", *adds]
+    assert names(BACKEND, twice) == [*whole, "add", *adds]
+    for verbs in (joined, far):
+        assert names(BACKEND, verbs) == whole * 2
+    assert names(BACKEND, overwritten) == [*whole, "mov", *whole]
 
 
 def test_atomics_of_newer_cpus_are_one_instruction() -> None:
