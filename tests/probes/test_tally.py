@@ -1,4 +1,4 @@
-"""One count serves as a probe's hits and as its function's returns: the table's account is right whatever comes next."""
+"""One count serves as a probe's hits and as its function's returns: the account is right whatever comes next."""
 
 from __future__ import annotations
 
