@@ -142,13 +142,15 @@ class Arena:
         self._reserve: tuple[Slot, Slot] | None = None
         self._reserve_near: Range | None = None
 
-    def allocate_code(self, size: int, near: int, reach: int) -> Slot:
+    def allocate_code(self, size: int, near: int, reach: int, aligned: Alignment = ANYWHERE) -> Slot:
         """Allocate `size` bytes for code that a branch at `near` reaches and that can branch back.
 
-        Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
+        aligned: if there is room so. Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
         low, high = self._code_range(near, reach, size)
-        return self.code.allocate(size, low, high, near)
+        if all(slots.find(size, low, high, aligned) is None for slots in self.code.slots):
+            aligned = ANYWHERE
+        return self.code.allocate(size, low, high, near, aligned)
 
     def allocate_pad(self, near: int, reach: int) -> Slot:
         """Allocate memory for a stop pad of a probe at `near`. Raises Refused, as `allocate_code`."""

@@ -215,7 +215,7 @@ def _entry(
     emit.pool = usual
     usual.reserve(word)
     with noted(emit, "its return, to the trampoline"):
-        emit.return_to(function.trampoline, function.arena_code)
+        emit.return_to(function.trampoline)
     with noted(emit, RESTORED):
         emit.bind(end)
         emit.restore(saved)

@@ -35,8 +35,8 @@ class ReturnEmitter(Emitter, Protocol):
     def return_address(self, to: str) -> None:
         """Load the return address."""
 
-    def return_to(self, address: str | int, code: tuple[int, int] = (0, 1 << 64)) -> None:
-        """Replace the return address. code: the range that it and the code is in."""
+    def return_to(self, address: str | int) -> None:
+        """Replace the return address."""
 
 
 def fold_by_two(emit: Emitter, to: str, key: str, by: int) -> None:

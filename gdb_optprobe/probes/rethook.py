@@ -44,7 +44,13 @@ from gdb_optprobe.maps.call_table import SAVED, WORD, CallCounts, CallSlot, Call
 from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.kretprobe import call_table_layout, return_backend, stacked_at
+from gdb_optprobe.probes.kretprobe import (
+    call_table_layout,
+    counter_alignment,
+    return_backend,
+    stacked_at,
+    trampoline_alignment,
+)
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.return_program import entry_parts, may_leave_out, return_handler, slot_word
 from gdb_optprobe.probes.return_stops import EntryHit, FindReturn, ReturnStops
@@ -263,7 +269,12 @@ class Rethook:
         if new is None:
             uses = self._uses(probes)
             new = InstalledDetour.install(
-                self.address, lambda at: Detour(at, code(at), self.address, ()), target.guest, arena, uses
+                self.address,
+                lambda at: Detour(at, code(at), self.address, ()),
+                target.guest,
+                arena,
+                uses,
+                trampoline_alignment(target.guest.isa),
             )
         self.retire(target.guest, arena)
         self._use(new, probes, parts, made, programs, plan, target.guest, arena)
@@ -286,8 +297,9 @@ class Rethook:
         """
         layout, reach = table_layout(guest.isa, [probe]), guest.isa.data_reach
         memory = Slot(arena.check_room(layout.size, probe.address, reach, _aligned(layout)), layout.size)
-        probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, reach), probe.handler.size)
-        at = arena.free_code(probe.address, guest.isa.branch_reach)
+        aligned = counter_alignment(probe.handler, guest.isa)
+        probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, reach, aligned), probe.handler.size)
+        at = trampoline_alignment(guest.isa).up(arena.free_code(probe.address, guest.isa.branch_reach))
         probe.readers = None if isinstance(probe.handler.unmapped, Missing) else ProbeReadRoutines(at, at)
         found = cls(probe.address, layout, memory, ReturnStops(probe.address, layout, lambda pc, key: None))
         found.tally = probe.counter if _counts_all(probe) else None

@@ -21,7 +21,6 @@ from gdb_optprobe.isa.aarch64.encodings import (
     FarBranch,
     Item,
     LabelBranch,
-    NearAddress,
     PageAddress,
     branch_if,
     branch_on_bit,
@@ -63,7 +62,6 @@ _EXTREMES = {
     (Comparison.GT, True): "ldsmax", (Comparison.LT, True): "ldsmin", (Comparison.GT, False): "ldumax",
     (Comparison.LT, False): "ldumin",
 }  # fmt: skip
-ADR_REACH = 1 << 20
 _SYSTEM = {"SP_EL0": "get_sp_el0", "TPIDR_EL1": "get_tpidr_el1", "TPIDR_EL2": "get_tpidr_el2"}
 """Registers of the system that programs read, as GDB names them. SP_EL0 is the running thread (`current`): one that
 moves to another CPU between two instructions reads its own all the same, unlike what is per CPU.
@@ -182,13 +180,6 @@ class A64Emitter(ValueEmitter):
 
     def address(self, to: str, memory: Address) -> None:
         self._total(to, memory, as_number(memory.offset))
-
-    def near_address(self, to: str, address: int, code: tuple[int, int]) -> None:
-        """Load an address in the range `code`, which this program is in too: one instruction where that is small."""
-        if code[1] - code[0] < ADR_REACH:
-            self._items.append(NearAddress(to, address))
-        else:
-            self.address(to, Address(offset=address, near=True))
 
     # flow
 

@@ -117,7 +117,6 @@ _WORDS = {
     "tbz": (0x3600_0000, "tbz w0, #0, #0"),
     "tbnz": (0x3700_0000, "tbnz w0, #0, #0"),
     "adrp": (0x9000_0000, "adrp x0, #0"),
-    "adr": (0x1000_0000, "adr x0, #0"),
 }
 PAGE = 4096
 
@@ -152,15 +151,7 @@ class PageAddress:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class NearAddress:
-    """adr: an address within 1 MiB."""
-
-    to: str
-    target: int
-
-
-Item = int | Label | LabelBranch | FarBranch | PageAddress | NearAddress
+Item = int | Label | LabelBranch | FarBranch | PageAddress
 
 
 @cache
@@ -307,8 +298,6 @@ def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
                 words.append(templates()["bl" if link else "b"] | _distance(at + place, target, 26))
             case PageAddress(to, target):
                 words.append(_page_address(at + place, to, target))
-            case NearAddress(to, target):
-                words.append(_near_address(at + place, to, target))
             case int():
                 words.append(item)
     return to_bytes(*words)
@@ -326,16 +315,4 @@ def _page_address(source: int, to: str, target: int) -> int:
     pages = signed((target & -PAGE) - (source & -PAGE)) // PAGE
     if not fits(pages, 21):
         raise OutOfReach(source, target)
-    return plain("adrp", to) | _split(pages)
-
-
-def _near_address(source: int, to: str, target: int) -> int:
-    distance = signed(target - source)
-    if not fits(distance, 21):
-        raise OutOfReach(source, target)
-    return plain("adr", to) | _split(distance)
-
-
-def _split(distance: int) -> int:
-    """Return the fields of a distance of 21 bits."""
-    return (distance & 3) << 29 | (distance >> 2 & 0x7FFFF) << 5
+    return plain("adrp", to) | (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5

@@ -52,11 +52,11 @@ class _ReturnEmitter(A64Emitter):
     def return_address(self, to: str) -> None:
         self.read(to, LR)
 
-    def return_to(self, address: str | int, code: tuple[int, int] = (0, 1 << 64)) -> None:
+    def return_to(self, address: str | int) -> None:
         if isinstance(address, str):
             self.copy(LR, address)
         else:
-            self.near_address(LR, address, code)
+            self.address(LR, Address(offset=address, near=True))
 
 
 class _A64ReturnBackend:

@@ -54,7 +54,7 @@ class _ReturnEmitter(PowerEmitter):
     def return_address(self, to: str) -> None:
         self.read(to, LR)
 
-    def return_to(self, address: str | int, code: tuple[int, int] = (0, 1 << 64)) -> None:
+    def return_to(self, address: str | int) -> None:
         if isinstance(address, str):
             self._code(plain("mtlr", address))
             return

@@ -53,7 +53,7 @@ class _ReturnEmitter(X86Emitter):
     def return_address(self, to: str) -> None:
         self.load(to, MemoryValue(self._place))
 
-    def return_to(self, address: str | int, code: tuple[int, int] = (0, 1 << 64)) -> None:
+    def return_to(self, address: str | int) -> None:
         self.store(self._place, address)
 
 
