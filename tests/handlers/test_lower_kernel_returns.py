@@ -224,10 +224,10 @@ COSTS = {
     ("x86_64", False): (18, 22),
     ("ppc64le_toc", True): (21, 22),
     ("ppc64le_toc", False): (31, 36),
-    ("aarch64", True): (9, 15),
-    ("aarch64", False): (13, 19),
-    ("aarch64_lse", True): (9, 13),
-    ("aarch64_lse", False): (13, 17),
+    ("aarch64", True): (10, 14),
+    ("aarch64", False): (14, 18),
+    ("aarch64_lse", True): (10, 12),
+    ("aarch64_lse", False): (14, 16),
 }
 
 

@@ -12,6 +12,7 @@ import unicorn
 from gdb_optprobe.isa.aarch64 import AARCH64, abi
 from gdb_optprobe.isa.aarch64.codegen import BACKEND, BACKEND_LSE, A64Backend, A64Emitter
 from gdb_optprobe.isa.aarch64.encodings import mask_fields
+from gdb_optprobe.isa.aarch64.return_codegen import RETURN_BACKEND
 from gdb_optprobe.isa.base import Dead, OutOfReach
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, EntryState, Label, RegisterPool
 from tests.examples import samples
@@ -236,6 +237,21 @@ def test_an_address_near_the_last_one_is_found_from_it() -> None:
     for verbs in (joined, far):
         assert names(BACKEND, verbs) == whole * 2
     assert names(BACKEND, overwritten) == [*whole, "mov", *whole]
+
+
+def test_the_address_of_a_page_is_one_instruction() -> None:
+    for address, expected in ((2 * PAGE, ["adrp"]), (2 * PAGE + 4, ["adrp", "add"])):
+        emitter = RETURN_BACKEND.emitter(EntryState())
+        emitter.return_to(address)
+        assert [insn.text.split()[0] for insn in AARCH64.decode(emitter.finish(0), 0)] == expected
+
+
+def test_a_key_s_home_takes_the_place_of_bits_of_its_table_s_address() -> None:
+    emitter = RETURN_BACKEND.emitter(EntryState())
+    emitter.insert("x9", "x11", 4, 8, 2 * PAGE)
+    assert [insn.text for insn in AARCH64.decode(emitter.finish(0), 0)] == ["adrp x9, #0x2000", "bfi x9, x11, #4, #8"]
+    with pytest.raises(AssertionError):
+        emitter.insert("x9", "x11", 4, 8, 2 * PAGE + 24)
 
 
 def test_atomics_of_newer_cpus_are_one_instruction() -> None:
