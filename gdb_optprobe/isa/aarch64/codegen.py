@@ -95,6 +95,7 @@ class A64Emitter(ValueEmitter):
 
     def open_save(self) -> None:
         self._opened, self._asked = len(self._items), set()
+        self._address = "", 0, 0  # the save that comes in between may change its register
 
     def close_save(self, names: Sequence[str]) -> bool:
         if names and (not self._asked.isdisjoint((SP, *names)) or any(map(self._keeping.has, self._asked))):

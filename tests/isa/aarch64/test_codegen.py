@@ -231,12 +231,19 @@ def test_an_address_near_the_last_one_is_found_from_it() -> None:
         emit.atomic_add(first, 1)
         emit.atomic_add(replace(second, offset=second.offset + PAGE), 1)
 
+    def saved_between(emit: A64Emitter, _: Label) -> None:
+        emit.atomic_add(first, 1)
+        emit.open_save()
+        emit.atomic_add(second, 1)
+        assert emit.close_save([abi.FLAGS])
+
     adds = ["ldxr", "add", "stxr", "cbnz"]
     whole = ["adrp", "add", *adds]
     assert names(BACKEND, twice) == [*whole, "add", *adds]
     for verbs in (joined, far):
         assert names(BACKEND, verbs) == whole * 2
     assert names(BACKEND, overwritten) == [*whole, "mov", *whole]
+    assert names(BACKEND, saved_between) == [*whole, "mrs", "str", *whole]
 
 
 def test_the_address_of_a_page_is_one_instruction() -> None:
