@@ -106,7 +106,5 @@ BENCH_TARGETS = {
         words="file=%x0 buffer=%x1 size=%x2",
         flags="flags=+0x40(%x0):u32",
         optimizes=False,
-        # The memory that the image has for data is 28 KiB.
-        records=256,
     ),
 }

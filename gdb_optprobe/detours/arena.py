@@ -24,7 +24,7 @@ from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
 from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.refusal import Refusal, Refused
-from gdb_optprobe.detours.slots import Slot, Slots
+from gdb_optprobe.detours.slots import ANYWHERE, Alignment, Slot, Slots
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.isa.record import Isa
@@ -142,13 +142,15 @@ class Arena:
         self._reserve: tuple[Slot, Slot] | None = None
         self._reserve_near: Range | None = None
 
-    def allocate_code(self, size: int, near: int, reach: int) -> Slot:
+    def allocate_code(self, size: int, near: int, reach: int, aligned: Alignment = ANYWHERE) -> Slot:
         """Allocate `size` bytes for code that a branch at `near` reaches and that can branch back.
 
-        Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
+        aligned: if there is room so. Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
         low, high = self._code_range(near, reach, size)
-        return self.code.allocate(size, low, high, near)
+        if all(slots.find(size, low, high, aligned) is None for slots in self.code.slots):
+            aligned = ANYWHERE
+        return self.code.allocate(size, low, high, near, aligned)
 
     def allocate_pad(self, near: int, reach: int) -> Slot:
         """Allocate memory for a stop pad of a probe at `near`. Raises Refused, as `allocate_code`."""
@@ -217,20 +219,24 @@ class Arena:
         found = self.free_code(first, reach)
         return found if last - first < reach and self.free_code(last, reach) == found else None
 
-    def allocate_data(self, size: int, near: int | None = None, reach: int = 1 << 64) -> Slot:
+    def allocate_data(
+        self, size: int, near: int | None = None, reach: int = 1 << 64, aligned: Alignment = ANYWHERE
+    ) -> Slot:
         """Allocate `size` bytes of data; `near` and `reach` if code addresses it by distance. Raises Refused."""
         if near is None:
-            slot = self.data.allocate(size, 0, 1 << 64, 0)
+            slot = self.data.allocate(size, 0, 1 << 64, 0, aligned)
         else:
-            slot = self.data.allocate(size, *_data_range(near, reach, size), near)
+            slot = self.data.allocate(size, *_data_range(near, reach, size), near, aligned)
         self._allocated_after[slot.address] = self._retirements
         self.journal.put(Item.DATA, slot.address, slot.size)
         return slot
 
     @contextmanager
-    def new_data(self, size: int, near: int | None = None, reach: int = 1 << 64) -> Iterator[Slot]:
+    def new_data(
+        self, size: int, near: int | None = None, reach: int = 1 << 64, aligned: Alignment = ANYWHERE
+    ) -> Iterator[Slot]:
         """Allocate data as `allocate_data`, and free it again where the block raises: nothing has used it."""
-        slot = self.allocate_data(size, near, reach)
+        slot = self.allocate_data(size, near, reach, aligned)
         try:
             yield slot
         except BaseException:
@@ -322,24 +328,24 @@ class Arena:
                 raise
             return start
 
-    def check_data(self, size: int, near: int, reach: int) -> int:
+    def check_data(self, size: int, near: int, reach: int, aligned: Alignment = ANYWHERE) -> int:
         """Return where `allocate_data` would; nothing is allocated. Raises Refused as that does."""
-        return self.data.find(size, *_data_range(near, reach, size), near)[1]
+        return self.data.find(size, *_data_range(near, reach, size), near, aligned)[1]
 
-    def check_room(self, size: int, near: int, reach: int) -> int:
+    def check_room(self, size: int, near: int, reach: int, aligned: Alignment = ANYWHERE) -> int:
         """Return where data of `size` bytes would be, in memory that the kernel would lend where there is no other.
 
         Raises Refused where there is none.
         """
         try:
-            return self.check_data(size, near, reach)
+            return self.check_data(size, near, reach, aligned)
         except Refused as refused:
             low, high = _data_range(near, reach, size)
             if refused.reason.code != Refusal.ARENA_FULL.code or self.lender is None:
                 raise
             if size > self.lender.most(low, high):
                 raise
-            return self.ranges.data[0][0] - size
+            return aligned.down(self.ranges.data[0][0] - size)
 
     # memory that is lent ---------------------------------------------------------------------------------------------
 
@@ -799,23 +805,25 @@ class _Pool:
                     return page
         return None
 
-    def allocate(self, size: int, low: int, high: int, near: int) -> Slot:
-        slots, at = self.find(size, low, high, near)
+    def allocate(self, size: int, low: int, high: int, near: int, aligned: Alignment = ANYWHERE) -> Slot:
+        slots, at = self.find(size, low, high, near, aligned)
         slot = slots.claim(at, size)
         assert slot is not None, "what was found is free"
         return slot
 
-    def find(self, size: int, low: int, high: int, near: int) -> tuple[Slots, int]:
+    def find(
+        self, size: int, low: int, high: int, near: int, aligned: Alignment = ANYWHERE
+    ) -> tuple[Slots, int]:
         """Return where a piece of `size` bytes inside [low, high) is free. Raises Refused."""
         low, high = max(low, 0), min(high, 1 << 64)
         for slots in self.slots:
-            if (at := slots.find(size, low, high)) is not None:
+            if (at := slots.find(size, low, high, aligned)) is not None:
                 return slots, at
         if not self.slots:
             raise Refused(Refusal.ARENA_MISSING.because(why="none was found and none was given"))
         is_near = any(slots.start < high and low < slots.end for slots in self.slots)
         if (is_near or self._is_code) and (self.lacked is None or size > self.lacked.size):
-            self.lacked = Lack(size, low, high, self._is_code)
+            self.lacked = Lack(size + aligned.multiple - 1, low, high, self._is_code)
         if is_near:
             raise Refused(Refusal.ARENA_FULL.because(used=self.used, size=self.size))
         raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{near:#x}"))

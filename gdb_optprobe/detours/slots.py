@@ -27,6 +27,24 @@ class Slot:
         return self.address + self.size
 
 
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """What an address, so many bytes behind the beginning of a slot, is a multiple of."""
+
+    multiple: int = 1
+    behind: int = 0
+
+    def up(self, at: int) -> int:
+        """Return the first beginning at `at` or above."""
+        return at + -(at + self.behind) % self.multiple
+
+    def down(self, at: int) -> int:
+        return at - (at + self.behind) % self.multiple
+
+
+ANYWHERE = Alignment()
+
+
 class Slots:
     """The range [start, end), in pieces with addresses and sizes that are multiples of `granularity`."""
 
@@ -62,12 +80,12 @@ class Slots:
         """Return the bytes of the largest free piece."""
         return max((slot.size for slot in self._free), default=0)
 
-    def find(self, size: int, low: int = 0, high: int = 1 << 64) -> int | None:
+    def find(self, size: int, low: int = 0, high: int = 1 << 64, aligned: Alignment = ANYWHERE) -> int | None:
         """Return the start of the lowest free piece of `size` bytes inside [low, high); None if there is none."""
         size = self._rounded(size)
         for index in range(self._hole_at(low), len(self._free)):
             hole = self._free[index]
-            at = self._rounded(max(hole.address, low))
+            at = aligned.up(self._rounded(max(hole.address, low)))
             if at + size <= min(hole.end, high):
                 return at
         return None

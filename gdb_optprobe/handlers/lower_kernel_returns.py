@@ -46,7 +46,10 @@ from gdb_optprobe.maps.call_table import (
     RETURNS,
     WORD,
     CallTableLayout,
+    Homing,
 )
+
+BOTH = 2  # words of a slot, key and return address
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,11 @@ class PlacedCallTable(PlacedSlots[CallTableLayout]):
 
     def counter(self, offset: int) -> Address:
         return Address(offset=self.address + offset, near=True)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Return whether the first two words of each slot are aligned together."""
+        return self.first % (BOTH * WORD) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +176,8 @@ def _entry(
     slot, word = usual.allocate(), usual.allocate()
     with noted(emit, "a slot for the call"):
         _home(emit, table, slot, word)
-        is_stored = emit.claim_for(Address(slot, KEY), word, claimed)
+        link = _link(emit, isa)
+        stored = emit.claim_for(Address(slot, KEY), word, claimed, link if table.has_pairs else None)
     emit.pool = other = RegisterPool(isa.order(freed))
     other.reserve(slot), other.reserve(word)
     more = tuple(name for name in isa.kept(used.other, before) if name not in saved)
@@ -179,15 +188,18 @@ def _entry(
             emit.restore(more)
         emit.pool = usual
         emit.branch(Comparison.EQ, slot, 0, False, end)
-        if is_stored:
+        if stored:
             emit.store(Address(slot, KEY), word)
+        if link and stored == BOTH:
+            emit.store(Address(slot, RETURN), link)
     with noted(emit, "its return address, kept"):
         emit.bind(claimed)
-        if not is_stored:
+        if not stored:
             emit.store(Address(slot, KEY), word)
-        if (link := _link(emit, isa)) is None:
+        if link is None:
             emit.return_address(word)
-        emit.store(Address(slot, RETURN), link or word)
+        if stored != BOTH:
+            emit.store(Address(slot, RETURN), link or word)
     usual.free(word)
     for part in parts:
         lower_kept_words(emit, pc, part, slot)
@@ -386,8 +398,13 @@ def _home(emit: ReturnEmitter, table: PlacedCallTable, slot: str, word: str) -> 
     """Emit: put the call's key into `word`, and the address of its first slot into `slot`."""
     emit.key(word)
     layout = table.layout
-    if not layout.folds:
+    if layout.homing is Homing.PRODUCT:
         lower_home(emit, table.slots, word, slot)
+        return
+    if layout.is_paged:
+        with emit.pool.scratch() as folded:
+            emit.fold(folded, word, layout.fold)
+            emit.insert(slot, folded, layout.slot_size.bit_length() - 1, layout.homes.bit_length() - 1, table.first)
         return
     emit.fold(slot, word, layout.fold)
     emit.binary(Arithmetic.AND, slot, slot, (layout.homes - 1) * layout.slot_size, 64, False)

@@ -278,7 +278,7 @@ def _beyond(at: Address, words: int) -> Address:
 
 def _powers(emit: Emitter, signed: bool, at: Address, value: str, apart: Apart | None) -> None:
     """Add 1 to a bucket: the first word counts negative values, the second 0, the third 1, of logarithm 0."""
-    found, few = Label(), Label()
+    found, few, less = Label(), Label(), 0
     with emit.pool.scratch() as index:
 
         def not_positive() -> None:
@@ -294,9 +294,12 @@ def _powers(emit: Emitter, signed: bool, at: Address, value: str, apart: Apart |
         elif signed:
             emit.constant(index, -2 & MASK)
             emit.branch(Comparison.LT, value, 0, True, found)
-        emit.logarithm(index, value, any_set=apart is not None)
-        emit.bind(found)
-        emit.atomic_add(replace(_beyond(at, 2), index=index), 1)
+        if signed or apart is not None:
+            emit.logarithm(index, value, any_set=apart is not None)
+            emit.bind(found)
+        else:
+            less = emit.logarithm_less(index, value)
+        emit.atomic_add(replace(_beyond(at, 2 + less), index=index), 1)
 
 
 def _log_linear(emit: Emitter, histogram: LogLinear, at: Address, value: str) -> None:

@@ -312,6 +312,9 @@ class Emitter(Protocol):
     def logarithm(self, to: str, source: str, any_set: bool = False) -> None:
         """Find the number of the highest bit that is set; -1 if none is. any_set: whether one certainly is."""
 
+    def logarithm_less(self, to: str, source: str) -> int:
+        """Find the same less a constant, where that takes fewer instructions; return the constant."""
+
     # flow
 
     def bind(self, label: Label) -> None: ...
@@ -349,10 +352,11 @@ class Emitter(Protocol):
     def claim(self, memory: Address, label: Label) -> None:
         """Set bit 0 of 8 aligned bytes, atomically, before later loads and stores; jump to the label if it was set."""
 
-    def claim_for(self, memory: Address, word: str, label: Label) -> bool:
+    def claim_for(self, memory: Address, word: str, label: Label, behind: str | None = None) -> int:
         """Do so where these bytes are 0 unless bit 0 is set, which it is in `word`; jump to the label if it was not.
 
-        Return whether `word` is then there; else it is still to be stored.
+        behind: a word for the 8 bytes behind, if 16 are aligned.
+        Return how many of the words are then there; the others are still to be stored.
         """
 
     def publish(self, memory: Address, word: str | int) -> None:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from gdb_optprobe.isa.base import Dead, Insn, ReadMemory
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Emitter, EntryState, Label, MemoryValue
+from gdb_optprobe.maps.aggregate import number
+from gdb_optprobe.maps.call_table import Homing
 
 
 class ReturnEmitter(Emitter, Protocol):
@@ -17,6 +19,12 @@ class ReturnEmitter(Emitter, Protocol):
 
     def fold(self, to: str, key: str, by: int) -> None:
         """Compute the exclusive or of a key and the key moved down by so many bits."""
+
+    def insert(self, to: str, source: str, low: int, bits: int, into: int) -> None:
+        """Compute an address near the code with the lowest bits of `source` in place of its own, from the bit `low` on.
+
+        into: has zeros there, and below.
+        """
 
     def go_to_found(self, slot: str, key: str, to: str, label: Label) -> bool:
         """Jump to the label if the slot of a call, which begins with key and return address, has the key.
@@ -37,6 +45,13 @@ def fold_by_two(emit: Emitter, to: str, key: str, by: int) -> None:
     emit.binary(Arithmetic.XOR, to, to, key, 64, False)
 
 
+def insert_by_three(emit: Emitter, to: str, source: str, low: int, bits: int, into: int) -> None:
+    """Do as ReturnEmitter.insert, by three verbs."""
+    emit.binary(Arithmetic.AND, to, source, (1 << bits) - 1, 64, False)
+    emit.binary(Arithmetic.SHL, to, to, low, 64, False)
+    emit.address(to, Address(to, number(into, True), near=True))
+
+
 def compare_in_memory(emit: Emitter, slot: str, key: str, label: Label) -> bool:
     """Do as ReturnEmitter.go_to_found, where memory is an operand."""
     emit.branch(Comparison.EQ, MemoryValue(Address(slot)), key, False, label)
@@ -49,14 +64,14 @@ class ReturnBackend(Protocol):
     begin:    the first code of a trampoline; end: its last, which jumps to the return address.
     slot:     the register that has the address of a call's slot while the programs of a trampoline run.
     pc:       the name of the PC.
-    folds:    of its tables of calls, see maps/call_table.py: where a product takes more instructions.
+    homing:   of its tables of calls.
     link:     the register that has the return address at the entry; None if it is on the stack, see `shown_at`.
     stubs:    how thousands of functions share the code of their entries; None where they cannot.
     """
 
     begin: bytes
     end: bytes
-    folds: bool
+    homing: Homing
     link: str | None
     slot: str
     pc: str

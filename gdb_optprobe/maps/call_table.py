@@ -21,6 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import takewhile
 
 from gdb_optprobe.maps.aggregate import decode, encode
@@ -33,6 +34,23 @@ KEY, RETURN, SAVED = 0, 8, 16
 FACTOR, SHIFT = 0x61C8_8647, 26  # 2**32 less that / the golden ratio; bits from 26 on depend on all where stacks differ
 FOLDED = 14  # bits of a kernel's stack, at least: those above are the stack's own
 MASK = (1 << 64) - 1
+PAGE = 4096
+_LEAST_HOMES = 64  # that a page has, so that calls of a few threads rarely meet
+
+
+class Homing(Enum):
+    """How a key's home is found: what takes an ISA the fewest instructions.
+
+    PRODUCT: bits of its product by a constant.
+    FOLD:    its upper bits laid over the lower ones: with a stack of its own, or a depth of its own on one, each call
+             has a home of its own.
+    PAGE:    the same, of a table of usual size in a page that has all homes: the lowest bits are their number, and
+             take the place of bits of its address.
+    """
+
+    PRODUCT = 0
+    FOLD = 1
+    PAGE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +126,13 @@ class CallSlots(ABC):
 class CallTableLayout(CallSlots):
     """slots: how many calls there is room for, at least 1. saved: words saved of each.
 
-    window: how many slots an entry looks at; 0 for all.
-    folds:  whether a key's home is found by its upper bits laid over the lower ones, not by a product: with a stack of
-            its own, or a depth of its own on one, each call has a home of its own.
+    window: how many slots an entry looks at; 0 for all. homing: of the ISA.
     """
 
     slots: int = 512
     saved: int = 0
     window: int = 0
-    folds: bool = False
+    homing: Homing = Homing.PRODUCT
 
     @property
     def looked_at(self) -> int:
@@ -133,7 +149,21 @@ class CallTableLayout(CallSlots):
 
     @property
     def homes(self) -> int:
-        return 1 << self.slots.bit_length() - 1
+        every = 1 << self.slots.bit_length() - 1
+        return min(every, PAGE // self.slot_size) if self.is_paged else every
+
+    @property
+    def is_paged(self) -> bool:
+        """Return whether the homes are in a page: a large table has more of them."""
+        is_usual = not self.window and self.slots <= PAGE // WORD and self.slot_size * _LEAST_HOMES <= PAGE
+        return self.homing is Homing.PAGE and is_usual
+
+    @property
+    def aligned(self) -> int:
+        """Return what the address of the first slot is to be a multiple of."""
+        if self.is_paged:
+            return self.homes * self.slot_size
+        return WORD if self.homing is Homing.PRODUCT else 2 * WORD
 
     @property
     def end(self) -> int:
@@ -142,12 +172,13 @@ class CallTableLayout(CallSlots):
     @property
     def fold(self) -> int:
         """Return by how many bits `home` moves the upper bits: those of the stack come to the lowest of its number."""
-        return max(FOLDED + 1 - self.slot_size.bit_length(), 1)
+        return FOLDED if self.is_paged else max(FOLDED + 1 - self.slot_size.bit_length(), 1)
 
     def home(self, key: int) -> int:
-        if not self.folds:
+        if self.homing is Homing.PRODUCT:
             return CallSlots.home(self, key)
-        return (key ^ key >> self.fold) // self.slot_size & self.homes - 1
+        folded = key ^ key >> self.fold
+        return (folded if self.is_paged else folded // self.slot_size) & self.homes - 1
 
     def search(self, key: int) -> Iterator[int]:
         """Yield the offsets of the slots that a call with the key may have, in the order of the search."""

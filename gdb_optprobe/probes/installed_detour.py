@@ -11,7 +11,7 @@ from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.quiescence import Range
 from gdb_optprobe.detours.refusal import Refusal, Refused
-from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.slots import ANYWHERE, Alignment, Slot
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
@@ -59,17 +59,26 @@ class InstalledDetour:
 
     @classmethod
     def install(
-        cls, address: int, lay_out: LayOut, guest: Guest, arena: Arena, uses: Iterable[int] | None = None
+        cls,
+        address: int,
+        lay_out: LayOut,
+        guest: Guest,
+        arena: Arena,
+        uses: Iterable[int] | None = None,
+        aligned: Alignment = ANYWHERE,
     ) -> InstalledDetour:
         """Lay out a detour, allocate a slot of its size within reach of `address` and write it there. Raises Refused.
 
-        uses: see Arena.set_references.
+        uses: see Arena.set_references. aligned: if there is room so.
         """
         detour = trial(address, lay_out, guest, arena)
         while True:
-            slot = arena.allocate_code(detour.size, address, guest.isa.branch_reach)
+            slot = arena.allocate_code(detour.size, address, guest.isa.branch_reach, aligned)
             if detour.address != slot.address:
                 detour = lay_out(slot.address)
+            if detour.size > slot.size:  # it has its own address, which took less where it was tried
+                arena.code.free(slot)
+                continue
             try:
                 change = arena.code_patch(slot, detour.data, guest.machine, guest.isa.breakpoint)
                 break

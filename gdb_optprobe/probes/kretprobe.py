@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.detours.slots import ANYWHERE, Alignment
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.names import NamesAt
@@ -23,7 +24,7 @@ from gdb_optprobe.isa.base import Dead, Flow
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.return_codegen import ReturnBackend
-from gdb_optprobe.maps.call_table import SAVED, CallTableLayout
+from gdb_optprobe.maps.call_table import PAGE, SAVED, CallTableLayout, Homing
 from gdb_optprobe.probes.event_probes import names_at, names_at_return
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.return_program import compile_return, slot_word, with_return_address
@@ -146,12 +147,22 @@ def return_backend(guest: Guest) -> ReturnBackend:
 
 def call_table_layout(isa: Isa, slots: int, saved: int, window: int = 0) -> CallTableLayout:
     """Return the layout of a table of calls in a guest of this ISA."""
-    return CallTableLayout(slots, saved, window, folds(isa))
+    return CallTableLayout(slots, saved, window, homing(isa))
 
 
-def folds(isa: Isa) -> bool:
-    """Return whether tables of calls fold their keys there, see CallTableLayout."""
-    return isa.returning is not None and isa.returning.folds
+def counter_alignment(handler: Handler, isa: Isa) -> Alignment:
+    """Return where a return probe has its count: at the beginning of a page, where its table has one too."""
+    return trampoline_alignment(isa) if handler.is_plain else ANYWHERE
+
+
+def trampoline_alignment(isa: Isa) -> Alignment:
+    """Return where trampolines begin where there is room: where the address of a page takes one instruction."""
+    return Alignment(PAGE) if homing(isa) is Homing.PAGE else ANYWHERE
+
+
+def homing(isa: Isa) -> Homing:
+    """Return how tables of calls have the homes of keys there."""
+    return isa.returning.homing if isa.returning is not None else Homing.PRODUCT
 
 
 def stacked_at(key: int, guest: Guest) -> int:

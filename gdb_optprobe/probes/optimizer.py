@@ -41,7 +41,7 @@ from gdb_optprobe.probes.journal_records import write_probe
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall, KernelRethooks
 from gdb_optprobe.probes.kernel_stops import KernelStops
 from gdb_optprobe.probes.kernel_traps import KernelTraps
-from gdb_optprobe.probes.kretprobe import folds
+from gdb_optprobe.probes.kretprobe import homing
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.lost_branches import LostBranches
 from gdb_optprobe.probes.probe import Probe
@@ -301,7 +301,7 @@ class Optimizer:
 
     def _on_arena(self, arena: Arena) -> None:
         if arena.earlier is not None:
-            self.rethooks.known += read_rethooks(arena.earlier, arena, folds(self.target.guest.isa))
+            self.rethooks.known += read_rethooks(arena.earlier, arena, homing(self.target.guest.isa))
         if arena.lender is not None:
             arena.lender.avoids(self.may_stop_at)
         for probe in self.registry.single_probes():
@@ -561,6 +561,12 @@ class Optimizer:
         """Let the next `settle` optimize them again."""
         for site in sites:
             site.pinned = False
+
+    def keep_returns(self, probes: Sequence[Probe]) -> None:
+        """Keep how many calls have returned where hits of `probes` tell it: these are about to be cleared."""
+        if self.arena is not None:
+            counters = {probe.counter for probe in probes if probe.counter is not None}
+            self.rethooks.keep_returns(counters, self.target.guest, self.arena)
 
     def release_counter(self, probe: Probe) -> None:
         """Free a deleted probe's counter and pad together with the code that may still use them.

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.planner import Plan
-from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.slots import Alignment, Slot
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers import interpreter, lower_kernel_returns
 from gdb_optprobe.handlers.arithmetic import Fault
@@ -43,15 +44,21 @@ from gdb_optprobe.maps.call_table import SAVED, WORD, CallCounts, CallSlot, Call
 from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
-from gdb_optprobe.probes.kretprobe import call_table_layout, return_backend, stacked_at
+from gdb_optprobe.probes.kretprobe import (
+    call_table_layout,
+    counter_alignment,
+    return_backend,
+    stacked_at,
+    trampoline_alignment,
+)
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.return_program import entry_parts, may_leave_out, return_handler, slot_word
 from gdb_optprobe.probes.return_stops import EntryHit, FindReturn, ReturnStops
 from gdb_optprobe.probes.stops import Hit
 from gdb_optprobe.probes.target import Target
 
-SLOTS = 512
-"""Of a new table, which grows with the number of active calls."""
+SLOTS = 508
+"""Of a new table, which grows with the number of active calls: it fills two pages, or four."""
 _NO_CALLS = CallCounts()
 
 
@@ -94,6 +101,8 @@ class Rethook:
     earlier_counts:   of older tables that are freed.
     ended:            its probes are deleted: it is counted apart from later rethooks of the function.
     costs, programs:  of `trampoline`.
+    tally:            the hits of a probe that counts every return. Trampolines with its program leave it to that to
+                      count, the others count in the table; a larger table has the same.
     """
 
     address: int
@@ -108,6 +117,7 @@ class Rethook:
     earlier_counts: CallCounts = field(default_factory=CallCounts)
     ended: bool = False
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
+    tally: Slot | None = None
     programs: tuple[ReturnProgram, ...] = ()
     parts: tuple[EntryPart, ...] = ()
     _probes: tuple[Probe, ...] = ()
@@ -122,13 +132,18 @@ class Rethook:
         cls, address: int, layout: CallTableLayout, guest: Guest, arena: Arena, behind: FindReturn
     ) -> Rethook:
         """Return a new one, its table in the guest. behind: see FindReturn. Raises Refused where there is no memory."""
-        with arena.new_data(layout.size, address, guest.isa.data_reach) as memory:
+        with arena.new_data(layout.size, address, guest.isa.data_reach, _aligned(layout)) as memory:
             guest.machine.write(memory.address, layout.initial())
         return cls(address, layout, memory, ReturnStops(address, layout, behind))
 
     @property
     def table(self) -> PlacedCallTable:
         return PlacedCallTable(self.layout, self.memory.address)
+
+    @property
+    def is_aligned(self) -> bool:
+        """Return whether the table is where code of this version can find calls in it."""
+        return self.table.first % self.layout.aligned == 0
 
     @property
     def stops(self) -> int:
@@ -145,6 +160,7 @@ class Rethook:
         arena: Arena,
         before: CallCounts = _NO_CALLS,
         ended: bool = False,
+        tally: Slot | None = None,
     ) -> Rethook:
         """Return that of an earlier session, closed. retired: trampolines that its calls may return to."""
         stopping = ReturnStops(address, layout, lambda pc, key: None)  # the session that looked at its flags is gone
@@ -157,6 +173,7 @@ class Rethook:
             closed=True,
             earlier_counts=before,
             ended=ended,
+            tally=tally,
             _arena_code=code_range(arena),
         )
 
@@ -191,8 +208,16 @@ class Rethook:
         """Return whether `pc` is the start of a trampoline, which is what calls have as return address."""
         return (found := self.trampoline_at(pc)) is not None and found.address == pc
 
+    @property
+    def record(self) -> list[int]:
+        """Return what the journal has of the table."""
+        has = self.layout
+        tally = [self.tally.address] if self.tally is not None else []
+        window = [has.window] if has.window or tally else []
+        return [self.address, has.slots, has.saved, *window, *tally]
+
     def read_calls(self, guest: Guest) -> CallTable:
-        """Read the table in the guest."""
+        """Read the table in the guest. Returns that its tally counts are not among those."""
         return self.layout.decode(self._read(guest))
 
     def is_half_full(self, guest: Guest) -> bool:
@@ -200,10 +225,7 @@ class Rethook:
 
     def all_calls(self, guest: Guest) -> CallTable:
         """Read all calls since the first probe of the function, also those in older tables."""
-        tables = [self.read_calls(guest), *(rethook.all_calls(guest) for rethook in self.older)]
-        counts = sum(tables, self.earlier_counts)
-        active = tuple(call for each in tables for call in each.active)
-        return CallTable(counts.returns, counts.missed, counts.dropped, active)
+        return calls_of([*self.tables], guest)
 
     def drop_calls(self, keys: Collection[int], guest: Guest) -> None:
         """Free the slots of calls with these keys, which never return, and count them as dropped."""
@@ -237,6 +259,8 @@ class Rethook:
         wanted = tuple(probe.number for probe in probes)
         if self.trampoline is not None and self.probe_numbers == wanted:
             return
+        if self.tally is None and not (self.trampoline or self.retired_trampolines or self.older):
+            self._choose_tally(probes, target.guest, arena)
         parts = entry_parts(probes, SAVED, lambda probe: probe.may_stop)
         leaving = self.stop_handlers.reserve_pad(_flags(parts), target, arena)
         made, programs = self._trampoline_code(probes, parts, plan, target.guest, leaving)
@@ -245,13 +269,25 @@ class Rethook:
         if new is None:
             uses = self._uses(probes)
             new = InstalledDetour.install(
-                self.address, lambda at: Detour(at, code(at), self.address, ()), target.guest, arena, uses
+                self.address,
+                lambda at: Detour(at, code(at), self.address, ()),
+                target.guest,
+                arena,
+                uses,
+                trampoline_alignment(target.guest.isa),
             )
         self.retire(target.guest, arena)
         self._use(new, probes, parts, made, programs, plan, target.guest, arena)
         for probe, part, program in zip(probes, parts, self.programs, strict=True):
             if probe.spec.return_handler is not None:
                 self.stop_handlers.set_return_breakpoint(probe, part, program.start, program.end, target)
+
+    def _choose_tally(self, probes: Sequence[Probe], guest: Guest, arena: Arena) -> None:
+        """Have a probe count the returns of a new table, where nothing else has counted in its hits."""
+        found = next((probe.counter for probe in probes if _counts_all(probe)), None)
+        if found is not None and not any(guest.machine.read(found.address, WORD)):
+            self.tally = found
+            arena.journal.put(Item.POINT, self.memory.address, self.record)
 
     @classmethod
     def tried(cls, probe: Probe, plan: Plan, guest: Guest, arena: Arena) -> Rethook:
@@ -260,11 +296,13 @@ class Rethook:
         Nothing is written to the guest, so no call can use it. Raises Refused.
         """
         layout, reach = table_layout(guest.isa, [probe]), guest.isa.data_reach
-        memory = Slot(arena.check_room(layout.size, probe.address, reach), layout.size)
-        probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, reach), probe.handler.size)
-        at = arena.free_code(probe.address, guest.isa.branch_reach)
+        memory = Slot(arena.check_room(layout.size, probe.address, reach, _aligned(layout)), layout.size)
+        aligned = counter_alignment(probe.handler, guest.isa)
+        probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, reach, aligned), probe.handler.size)
+        at = trampoline_alignment(guest.isa).up(arena.free_code(probe.address, guest.isa.branch_reach))
         probe.readers = None if isinstance(probe.handler.unmapped, Missing) else ProbeReadRoutines(at, at)
         found = cls(probe.address, layout, memory, ReturnStops(probe.address, layout, lambda pc, key: None))
+        found.tally = probe.counter if _counts_all(probe) else None
         parts = entry_parts([probe], SAVED, lambda one: one.may_stop)
         leaving = PadExit(flags, at) if (flags := _flags(parts)) else None
         made, programs = found._trampoline_code([probe], parts, plan, guest, leaving)
@@ -363,7 +401,8 @@ class Rethook:
         handlers = [self._return_handler(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
         before = EntryState(kretprobe.dead_at_return(self.address, guest), read, base=plan.base)
-        made = lower_kernel_returns.lower_trampoline(self.table, before, isa, leaving)
+        counted = self.tally is None or self.tally not in [probe.counter for probe in probes]
+        made = lower_kernel_returns.lower_trampoline(self.table, before, isa, leaving, counted)
         self.stop_handlers.has_flag_register = not made.kept.names
         plan = replace(plan, dead=made.dead)
         before = replace(before, dead=made.dead, kept=made.kept)
@@ -512,6 +551,29 @@ class Rethook:
 def returns_on_stack(guest: Guest) -> bool:
     """Return whether a call's return address is at its stack address from its entry to its return."""
     return return_backend(guest).link is None
+
+
+def calls_of(tables: Sequence[Rethook], guest: Guest) -> CallTable:
+    """Read the calls of tables, with those of older ones that are freed."""
+    found = [rethook.read_calls(guest) for rethook in tables]
+    counts = sum((*found, *(rethook.earlier_counts for rethook in tables)), CallCounts())
+    counts += CallCounts(returns=tallied({rethook.tally for rethook in tables if rethook.tally is not None}, guest))
+    active = tuple(call for each in found for call in each.active)
+    return CallTable(counts.returns, counts.missed, counts.dropped, active)
+
+
+def tallied(tallies: Collection[Slot], guest: Guest) -> int:
+    return sum(int.from_bytes(guest.machine.read(one.address, WORD), "little") for one in tallies)
+
+
+def _counts_all(probe: Probe) -> bool:
+    """Return whether a probe counts every return, whichever other probes the function has, and does no more."""
+    spec = probe.spec
+    return probe.handler.is_plain and not (may_leave_out(probe) or probe.may_stop or spec.return_handler is not None)
+
+
+def _aligned(layout: CallTableLayout) -> Alignment:
+    return Alignment(layout.aligned, layout.first)
 
 
 def _flags(parts: Sequence[EntryPart]) -> tuple[int, ...]:

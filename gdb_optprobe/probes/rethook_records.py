@@ -9,7 +9,7 @@ from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.maps import validate
-from gdb_optprobe.maps.call_table import CallCounts, CallTableLayout
+from gdb_optprobe.maps.call_table import CallCounts, CallTableLayout, Homing
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.shared_rethook import SharedRethook
@@ -17,32 +17,36 @@ from gdb_optprobe.probes.shared_rethook import SharedRethook
 _NOTHING = [0, 0, 0, 0]
 
 
-def read_rethooks(left: ArenaContents, arena: Arena | None, folds: bool = False) -> list[Rethook]:
+def read_rethooks(left: ArenaContents, arena: Arena | None, homing: Homing = Homing.PRODUCT) -> list[Rethook]:
     """Return the rethooks that `left` had. Without an arena the records are only validated. Raises Damaged.
 
-    folds: of the ISA, see ReturnBackend.
+    homing: of the ISA.
     """
     found: list[Rethook] = []
     for at, value in sorted((left.points or {}).items()):
         memory = left.data_at(at)
         try:
-            # That of one function has no window: it is looked at as a whole.
-            address, slots, saved, *window = validate.numbers(validate.row(value, 3, 4), 4)
+            # That of one function has no window, or 0: it is looked at as a whole.
+            address, slots, saved, *others = validate.numbers(validate.row(value, 3, 4, 5), 5)
             validate.number(slots, 1 << 20, 1), validate.number(saved, 1 << 10)
-            looked_at = validate.number(window[0], slots, 1) if window else 0
-            layout = CallTableLayout(slots, saved, looked_at, folds)
+            window, tally = (*others, 0, 0)[:2]
+            looked_at = validate.number(window, slots)
+            layout = CallTableLayout(slots, saved, looked_at, homing)
         except ValueError as wrong:
             raise Damaged(f"return probes at {at:#x}: {wrong}") from None
         if memory is None or not left.bounds.has(address):
             raise Damaged(f"return probes at {at:#x}")
         if layout.size > memory.size:
             raise Damaged(f"return probes at {at:#x}: {layout.size} bytes in {memory.size}")
+        counter = left.data_at(tally) if tally else None
+        if tally and counter is None:
+            raise Damaged(f"return probes at {at:#x}: returns are counted at {tally:#x}")
         before, ended = _read_counts(at, (left.calls or {}).get(at, _NOTHING))
         if arena is not None:
             ended = ended or address not in _probed_addresses(left)
             trampolines = _trampolines(left, address, at)
             kind = SharedRethook if window else Rethook
-            found.append(kind.adopted(address, layout, memory, trampolines, arena, before, ended))
+            found.append(kind.adopted(address, layout, memory, trampolines, arena, before, ended, counter))
     return found
 
 

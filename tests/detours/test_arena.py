@@ -10,7 +10,7 @@ from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.refusal import Refused
-from gdb_optprobe.detours.slots import Slot, Slots
+from gdb_optprobe.detours.slots import Alignment, Slot, Slots
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import FakeMemory
 
@@ -42,6 +42,19 @@ def test_arena_full() -> None:
     with pytest.raises(Refused) as refused:
         there.allocate_code(13, CODE[0], REACH)
     assert code_of(refused) == "ARENA_FULL" and "256 of 256" in refused.value.message
+
+
+def test_what_is_aligned_begins_where_it_asks_and_code_elsewhere_if_it_must() -> None:
+    there = Arena(Ranges(((CODE[0], CODE[0] + 0x2000),), ((DATA[0], DATA[0] + 0x3000),), 0xCC))
+    there.allocate_data(8)
+    table = there.allocate_data(0x1FE0, aligned=Alignment(0x1000, 24))
+    assert (table.address + 24) % 0x1000 == 0
+    assert there.allocate_data(8).address == DATA[0] + 8, "what is before it is still free"
+    with pytest.raises(Refused):
+        there.allocate_data(0x1FE0, aligned=Alignment(0x1000, 24))
+    page = Alignment(0x1000)
+    first, second, third = (there.allocate_code(32, CODE[0], REACH, page) for _ in range(3))
+    assert (first.address, second.address, third.address) == (CODE[0], CODE[0] + 0x1000, CODE[0] + 32)
 
 
 def test_arena_out_of_reach() -> None:

@@ -164,7 +164,7 @@ ARM = Side(
     code=0xFFFF_8000_09A3_D000,
     stacks=0xFFFF_8000_0710_0000,
     callers=0xFFFF_8000_0800_0000,
-    tables=(0xFFFF_8000_0A00_0018, 0xFFFF_8000_0B00_0000),
+    tables=(0xFFFF_8000_0A00_0FE8, 0xFFFF_8000_0B00_1FE8),
     place=8,
     popped=0,
     below=0,
@@ -187,7 +187,8 @@ _LITTLE_ENDIAN = 1 << 63 | 1
 class World:
     """One vCPU, and a function that is probed.
 
-    traced:   it has a tracer's site. programs: at its return, with their objects behind the counter.
+    traced:   it has a tracer's site. counted: the table counts its returns.
+    programs: at its return, with their objects behind the counter.
     parts:    at its entry.
     flags:    where in a slot each of these says that it leaves to a pad, and before that a debugger looks.
     at_pad:   the slot's register there, each time that somebody came. looked: the programs behind which one may have.
@@ -199,6 +200,7 @@ class World:
     traced: bool = True
     seed: int = 0
     number: int = 0
+    counted: bool = True
     programs: tuple[Program, ...] = ()
     parts: tuple[EntryPart, ...] = ()
     flags: tuple[int, ...] = ()
@@ -209,7 +211,7 @@ class World:
 
     def __post_init__(self) -> None:
         side = self.side
-        self.layout = replace(self.layout, folds=side.returning.folds)
+        self.layout = replace(self.layout, homing=side.returning.homing)
         self.chosen = random.Random(self.seed)
         self.dead = side.isa.dead_at_entry() if self.traced else Dead()
         self.dead_after = side.isa.dead_at_return() if self.traced else Dead()
@@ -253,7 +255,7 @@ class World:
         reads = {name for program in self.programs for name in program.registers}
         before = EntryState(self.dead_after, frozenset((*reads, self.side.isa.convention.result)), base=self.side.base)
         leaving = PadExit(self.flags, self.side.pad) if self.flags else None
-        return lower_trampoline(self._table, before, self.side.returning, leaving)
+        return lower_trampoline(self._table, before, self.side.returning, leaving, self.counted)
 
     def _whole(self) -> bytes:
         side, made = self.side, self.made

@@ -70,11 +70,12 @@ def cost(program: Program, dead: Dead, taken: str, backend: Backend = BACKEND) -
         (Program(AT_77, (COUNTED,)), "b.ne", 5, 7),
         (Program(AT_7777, (COUNTED,)), "b.ne", 6, 8),
         (Program(AT_7777, (COUNTED,)), "", 12, 16),
-        (Program(None, (HIST,)), "", 14, 18),
+        (Program(None, (HIST,)), "", 12, 16),
+        (Program(None, (COUNTED, HIST)), "", 17, 21),
         (Program(None, (COUNT_BY_PID,)), "b.eq", 30, 36),  # that is in the slot where its search begins
         (Program(None, (THREE_WORDS,)), "", 35, 45),
     ],
-    ids=["false", "far", "count", "hist", "by-pid", "record"],
+    ids=["false", "far", "count", "hist", "count-hist", "by-pid", "record"],
 )
 def test_instructions_of_a_hit(program: Program, taken: str, usual: int, most: int) -> None:
     """Usually there is a site of ftrace's; else all is kept, and the flags are left alone where that is as short."""
@@ -86,11 +87,12 @@ def test_instructions_of_a_hit(program: Program, taken: str, usual: int, most: i
     ("program", "taken", "usual"),
     [
         (Program(AT_7777, (COUNTED,)), "", 10),
-        (Program(None, (HIST,)), "", 12),
+        (Program(None, (HIST,)), "", 10),
+        (Program(None, (COUNTED, HIST)), "", 13),
         (Program(None, (COUNT_BY_PID,)), "b.eq", 28),
         (Program(None, (THREE_WORDS,)), "", 33),
     ],
-    ids=["count", "hist", "by-pid", "record"],
+    ids=["count", "hist", "count-hist", "by-pid", "record"],
 )
 def test_instructions_with_the_atomics_of_newer_cpus(program: Program, taken: str, usual: int) -> None:
     assert cost(program, AARCH64.dead_at_entry(), taken, BACKEND_LSE) == usual

@@ -163,8 +163,12 @@ def in_memory(rng: random.Random, made: Attempt) -> None:
 
 def logarithm(rng: random.Random, made: Attempt) -> None:
     to, source = registers(rng, made, 2)
-    made.results[to] = made.registers[source].bit_length() - 1 & MASK
-    made.emitter.logarithm(to, source)
+    less = 0
+    if rng.random() < 0.5:
+        less = made.emitter.logarithm_less(to, source)
+    else:
+        made.emitter.logarithm(to, source)
+    made.results[to] = made.registers[source].bit_length() - 1 - less & MASK
 
 
 def multiply(rng: random.Random, made: Attempt) -> None:

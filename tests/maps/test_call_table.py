@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gdb_optprobe.maps.call_table import CallSlot, CallTableLayout, changes
+from gdb_optprobe.maps.call_table import CallSlot, CallTableLayout, Homing, changes
 
 STACK = 0xFFFF_C900_0010_0000
 
@@ -108,8 +108,8 @@ def test_a_search_ends() -> None:
 
 def test_tasks_that_stand_at_the_same_depth_of_their_stacks_are_spread() -> None:
     """Stacks of threads are 16 KiB, 20 KiB apart with the page between them."""
-    for folds in False, True:
-        layout = CallTableLayout(512, folds=folds)
+    for homing in Homing:
+        layout = CallTableLayout(512, homing=homing)
         for distance in (0x4000, 0x5000, 0x8000):
             homes = {layout.home(STACK + task * distance + 0x3E58 + 1) for task in range(200)}
             assert len(homes) > 120, distance
@@ -117,7 +117,7 @@ def test_tasks_that_stand_at_the_same_depth_of_their_stacks_are_spread() -> None
 
 @pytest.mark.parametrize("saved", [0, 1, 4])
 def test_a_fold_gives_each_stack_and_each_depth_a_home_of_its_own(saved: int) -> None:
-    layout = CallTableLayout(512, saved, folds=True)
+    layout = CallTableLayout(512, saved, homing=Homing.FOLD)
     same_depth = {layout.home(STACK + task * 0x8000 + 0x3E50 + 1) for task in range(256)}
     same_stack = {layout.home(STACK + 0x3E50 - depth * layout.slot_size + 1) for depth in range(128)}
     assert len(same_depth) == 256 and len(same_stack) == 128

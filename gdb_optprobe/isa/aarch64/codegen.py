@@ -19,10 +19,13 @@ from gdb_optprobe.isa.aarch64.abi import GENERAL, LR, PC, SP
 from gdb_optprobe.isa.aarch64.encodings import (
     PAGE,
     FarBranch,
+    Item,
+    LabelBranch,
     PageAddress,
     branch_if,
     branch_on_bit,
     branch_on_zero,
+    may_write,
     number,
     plain,
     scaled,
@@ -43,6 +46,7 @@ from gdb_optprobe.isa.codegen import (
     EntryState,
     Label,
     MemoryValue,
+    Note,
     labels_among_words,
     save_before,
 )
@@ -74,6 +78,8 @@ class A64Emitter(ValueEmitter):
         super().__init__(before)
         self._has_atomics = has_atomics
         self._keeping = Spills(before)
+        self._address = "", 0, 0  # of the last near address: its register, itself, items before what is behind it
+        self._loops = set[Label]()  # that only the code behind them jumps to
         self._opened = 0  # items before the `save` to come
         self._asked = set[str]()  # registers that the code since then reads
 
@@ -89,6 +95,7 @@ class A64Emitter(ValueEmitter):
 
     def open_save(self) -> None:
         self._opened, self._asked = len(self._items), set()
+        self._address = "", 0, 0  # the save that comes in between may change its register
 
     def close_save(self, names: Sequence[str]) -> bool:
         if names and (not self._asked.isdisjoint((SP, *names)) or any(map(self._keeping.has, self._asked))):
@@ -253,21 +260,22 @@ class A64Emitter(ValueEmitter):
             self._items.append(branch_on_zero("cbnz", value, label))
             self._store_exclusive("stlxr", word, at, again, wanted)
 
-    def claim_for(self, memory: Address, word: str, label: Label) -> bool:
+    def claim_for(self, memory: Address, word: str, label: Label, behind: str | None = None) -> int:
         with self._pointer(memory) as at, self.pool.scratch() as value:
             if self._has_atomics:
                 self.copy(value, ZERO)
                 self._code(plain("casa", word, at, value))
                 self._items.append(branch_on_zero("cbz", value, label))
-                return True
-            again, taken = self._load_exclusive("ldaxr", value, at), Label()
+                return 1
+            load, store = ("ldaxr", "stxr") if behind is None else ("ldaxp", "stxp")
+            again, taken = self._load_exclusive(load, value, at, "x0" if behind is None else ZERO), Label()
             self._items.append(branch_on_zero("cbnz", value, taken))
-            with self._free(word, at) as failed:
-                self._code(plain("stxr", word, at, failed))
+            with self._free(word, at, behind or "") as failed:
+                self._code(plain(store, word, at, failed, behind or "x0"))
                 self._items.append(branch_on_zero("cbzw", failed, label))
             self.jump(again)
             self.bind(taken)
-        return True
+        return 1 if behind is None else 2
 
     def claim(self, memory: Address, label: Label) -> None:
         with self._pointer(memory) as at, self.pool.scratch() as value:
@@ -294,11 +302,12 @@ class A64Emitter(ValueEmitter):
     def labels(self) -> Iterator[tuple[int, Label]]:
         return labels_among_words(self._items)
 
-    def _load_exclusive(self, name: str, to: str, at: str) -> Label:
-        """Begin an exclusive access. Return the label of its beginning."""
+    def _load_exclusive(self, name: str, to: str, at: str, behind: str = "x0") -> Label:
+        """Begin an exclusive access. Return the label of its beginning. behind: for the second word of a pair."""
         again = Label()
+        self._loops.add(again)
         self.bind(again)
-        self._code(plain(name, to, at))
+        self._code(plain(name, to, at, a=behind))
         return again
 
     def _store_exclusive(self, name: str, word: str, at: str, again: Label, *busy: str | int) -> None:
@@ -330,6 +339,11 @@ class A64Emitter(ValueEmitter):
     def _total(self, to: str, memory: Address, offset: int) -> None:
         """Compute base + 8 * index + offset, and the per-CPU base; `to` may be base or index."""
         at = memory.base
+        if memory.index is not None and at is None and memory.near and not memory.per_cpu:
+            with nullcontext(to) if to != memory.index else self._free(to) as base:
+                self._offset(base, memory, offset)
+                self._code(shifted("add", to, base, memory.index, 3))
+            return
         if memory.index is not None:
             if at is None:
                 self._shift(Arithmetic.SHL, to, memory.index, 3, 64, False)
@@ -356,9 +370,32 @@ class A64Emitter(ValueEmitter):
             return
         if to == SCRATCH:
             self._uses(SCRATCH)
-        self._items.append(PageAddress(to, offset & MASK))
-        if offset % PAGE:
-            self._added(to, to, offset % PAGE)
+        if (known := self._known()) is not None and abs(distance := offset - known[1]) < PAGE:
+            self._added(to, known[0], distance)
+        else:
+            self._items.append(PageAddress(to, offset & MASK))
+            if offset % PAGE:
+                self._added(to, to, offset % PAGE)
+        self._address = to, offset, len(self._items)
+
+    def _known(self) -> tuple[str, int] | None:
+        """Return the register with the last near address, if it still has it wherever this code is run from."""
+        register, address, since = self._address
+        if not register or any(self._may_change(item, register) for item in self._items[since:]):
+            return None
+        return register, address
+
+    def _may_change(self, item: Item, register: str) -> bool:
+        match item:
+            case int():
+                return may_write(item, register)
+            case Note():
+                return False
+            case Label():
+                return item not in self._loops
+            case LabelBranch():
+                return False
+        return True
 
     @contextmanager
     def _pointer(self, memory: Address) -> Iterator[str]:

@@ -56,6 +56,7 @@ _SOURCES = {
     "movz": ("movz x0, #0", "mov x0, #0"),
     "movn": ("movn x0, #0", "mov x0, #-1"),
     "ret": ("ret x0",) * 2,
+    "bfm": ("bfm x0, x0, #0, #0", "bfxil x0, x0, #0, #1"),
     "csinc": ("csinc x0, x0, x0, eq", "cinc x0, x0, ne"),
     "ubfm": ("ubfm x0, x0, #0, #0", "ubfx x0, x0, #0, #1"),
     "sbfm": ("sbfm x0, x0, #0, #0", "sbfx x0, x0, #0, #1"),
@@ -63,6 +64,8 @@ _SOURCES = {
     "str_index": ("str x0, [x0, x0, lsl #3]",) * 2,
     "stxr": ("stxr w1, x0, [x0]",) * 2,
     "stlxr": ("stlxr w1, x0, [x0]",) * 2,
+    "ldaxp": ("ldaxp x0, x1, [x0]",) * 2,
+    "stxp": ("stxp w1, x0, x0, [x0]",) * 2,
     "push": ("str x0, [sp, #0]!",) * 2,
     "pop": ("ldr x0, [sp], #0",) * 2,
     "push_pair": ("stp x0, x0, [sp, #0]!",) * 2,
@@ -90,7 +93,7 @@ _SOURCES = {
     "at_s1e1r": ("at s1e1r, x0",) * 2,
     "at_s1e0r": ("at s1e0r, x0",) * 2,
 }  # fmt: skip
-_SECOND = ("stxr", "stlxr", "pop_pair", "ldr_pair")
+_SECOND = ("stxr", "stlxr", "stxp", "ldaxp", "pop_pair", "ldr_pair")
 """Templates with 1 in the field of another register, so that they are no instruction which is undefined."""
 _NUMBERS: Mapping[str, int] = {f"x{number}": number for number in range(31)} | {"sp": 31, "xzr": 31}
 # Of branches keystone takes the number for a target, and it does not know Armv8.1. Words, and as capstone writes them
@@ -163,6 +166,11 @@ def templates() -> Mapping[str, int]:
 def plain(name: str, d: str = "x0", n: str = "x0", m: str = "x0", a: str = "x0") -> int:
     """Encode an instruction with registers in the fields Rd (or Rt), Rn, Rm (or Rs) and Ra."""
     return templates()[name] | _NUMBERS[d] | _NUMBERS[n] << 5 | _NUMBERS[m] << 16 | _NUMBERS[a] << 10
+
+
+def may_write(word: int, register: str) -> bool:
+    """Return whether an instruction may write a register: only one in the fields Rd, Rs or Rt2."""
+    return _NUMBERS[register] in (word & 31, word >> 16 & 31, word >> 10 & 31)
 
 
 def number(name: str, d: str, n: str, value: int, shifted: bool = False) -> int:

@@ -14,12 +14,14 @@ from struct import Struct, unpack
 
 from gdb_optprobe.isa.aarch64.abi import FLAGS, LR, SP
 from gdb_optprobe.isa.aarch64.codegen import BACKEND, A64Emitter
+from gdb_optprobe.isa.aarch64.encodings import bits as bitfield
 from gdb_optprobe.isa.aarch64.encodings import constant, lowered, number, pair, plain
 from gdb_optprobe.isa.aarch64.fields import BRK, PAGE, B, fits, is_b, signed, to_bytes
 from gdb_optprobe.isa.aarch64.liveness import dead_at
 from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, ReadMemory
 from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label
 from gdb_optprobe.isa.return_codegen import EntryStubs, ReturnBackend, ReturnEmitter
+from gdb_optprobe.maps.call_table import Homing
 
 _RET = 0xD65F_03C0
 _RETURNS = (_RET, 0xD65F_0BFF, 0xD65F_0FFF)  # ret, retaa, retab
@@ -34,6 +36,12 @@ class _ReturnEmitter(A64Emitter):
 
     def fold(self, to: str, key: str, by: int) -> None:
         self._code(lowered("eor", to, key, key, by))
+
+    def insert(self, to: str, source: str, low: int, bits: int, into: int) -> None:
+        self.address(to, Address(offset=into, near=True))
+        if bits:
+            assert into % (1 << low + bits) == 0, "it has zeros there"
+            self._code(bitfield("bfm", to, source, -low & 63, bits - 1))
 
     def go_to_found(self, slot: str, key: str, to: str, label: Label) -> bool:
         found = self._scratch()
@@ -54,7 +62,7 @@ class _ReturnEmitter(A64Emitter):
 class _A64ReturnBackend:
     begin = b""
     end = to_bytes(_RET)
-    folds = True
+    homing = Homing.PAGE
     link: str | None = LR
     slot = "x10"
     pc = BACKEND.pc

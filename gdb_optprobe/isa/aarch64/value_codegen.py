@@ -104,6 +104,10 @@ class ValueEmitter:
         else:  # ~(to - 64)
             self._code(number("subi", to, to, 64), plain("orn", to, ZERO, to))
 
+    def logarithm_less(self, to: str, source: str) -> int:
+        self._code(plain("clz", to, source), plain("sub", to, ZERO, to))
+        return 63
+
     def bind(self, label: Label) -> None:
         self._items.append(label)
 

@@ -228,13 +228,13 @@ class PowerEmitter(ValueEmitter):
             self._jump(Comparison.NE, label, 0)
             self._stored(word, base, index, again)
 
-    def claim_for(self, memory: Address, word: str, label: Label) -> bool:
+    def claim_for(self, memory: Address, word: str, label: Label, behind: str | None = None) -> int:
         taken = Label()
         self._swap(memory, 0, word, taken)
         self._code(plain("lwsync"))
         self.jump(label)
         self.bind(taken)
-        return True
+        return 1
 
     def claim(self, memory: Address, label: Label) -> None:
         """Set bit 0. The bit is tested as the sign, which takes no second register."""

@@ -25,7 +25,9 @@ from gdb_optprobe.isa.return_codegen import (
     ReturnEmitter,
     compare_in_memory,
     fold_by_two,
+    insert_by_three,
 )
+from gdb_optprobe.maps.call_table import Homing
 
 _BLR = 0x4E80_0020
 _TRAP = 0x7FE0_0008
@@ -42,6 +44,9 @@ class _ReturnEmitter(PowerEmitter):
 
     def fold(self, to: str, key: str, by: int) -> None:
         fold_by_two(self, to, key, by)
+
+    def insert(self, to: str, source: str, low: int, bits: int, into: int) -> None:
+        insert_by_three(self, to, source, low, bits, into)
 
     def go_to_found(self, slot: str, key: str, to: str, label: Label) -> bool:
         return compare_in_memory(self, slot, key, label)
@@ -68,7 +73,7 @@ def is_leaf(code: Mapping[int, Insn]) -> bool:
 class _PowerReturnBackend:
     begin = b""
     end = to_bytes(_BLR)
-    folds = True
+    homing = Homing.FOLD
     link: str | None = LR
     slot = "r8"
     pc = BACKEND.pc

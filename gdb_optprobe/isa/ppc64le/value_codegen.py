@@ -119,6 +119,10 @@ class ValueEmitter:
         self.constant(SCRATCH, 63)
         self._code(plain("subf", to, to, SCRATCH))
 
+    def logarithm_less(self, to: str, source: str) -> int:
+        self.logarithm(to, source)
+        return 0
+
     def bind(self, label: Label) -> None:
         self._items.append(label)
 

@@ -256,6 +256,10 @@ class X86Emitter:
         self._alter(b"\x83", 1, to, tail=b"\xff")
         self.bind(done)
 
+    def logarithm_less(self, to: str, source: str) -> int:
+        self.logarithm(to, source)
+        return 0
+
     # flow
 
     def bind(self, label: Label) -> None:
@@ -329,9 +333,9 @@ class X86Emitter:
     def claim(self, memory: Address, label: Label) -> None:
         self._claim(memory, Comparison.LT, label)
 
-    def claim_for(self, memory: Address, word: str, label: Label) -> bool:
+    def claim_for(self, memory: Address, word: str, label: Label, behind: str | None = None) -> int:
         self._claim(memory, Comparison.GE, label)  # `cmpxchg` would need rax
-        return False
+        return 0
 
     def _claim(self, memory: Address, test: Comparison, label: Label) -> None:
         with self._reached(memory) as reached:

@@ -23,10 +23,12 @@ from gdb_optprobe.isa.return_codegen import (
     ReturnEmitter,
     compare_in_memory,
     fold_by_two,
+    insert_by_three,
 )
 from gdb_optprobe.isa.x86_64.abi import CARRY, FLAGS, SP
 from gdb_optprobe.isa.x86_64.codegen import BACKEND, X86Emitter
 from gdb_optprobe.isa.x86_64.writer import signed
+from gdb_optprobe.maps.call_table import Homing
 
 
 class _ReturnEmitter(X86Emitter):
@@ -41,6 +43,9 @@ class _ReturnEmitter(X86Emitter):
 
     def fold(self, to: str, key: str, by: int) -> None:
         fold_by_two(self, to, key, by)
+
+    def insert(self, to: str, source: str, low: int, bits: int, into: int) -> None:
+        insert_by_three(self, to, source, low, bits, into)
 
     def go_to_found(self, slot: str, key: str, to: str, label: Label) -> bool:
         return compare_in_memory(self, slot, key, label)
@@ -63,7 +68,7 @@ class _SharedEmitter(_ReturnEmitter):
 class _X86ReturnBackend:
     begin = b"\x50"  # push rax
     end = b"\xc3"
-    folds = False
+    homing = Homing.PRODUCT
     link: str | None = None
     slot = "r9"
     pc = BACKEND.pc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import unicorn
@@ -11,6 +12,7 @@ import unicorn
 from gdb_optprobe.isa.aarch64 import AARCH64, abi
 from gdb_optprobe.isa.aarch64.codegen import BACKEND, BACKEND_LSE, A64Backend, A64Emitter
 from gdb_optprobe.isa.aarch64.encodings import mask_fields
+from gdb_optprobe.isa.aarch64.return_codegen import RETURN_BACKEND
 from gdb_optprobe.isa.base import Dead, OutOfReach
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, EntryState, Label, RegisterPool
 from tests.examples import samples
@@ -191,14 +193,72 @@ def test_order_of_stores_and_loads() -> None:
         emit.compare_and_swap(where, 0, "x3", label)
 
     def claim_for(emit: A64Emitter, label: Label) -> None:
-        assert emit.claim_for(where, "x3", label)
+        assert emit.claim_for(where, "x3", label) == 1
 
+    def claim_pair(emit: A64Emitter, label: Label) -> None:
+        done.append(emit.claim_for(where, "x3", label, "x30"))
+
+    done = list[int]()
+    assert names(BACKEND, claim_pair) == ["ldaxp", "cbnz", "stxp", "cbz", "b"]
+    assert names(BACKEND_LSE, claim_pair) == ["mov", "casa", "cbz"]
+    assert done == [2, 1]
     assert names(BACKEND, claim_for) == ["ldaxr", "cbnz", "stxr", "cbz", "b"]
     assert names(BACKEND_LSE, claim_for) == ["mov", "casa", "cbz"]
     assert names(BACKEND, claim) == ["ldaxr", "tbnz", "orr", "stxr", "cbnz"]
     assert names(BACKEND, swap) == ["ldxr", "cbnz", "stlxr", "cbnz"]
     assert names(BACKEND_LSE, claim) == ["mov", "ldseta", "tbnz"]
     assert names(BACKEND_LSE, swap) == ["mov", "casl", "cbnz"]
+
+
+def test_an_address_near_the_last_one_is_found_from_it() -> None:
+    first, second = (Address(offset=PAGE + at, near=True) for at in (0x678, 0x690))
+
+    def twice(emit: A64Emitter, _: Label) -> None:
+        emit.atomic_add(first, 1)
+        emit.atomic_add(second, 1)
+
+    def joined(emit: A64Emitter, _: Label) -> None:
+        emit.atomic_add(first, 1)
+        emit.bind(Label())
+        emit.atomic_add(second, 1)
+
+    def overwritten(emit: A64Emitter, _: Label) -> None:
+        emit.atomic_add(first, 1)
+        emit.constant("x17", 5)
+        emit.atomic_add(second, 1)
+
+    def far(emit: A64Emitter, _: Label) -> None:
+        emit.atomic_add(first, 1)
+        emit.atomic_add(replace(second, offset=second.offset + PAGE), 1)
+
+    def saved_between(emit: A64Emitter, _: Label) -> None:
+        emit.atomic_add(first, 1)
+        emit.open_save()
+        emit.atomic_add(second, 1)
+        assert emit.close_save([abi.FLAGS])
+
+    adds = ["ldxr", "add", "stxr", "cbnz"]
+    whole = ["adrp", "add", *adds]
+    assert names(BACKEND, twice) == [*whole, "add", *adds]
+    for verbs in (joined, far):
+        assert names(BACKEND, verbs) == whole * 2
+    assert names(BACKEND, overwritten) == [*whole, "mov", *whole]
+    assert names(BACKEND, saved_between) == [*whole, "mrs", "str", *whole]
+
+
+def test_the_address_of_a_page_is_one_instruction() -> None:
+    for address, expected in ((2 * PAGE, ["adrp"]), (2 * PAGE + 4, ["adrp", "add"])):
+        emitter = RETURN_BACKEND.emitter(EntryState())
+        emitter.return_to(address)
+        assert [insn.text.split()[0] for insn in AARCH64.decode(emitter.finish(0), 0)] == expected
+
+
+def test_a_key_s_home_takes_the_place_of_bits_of_its_table_s_address() -> None:
+    emitter = RETURN_BACKEND.emitter(EntryState())
+    emitter.insert("x9", "x11", 4, 8, 2 * PAGE)
+    assert [insn.text for insn in AARCH64.decode(emitter.finish(0), 0)] == ["adrp x9, #0x2000", "bfi x9, x11, #4, #8"]
+    with pytest.raises(AssertionError):
+        emitter.insert("x9", "x11", 4, 8, 2 * PAGE + 24)
 
 
 def test_atomics_of_newer_cpus_are_one_instruction() -> None:

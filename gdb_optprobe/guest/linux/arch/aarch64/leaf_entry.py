@@ -7,7 +7,7 @@ waits for a grace period (mm/mmu_gather.c, tlb_remove_table).
 
     x16   address             kept
     x15                   ─►  the record; ABSENT; OTHER: no page of the smallest size that has a record
-    x14                   ─►  where the linear map has the entry, of any level; x13 ─► its value
+    x14                   ─►  where the linear map has the entry of the last level; x13 ─► its value
     x12, x11                  lost
 """
 
@@ -65,16 +65,21 @@ def _parts(linear: Linear, records: int) -> Iterator[Item]:
     for level, shift in enumerate(linear.user.shifts):
         yield from _root(linear.user) if level == 0 else _physical(_VALUE, linear.user)
         yield _field(_INDEX, _ADDRESS, shift, linear.user.entries(level).bit_length() - 1)
-        yield from (shifted("add", _ENTRY, _VALUE, _INDEX, 3), plain("add", _ENTRY, _ENTRY, _LINEAR))
+        yield plain("add", _VALUE, _VALUE, _LINEAR)
+        is_last = shift == PAGE_SHIFT
+        if is_last:
+            yield from (shifted("add", _ENTRY, _VALUE, _INDEX, 3), scaled("ldr", _VALUE, _ENTRY, 0, 8))
+        else:
+            yield plain("ldr_index", _VALUE, _VALUE, _INDEX)
         # Without it there is a block; on the last level there is nothing.
-        is_none = absent if shift == PAGE_SHIFT else other
-        yield from (scaled("ldr", _VALUE, _ENTRY, 0, 8), _unless(VALID, absent), _unless(TABLE, is_none))
+        yield from (_unless(VALID, absent), _unless(TABLE, absent if is_last else other))
     yield from (_unless(USER, other), branch_on_bit("tbnz", _VALUE, SPECIAL.bit_length() - 1, other))
-    yield from (plain("orr", _RECORD, "xzr", _VALUE), *_physical(_RECORD, linear.user), *constant(_INDEX, records))
-    yield from (
-        _field(_RECORD, _RECORD, PAGE_SHIFT, MOST_BITS - PAGE_SHIFT),
-        shifted("add", _RECORD, _INDEX, _RECORD, RECORD_SHIFT),
-    )
+    if linear.user.wide:
+        yield from (plain("orr", _RECORD, "xzr", _VALUE), *_physical(_RECORD, linear.user))
+        yield _field(_RECORD, _RECORD, PAGE_SHIFT, MOST_BITS - PAGE_SHIFT)
+    else:
+        yield _field(_RECORD, _VALUE, PAGE_SHIFT, PHYSICAL.bit_length() - PAGE_SHIFT)
+    yield from (*constant(_INDEX, records), shifted("add", _RECORD, _INDEX, _RECORD, RECORD_SHIFT))
     yield plain("ret", n=LR)
     for label, result in ((other, OTHER), (absent, ABSENT)):
         yield label

@@ -17,6 +17,7 @@ from gdb_optprobe.isa.aarch64 import AARCH64, user_code
 from gdb_optprobe.isa.aarch64.abi import CALLEE_SAVED, FLAGS, GENERAL, LR, PC, SP
 from gdb_optprobe.isa.aarch64.codegen import BACKEND, A64Emitter
 from gdb_optprobe.isa.aarch64.encodings import (
+    PAGE,
     FarBranch,
     Item,
     bits,
@@ -133,7 +134,11 @@ def _done(insn: Insn) -> list[Item] | None:
 
 def _advance(distance: int) -> Iterator[Item]:
     """Yield: advance the saved PC by `distance`."""
-    yield from (_load("x1", PC), *constant("x2", distance), plain("add", "x1", "x1", "x2"), _store("x1", PC))
+    if abs(distance) < PAGE:
+        moved = [number("addi" if distance >= 0 else "subi", "x1", "x1", abs(distance))]
+    else:
+        moved = [*constant("x2", distance), plain("add", "x1", "x1", "x2")]
+    yield from (_load("x1", PC), *moved, _store("x1", PC))
 
 
 def _load(register: str, name: str) -> int:
