@@ -121,7 +121,8 @@ def walker(kernel: Kernel, unwinder: FrameRecords, place: WalkedFrom) -> RecordW
     """Return the walk from a probed instruction. Raises OptprobeError."""
     if not unwinder.record:
         raise NoSuchKernel("where an exception saves registers is not known")
-    in_link = unwinder.frame(place.address).record is None
+    # A handler of a tracepoint has a record where it has a frame.
+    in_link = not place.frame if place.frame is not None else unwinder.frame(place.address).record is None
     size = vectors.thread_size(kernel)
     return RecordWalk(place, in_link, thread_stack(kernel), size, unwinder.entry, unwinder.record)
 
