@@ -16,7 +16,7 @@ from itertools import pairwise
 from struct import iter_unpack
 
 from gdb_optprobe.budget import Budget
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.derived_data import Code, Derived
 from gdb_optprobe.guest.linux.event_fields import CALL, EVENT, TRACE
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
@@ -43,7 +43,7 @@ def tracepoint(code: Code, kernel: Kernel, name: str) -> int | None:
         return None
     for used in code.constants_of(ITERATOR + name).used:
         at = used - kernel.offset("tracepoint", "funcs")
-        if kernel.word(at + kernel.offset("tracepoint", "iterator")) == iterator and _name(kernel, at) == name:
+        if code.word(at + kernel.offset("tracepoint", "iterator")) == iterator and _name(kernel, at) == name:
             return at
     return None
 
@@ -72,10 +72,13 @@ def list_of_events(code: Code, kernel: Kernel) -> Derived:
 
 def _is_list(kernel: Kernel, head: int, node: int, of: int) -> bool:
     """Return whether it is a list of events: the first and the last lead back, and each is of a class."""
-    first, last = kernel.word(head), kernel.word(head + 8)
-    if kernel.word(first + 8) != head or kernel.word(last) != head or head == first:
+    try:
+        first, last = kernel.word(head), kernel.word(head + 8)
+        if kernel.word(first + 8) != head or kernel.word(last) != head or head == first:
+            return False
+        return all(kernel.memory.read(kernel.word(at - node + of), 1) for at in (first, last))
+    except Unreadable:
         return False
-    return all(kernel.memory.read(kernel.word(at - node + of), 1) for at in (first, last))
 
 
 def table(code: Code, kernel: Kernel) -> Derived:
@@ -99,8 +102,11 @@ def global_trace(code: Code, kernel: Kernel) -> Derived:
 
 
 def _is_global(kernel: Kernel, node: int, flags: int) -> bool:
-    marked = int.from_bytes(kernel.memory.read(flags, 4), "little") & GLOBAL
-    return bool(marked) and kernel.word(kernel.word(node) + 8) == node == kernel.word(kernel.word(node + 8))
+    try:
+        marked = int.from_bytes(kernel.memory.read(flags, 4), "little") & GLOBAL
+        return bool(marked) and kernel.word(kernel.word(node) + 8) == node == kernel.word(kernel.word(node + 8))
+    except Unreadable:
+        return False
 
 
 def _name(kernel: Kernel, at: int) -> str:

@@ -129,7 +129,7 @@ def walker(kernel: Kernel, unwinder: FrameRecords, place: WalkedFrom) -> RecordW
 
 def thread_stack(kernel: Kernel) -> Expr:
     """Return where the running thread's stack begins. Raises OptprobeError."""
-    return word(current.task(kernel), kernel.offset("task_struct", "stack"))
+    return word(current.THREAD, kernel.offset("task_struct", "stack"))
 
 
 def _address(value: Variable) -> tuple[Statement, ...]:
