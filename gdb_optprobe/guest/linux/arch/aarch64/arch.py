@@ -43,6 +43,7 @@ from gdb_optprobe.guest.linux.arch.base import (
     Window,
     nowhere,
 )
+from gdb_optprobe.guest.linux.boot import DRIVERS, Beginning
 from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures, Symbols
@@ -73,7 +74,8 @@ class _Linux:
     tracepoints: TracepointArch | None = TRACEPOINTS
     event_costs: Mapping[str, int] = EVENT_COSTS
     loaded = MODULES
-    first_reads: Sequence[tuple[int, int]] = ()
+    first_reads: Sequence[tuple[int, int]] = finding.FIRST_READS
+    beginning: Beginning = DRIVERS
     find = staticmethod(finding.find)
     complete = staticmethod(finding.complete)
     notes = staticmethod(finding.notes)
