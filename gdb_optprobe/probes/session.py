@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import islice
 
 from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.garbage import uncollected
 from gdb_optprobe.guest.live_memory import PROOF, LiveMemory
@@ -19,6 +20,7 @@ from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.scope import ARGS
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
+from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import depth, saved
 from gdb_optprobe.maps import aggregate
@@ -174,8 +176,16 @@ class Session:
             return
         self.explain(*(spec for spec, _ in some))
         self.target.debugger.guard()
-        arena = self.optimizer.take_arena(borrow=True)
-        self.optimizer.tracepoints.register([event for _, event in some], arena)
+        arena, events = self.optimizer.take_arena(borrow=True), [event for _, event in some]
+        arena.forget_lacks()
+        try:
+            self.optimizer.tracepoints.register(events, arena)
+        except Refused:
+            if (lack := self.optimizer.lacking()) is None:
+                raise
+            with held():
+                self.optimizer.lend(lack, 0)
+            self.optimizer.tracepoints.register(events, arena)
 
     def _each_event(self, specs: Sequence[Spec]) -> tuple[Spec, ...]:
         """Return the specs, with one for each tracepoint where wildcards name several. Raises OptprobeError."""

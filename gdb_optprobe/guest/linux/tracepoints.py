@@ -116,6 +116,9 @@ class TracepointArch(Protocol):
     def gates(self, made: EventFormat) -> Sequence[tuple[int, Code]]:
         """Return the functions that are replaced where the fields are assigned, each with the code instead."""
 
+    def called(self, target: int, read: ReadMemory) -> int:
+        """Return the function to which a call of `target` leads: code of a module may do it by a veneer."""
+
     def caller(self, registers: Mapping[str, int], frame: int, read: ReadMemory) -> Mapping[str, int]:
         """Return the registers of a handler's caller, where the handler is probed. Raises Unreadable."""
 

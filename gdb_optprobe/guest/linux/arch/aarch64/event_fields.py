@@ -17,7 +17,6 @@ from gdb_optprobe.guest.linux.event_fields import EventFormat
 from gdb_optprobe.guest.linux.kernel import NoSuchKernel
 from gdb_optprobe.isa.aarch64.abi import FP, LR, SP
 from gdb_optprobe.isa.aarch64.encodings import (
-    FarBranch,
     Item,
     branch_if,
     branch_on_zero,
@@ -84,8 +83,8 @@ def _file(made: EventFormat) -> Iterator[Item]:
         yield _store(_WORK if value else "xzr", SP, offset)
 
 
-def reserve(made: EventFormat, address: int) -> bytes:
-    """Return the gate of trace_event_buffer_reserve(fbuffer, file, size). Raises OutOfReach."""
+def reserve(made: EventFormat, _: int) -> bytes:
+    """Return the gate of trace_event_buffer_reserve(fbuffer, file, size)."""
     layout, full, other = made.layout, Label(), Label()
     return encode_items(
         [
@@ -104,17 +103,21 @@ def reserve(made: EventFormat, address: int) -> bytes:
             *constant("x0", 0),
             plain("ret", n=LR),
             other,
-            FarBranch(made.reserve),
-        ],
-        address,
+            *_go_to(made.reserve),
+        ]
     )
 
 
-def commit(made: EventFormat, address: int) -> bytes:
-    """Return the gate of trace_event_buffer_commit(fbuffer). Raises OutOfReach."""
+def commit(made: EventFormat, _: int) -> bytes:
+    """Return the gate of trace_event_buffer_commit(fbuffer)."""
     layout, other = made.layout, Label()
     load = _load(_WORK, _FBUFFER, layout.buffer_file), _load(_WORK, _WORK, layout.filter)
-    return encode_items([*load, *_unless_ours(other), plain("ret", n=LR), other, FarBranch(made.commit)], address)
+    return encode_items([*load, *_unless_ours(other), plain("ret", n=LR), other, *_go_to(made.commit)])
+
+
+def _go_to(function: int) -> tuple[Item, ...]:
+    """Return a jump: a gate near a module's code is far from the kernel's."""
+    return (*constant(_WORK, function), plain("ret", n=_WORK))
 
 
 def _unless_ours(other: Label) -> tuple[Item, ...]:

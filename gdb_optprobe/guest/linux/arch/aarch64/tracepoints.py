@@ -10,19 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.aarch64 import event_fields
+from gdb_optprobe.guest.linux.arch.aarch64.constants import constants
 from gdb_optprobe.guest.linux.arch.aarch64.event_fields import NOP, RECORD
 from gdb_optprobe.guest.linux.arch.aarch64.user_kernel import RETURNS, VCPUS
 from gdb_optprobe.guest.linux.event_fields import EventFormat
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.tracepoints import HandlerCode
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
+from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.aarch64.abi import FP, LR, PC, SP
 from gdb_optprobe.isa.aarch64.calling import CALLING
 from gdb_optprobe.isa.aarch64.fields import to_bytes
 from gdb_optprobe.isa.base import Code, ReadMemory
 from gdb_optprobe.isa.calling import Calling
 
+GOES, VENEER = to_bytes(0xD61F_0200), 12
+"""br x16, the end of a veneer, and a veneer's bytes."""
 CHECKS = ("report_cfi_failure", "__cfi_slowpath")
 """Of kernels that check the type of what they call (kernel/cfi.c)."""
 
@@ -42,6 +47,15 @@ class _Tracepoints:
             (made.reserve, partial(event_fields.reserve, made)),
             (made.commit, partial(event_fields.commit, made)),
         )
+
+    def called(self, target: int, read: ReadMemory) -> int:
+        """See TracepointArch. A veneer is `adrp x16; add x16; br x16` (arch/arm64/kernel/module-plts.c)."""
+        try:
+            code = read(target, VENEER)
+        except Unreadable:
+            return target
+        made = constants(AARCH64.decode(code, target)).made
+        return made[0] if code.endswith(GOES) and len(made) == 1 else target
 
     def caller(self, registers: Mapping[str, int], frame: int, read: ReadMemory) -> Mapping[str, int]:
         if not frame:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
 import unicorn
 from unicorn import arm64_const
 
+from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.aarch64 import event_fields
 from gdb_optprobe.guest.linux.arch.aarch64.tracepoints import TRACEPOINTS
 from gdb_optprobe.guest.linux.event_fields import EventField, EventFormat, FileLayout
@@ -139,3 +141,20 @@ def test_a_layout_that_lies_is_refused(member: str, offset: int) -> None:
 
 def test_the_mark_is_no_address() -> None:
     assert 0 < event_fields.MARK < 1 << 47, "the kernel's addresses are in the upper half"
+
+
+def test_a_call_by_a_veneer_leads_to_the_function_behind_it() -> None:
+    """adrp x16; add x16, x16; br x16, as a module has them; anything else leads where it leads."""
+    pages = (RESERVE >> 12) - (CODE >> 12)
+    adrp = 0x9000_0000 | (pages & 3) << 29 | (pages >> 2 & 0x7_FFFF) << 5 | 16
+    veneer = to_bytes(adrp, number("addi", "x16", "x16", RESERVE & 0xFFF), 0xD61F_0200)
+
+    def read(held: bytes, address: int, size: int) -> bytes:
+        if address != CODE:
+            raise Unreadable(address, size)
+        return held[:size]
+
+    assert TRACEPOINTS.called(CODE, partial(read, veneer)) == RESERVE
+    assert TRACEPOINTS.called(CODE, partial(read, veneer[:8] + RETURNS)) == CODE
+    assert TRACEPOINTS.called(CODE, partial(read, RETURNS * 2 + veneer[8:])) == CODE
+    assert TRACEPOINTS.called(DATA, partial(read, veneer)) == DATA
