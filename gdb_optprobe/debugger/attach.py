@@ -170,7 +170,7 @@ class Attachments:
             self.current = _linux(waiting.connection, found, waiting.stops, waiting.session)
         probes = waiting.session.registry.probes()
         here = sum(probe.presence is Presence.HERE for probe in probes)
-        when = "before its first initcall" if is_first else "what ran before is not counted"
+        when = f"before {waiting.boot.arch.beginning.what}" if is_first else "what ran before is not counted"
         note(f"the guest's kernel has started: {here} of {len(probes)} probes in it, {when}")
 
     def seen(self, tell: bool = True) -> Attachment:
@@ -474,7 +474,7 @@ def _no_kernel() -> NotBooted:
 
 @dataclass(frozen=True)
 class _Found:
-    """A kernel that was found in the guest. is_early: it may be before its first initcall."""
+    """A kernel that was found in the guest. is_early: it may still patch its text."""
 
     recovered: DiscoveredKernel
     machine: GdbMachine
@@ -499,7 +499,7 @@ def _find(
     unpatched = UnpatchedText(registry)
     layouts = partial(objfiles.layouts, recovered.build)
     linux = LinuxGuest.of(recovered, machine, memory, isa, arch, unpatched, progress, GdbSymbols(), layouts)
-    is_early = linux.is_booting() and not boot.has_initcalls_begun(recovered.symbols, memory.read)
+    is_early = linux.is_booting() and not boot.is_behind(arch.beginning, linux.kernel.symbols, memory.read)
     return _Found(recovered, machine, linux, unpatched, is_early)
 
 

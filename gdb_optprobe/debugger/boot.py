@@ -1,7 +1,7 @@
 """Probes that wait for the guest's kernel to start, and move up once it has booted.
 
     reset ──a read of the first memory that a kernel reads──► its symbols are there
-          ──a breakpoint before the first initcall──► the probes go in; they stop the guest
+          ──a breakpoint where its text is patched──► the probes go in; they stop the guest
           ──a stop point where it has booted──► they move up
 
 Each stop is a breakpoint of QEMU's: the guest runs at full speed, and nothing of it is changed.
@@ -43,7 +43,7 @@ class BootTracker(NoModules):
     """Stops the guest where its kernel may have come far enough for probes. A StopPoint of its own.
 
     look: looks how far it is, and arms this or puts the probes in. Its argument: whether the guest is at such a stop.
-    is_started: the guest is to stop before the first initcall; else where a kernel starts.
+    is_started: the guest is to stop where its kernel's text is patched; else where a kernel starts.
     """
 
     stepped = moved = 0
@@ -84,7 +84,7 @@ class BootTracker(NoModules):
         self.disarm()
 
     def arm(self, linux: LinuxGuest | None) -> None:
-        """Have the guest stop before the first initcall of `linux`; None: where a kernel starts. Raises OptprobeError.
+        """Have the guest stop where `linux` has patched its text; None: where a kernel starts. Raises OptprobeError.
         """
         if linux is None:
             areas = [
@@ -94,7 +94,7 @@ class BootTracker(NoModules):
             ]
             self._arm(areas, gdb.BP_WATCHPOINT)
         else:
-            place = linux.entry(linux.kernel.address(boot.BEFORE_INITCALLS))
+            place = linux.entry(linux.kernel.address(self.arch.beginning.symbol))
             self._arm([f"*{place:#x}"], gdb.BP_BREAKPOINT)
         self.is_started = linux is not None
 

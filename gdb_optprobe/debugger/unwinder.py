@@ -115,7 +115,7 @@ def _caller(state: State, session: Session, kernel: Kernel) -> tuple[FrameId, St
     """Return the identity of a frame, and its caller's state; None where the kernel's stack ends, or is not known."""
     isa = kernel.isa
     pc = state.registers[isa.pc]
-    if (resident := session.probe_read_code) is not None and session.in_probe_read(pc):
+    if (resident := session.probe_read_at(pc)) is not None:
         return _called(resident, pc, state, kernel)
     if (routine := session.block_routines.at(pc)) is not None:
         return _before_routine(routine, state, session, kernel)

@@ -103,7 +103,7 @@ class Arena:
     """All memory for detours of one guest.
 
     alignment:  of instructions; if they may begin anywhere, detours begin at multiples of 8 nevertheless.
-    probe_read: code that detours call (probes/probe_read.py).
+    probe_reads: code that detours call (probes/probe_read.py), each within reach of some of them.
     journal:    lists what is in the arena, for another GDB.
     earlier:    what an earlier GDB's journal said is in the arena; None if nothing was adopted.
     lender:     lends more memory; None where none can be had.
@@ -124,7 +124,7 @@ class Arena:
         self._spare: Slot | None = None
         self._is_leaving = False
         self.data = _Pool([Slots(start, end, DATA_STEP) for start, end in ranges.data])
-        self.probe_read: tuple[Slot, Detour] | None = None
+        self.probe_reads: list[tuple[Slot, Detour]] = []
         self.pads = _Pool([])
         self._pages: list[Slot] = []
         self._tickets: Slot | None = None
@@ -391,13 +391,20 @@ class Arena:
         all_of_it = [*own, *([lent] if lent[1] else [])]
         return min(start for start, _ in all_of_it), max(end for _, end in all_of_it)
 
-    def check_return(self, near: int, reach: int) -> None:
-        """Raise Refused where a trampoline would not be in `code_bounds`: entries take its address for the guest's.
+    def trampolines_near(self, near: int, reach: int) -> int:
+        """Return near which address the trampoline of a function at `near` is to be, so that it is in `code_bounds`.
+
+        Elsewhere the entries of other functions would take its address for the guest's. A return leads anywhere.
         """
         start, end = self._code_range(near, reach, 0)
         bounds = self.code_bounds
-        if self._has_bounds and not (bounds[0] <= start and end <= bounds[1]):
-            raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{near:#x}"))
+        inside = not self._has_bounds or (bounds[0] <= start and end <= bounds[1])
+        return near if inside else bounds[0]
+
+    def reaches(self, slot: Slot, near: int, reach: int) -> bool:
+        """Return whether code for a branch at `near` may lead to `slot`."""
+        low, high = self._code_range(near, reach, slot.size)
+        return low <= slot.address and slot.end <= high
 
     @property
     def _has_bounds(self) -> bool:
@@ -600,10 +607,11 @@ class Arena:
         self._retired_as[slot] = self._retirements
 
     def retire_probe_read(self) -> None:
-        """Retire probe_read if it is the only code left: nothing calls it any more."""
-        if self.probe_read is not None and self.code.holds_only(self.probe_read[0]):
-            (slot, detour), self.probe_read = self.probe_read, None
-            self.retire(slot, detour)
+        """Retire probe_reads if they are the only code left: nothing calls them any more."""
+        if self.probe_reads and self.code.holds_only({slot for slot, _ in self.probe_reads}):
+            found, self.probe_reads = self.probe_reads, []
+            for slot, detour in found:
+                self.retire(slot, detour)
 
     @property
     def retired(self) -> tuple[Detour, ...]:
@@ -785,9 +793,9 @@ class _Pool:
         """Return whether nothing is allocated in it."""
         return not any(slots.used or slots.dirty for slots in self.slots)
 
-    def holds_only(self, slot: Slot) -> bool:
-        """Return whether `slot` is all that is allocated in it."""
-        return [each for slots in self.slots for each in (*slots.used, *slots.dirty)] == [slot]
+    def holds_only(self, those: Collection[Slot]) -> bool:
+        """Return whether `those` are all that is allocated in it."""
+        return all(each in those for slots in self.slots for each in (*slots.used, *slots.dirty))
 
     @property
     def dirty(self) -> tuple[Slot, ...]:

@@ -170,9 +170,9 @@ class Batches:
         if len(sites.addresses) < least(spec) or (sample := self._sample(spec, sites)) is None:
             return
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
+        if spec.is_return and not _share_trampoline(arena, sample.head, isa):
+            return
         try:
-            if spec.is_return:
-                arena.check_return(sample.head, isa.branch_reach)
             at = arena.free_code(sample.head, isa.branch_reach)
             # The address of the first counter may end in zeros, which takes fewer instructions than the others'.
             second = arena.check_data(2 * WORD, at, isa.data_reach) + WORD
@@ -199,9 +199,9 @@ class Batches:
         if len(plans) < least(spec):
             return
         guest, arena = self.target.guest, self.optimizer.take_arena()
+        if spec.is_return and not _share_trampoline(arena, plans[0].head, guest.isa):
+            return
         try:
-            if spec.is_return:
-                arena.check_return(plans[0].head, guest.isa.branch_reach)
             arena.free_code(plans[0].head, guest.isa.branch_reach)
         except Refused:  # those before have taken all
             if spec.is_return:
@@ -475,6 +475,11 @@ class Batches:
                     if held_now[part] != code[part]:
                         found.append(f"the detour of {guest.text.spell(block.sites[index])} was changed")
         return found
+
+
+def _share_trampoline(arena: Arena, head: int, isa: Isa) -> bool:
+    """Return whether code near a function at `head` may have the trampoline of all: else each has one of its own."""
+    return arena.trampolines_near(head, isa.branch_reach) == head
 
 
 def _may_call(calls: RoutineCalls, plan: Plan, isa: Isa, spec: Spec) -> bool:

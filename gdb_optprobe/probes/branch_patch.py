@@ -116,7 +116,9 @@ def reserve(probe: Probe, plan: Plan, guest: Guest, arena: Arena, keeps: Preserv
     Raises Refused; NotLowered before that is written.
     """
     if probe.handler.dereferences and not isinstance(probe.handler.unmapped, Missing):
-        probe.readers = install_probe_read(probe.handler.unmapped, probe.address, guest, arena)
+        # A program of a return probe is in a trampoline.
+        near = arena.trampolines_near(probe.address, guest.isa.branch_reach) if probe.is_return else probe.address
+        probe.readers = install_probe_read(probe.handler.unmapped, near, guest, arena)
     if probe.handler.stops and probe.pad is None and not probe.is_return:
         probe.pad = install_pad(probe.address, b"", guest, arena)
     if (maps := probe.handler.shared) is not None:

@@ -217,7 +217,6 @@ class KernelRethooks:
 
     def reserve(self, site: Site, guest: Guest, arena: Arena) -> None:
         """Reserve a table for calls of the function that is entered at `site`. Raises Refused."""
-        arena.check_return(site.address, guest.isa.branch_reach)
         has = site.latest_rethook
         probes = [probe for probe in site.probes if probe.is_return]
         wanted = table_layout(guest.isa, probes, has.layout.slots if has is not None else 0)
@@ -409,7 +408,6 @@ def _is_hidden(call: CallSlot, rethook: Rethook, guest: Guest) -> bool:
 def check_memory(probe: Probe, guest: Guest, arena: Arena) -> None:
     """Raises Refused where there is no memory for a table of the function with `probe` as its only kretprobe."""
     layout = table_layout(guest.isa, [probe])
-    arena.check_return(probe.address, guest.isa.branch_reach)
     try:
         arena.check_room(layout.size, probe.address, guest.isa.data_reach)
     except Refused as refused:

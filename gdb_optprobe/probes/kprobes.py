@@ -414,8 +414,6 @@ class Kprobes:
         """Raises Refused where there is no memory for what `probe` gathers."""
         arena, reach = self.optimizer.find_arena(), self.target.guest.isa.data_reach
         _unless_full(arena, lambda: arena.check_room(probe.handler.size, probe.address, reach))
-        if probe.is_return:
-            arena.check_return(probe.address, self.target.guest.isa.branch_reach)
         if probe.is_return and self.registry.site(probe.address) is None:
             kernel_rethooks.check_memory(probe, self.target.guest, arena)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.detour import Detour
@@ -16,7 +16,7 @@ MOST_NAMES = 8
 """Of functions that are listed."""
 
 
-def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
+def problems(optimizer: Optimizer, resident: Sequence[Detour]) -> Iterator[str]:
     """Yield where memory is not what it should be. Raises OptprobeError."""
     target, registry = optimizer.target, optimizer.registry
     for branch in registry.branches():
@@ -32,7 +32,7 @@ def problems(optimizer: Optimizer, resident: Detour | None) -> Iterator[str]:
             yield from _check_detour(site.detour, site.detour.data, target.guest)
         if site.enabled and site.state in (SiteState.NOTHING, SiteState.LOST):
             yield f"nothing in the guest counts at {target.guest.text.spell(site.address)} any more"
-    if resident is not None and any(_check_detour(resident, resident.data, target.guest)):
+    if any(found for one in resident for found in _check_detour(one, one.data, target.guest)):
         yield "the routine that reads memory was changed"
 
 

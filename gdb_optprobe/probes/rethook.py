@@ -52,6 +52,7 @@ from gdb_optprobe.probes.kretprobe import (
     trampoline_alignment,
 )
 from gdb_optprobe.probes.probe import Probe
+from gdb_optprobe.probes.probe_read import install_probe_read
 from gdb_optprobe.probes.return_program import entry_parts, may_leave_out, return_handler, slot_word
 from gdb_optprobe.probes.return_stops import EntryHit, FindReturn, ReturnStops
 from gdb_optprobe.probes.stops import Hit
@@ -121,7 +122,7 @@ class Rethook:
     programs: tuple[ReturnProgram, ...] = ()
     parts: tuple[EntryPart, ...] = ()
     _probes: tuple[Probe, ...] = ()
-    _readers: tuple[ProbeReadRoutines | None, ...] = ()
+    _readers: ProbeReadRoutines | None = None
     _base: int | None = None
     _arena_code: tuple[int, int] = (0, 0)
     _last_entry: CallSlot | None = None
@@ -268,8 +269,9 @@ class Rethook:
         new = self._reuse_trampoline(code, parts, arena)
         if new is None:
             uses = self._uses(probes)
+            near = arena.trampolines_near(self.address, target.guest.isa.branch_reach)
             new = InstalledDetour.install(
-                self.address,
+                near,
                 lambda at: Detour(at, code(at), self.address, ()),
                 target.guest,
                 arena,
@@ -277,6 +279,7 @@ class Rethook:
                 trampoline_alignment(target.guest.isa),
             )
         self.retire(target.guest, arena)
+        self._readers = self._entry_readers(probes, target.guest, arena)
         self._use(new, probes, parts, made, programs, plan, target.guest, arena)
         for probe, part, program in zip(probes, parts, self.programs, strict=True):
             if probe.spec.return_handler is not None:
@@ -289,20 +292,32 @@ class Rethook:
             self.tally = found
             arena.journal.put(Item.POINT, self.memory.address, self.record)
 
+    def _entry_readers(self, probes: Sequence[Probe], guest: Guest, arena: Arena) -> ProbeReadRoutines | None:
+        """Return what reads memory for the code at the function's entry; None where that reads none. Raises Refused."""
+        for probe in probes:
+            if probe.readers is not None and not isinstance(probe.handler.unmapped, Missing):
+                return install_probe_read(probe.handler.unmapped, self.address, guest, arena)
+        return None
+
     @classmethod
     def tried(cls, probe: Probe, plan: Plan, guest: Guest, arena: Arena) -> Rethook:
         """Return what a function would have with `probe` as its only kretprobe, where memory is free now.
 
         Nothing is written to the guest, so no call can use it. Raises Refused.
         """
-        layout, reach = table_layout(guest.isa, [probe]), guest.isa.data_reach
-        memory = Slot(arena.check_room(layout.size, probe.address, reach, _aligned(layout)), layout.size)
+        layout, reach = table_layout(guest.isa, [probe]), guest.isa.branch_reach
+        in_reach = guest.isa.data_reach
+        memory = Slot(arena.check_room(layout.size, probe.address, in_reach, _aligned(layout)), layout.size)
         aligned = counter_alignment(probe.handler, guest.isa)
-        probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, reach, aligned), probe.handler.size)
-        at = trampoline_alignment(guest.isa).up(arena.free_code(probe.address, guest.isa.branch_reach))
+        probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, in_reach, aligned), probe.handler.size)
+        free = arena.free_code(arena.trampolines_near(probe.address, reach), reach)
+        at = trampoline_alignment(guest.isa).up(free)
         probe.readers = None if isinstance(probe.handler.unmapped, Missing) else ProbeReadRoutines(at, at)
         found = cls(probe.address, layout, memory, ReturnStops(probe.address, layout, lambda pc, key: None))
         found.tally = probe.counter if _counts_all(probe) else None
+        if probe.readers is not None:
+            here = arena.free_code(probe.address, reach)
+            found._readers = ProbeReadRoutines(here, here)
         parts = entry_parts([probe], SAVED, lambda one: one.may_stop)
         leaving = PadExit(flags, at) if (flags := _flags(parts)) else None
         made, programs = found._trampoline_code([probe], parts, plan, guest, leaving)
@@ -331,7 +346,6 @@ class Rethook:
             for number, code, (start, end) in zip(self.probe_numbers, programs, places, strict=True)
         )
         self._probes = tuple(probes)
-        self._readers = tuple(probe.readers for probe in probes)
         self._base = plan.base
         self._arena_code = code_range(arena)
         self.costs = self._costs(made, new.detour, plan, guest)
@@ -372,8 +386,7 @@ class Rethook:
         assert self.trampoline is not None
         at = self.trampoline.detour.address
         handler = self._probes[0].handler
-        readers = next((each for each in self._readers if each is not None), None)
-        before = EntryState(dead, per_cpu=handler.per_cpu, base=self._base, readers=readers)
+        before = EntryState(dead, per_cpu=handler.per_cpu, base=self._base, readers=self._readers)
         function = ProbedFunction(at, self._arena_code, self.address, guest.hidden_returns)
         return lower_kernel_returns.lower_entry(self.table, function, before, return_backend(guest), self.parts)
 

@@ -115,7 +115,8 @@ class ReturnStops:
             return None
         if self.pad is None:
             isa = return_backend(target.guest)
-            self.pad = install_pad(self.address, isa.end, target.guest, arena)
+            near = arena.trampolines_near(self.address, target.guest.isa.branch_reach)
+            self.pad = install_pad(near, isa.end, target.guest, arena)
             self._breakpoint = target.stops.stop_at_return(ReturnStop(self.pad, partial(self._on_pad, target.guest)))
         return PadExit(flags, self.pad.address)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import islice
 
 from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
 from gdb_optprobe.garbage import uncollected
 from gdb_optprobe.guest.live_memory import PROOF, LiveMemory
@@ -19,6 +20,7 @@ from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.scope import ARGS
 from gdb_optprobe.handlers.source import Fragment
 from gdb_optprobe.handlers.types import member_names
+from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import depth, saved
 from gdb_optprobe.maps import aggregate
@@ -174,8 +176,16 @@ class Session:
             return
         self.explain(*(spec for spec, _ in some))
         self.target.debugger.guard()
-        arena = self.optimizer.take_arena(borrow=True)
-        self.optimizer.tracepoints.register([event for _, event in some], arena)
+        arena, events = self.optimizer.take_arena(borrow=True), [event for _, event in some]
+        arena.forget_lacks()
+        try:
+            self.optimizer.tracepoints.register(events, arena)
+        except Refused:
+            if (lack := self.optimizer.lacking()) is None:
+                raise
+            with held():
+                self.optimizer.lend(lack, 0)
+            self.optimizer.tracepoints.register(events, arena)
 
     def _each_event(self, specs: Sequence[Spec]) -> tuple[Spec, ...]:
         """Return the specs, with one for each tracepoint where wildcards name several. Raises OptprobeError."""
@@ -497,7 +507,7 @@ class Session:
     def check(self) -> tuple[str, ...]:
         """Return where the guest's memory does not hold what we wrote, in words."""
         self.check_alive()
-        own = memory_check.problems(self.optimizer, self.probe_read_code)
+        own = memory_check.problems(self.optimizer, self.probe_reads)
         blocks = (*self.block_routines.problems(), *self.batches.problems())
         return (*own, *blocks, *self.uprobes.problems(), *self.optimizer.tracepoints.problems())
 
@@ -506,19 +516,19 @@ class Session:
         return memory_check.untraced_sites(self.target)
 
     @property
-    def probe_read_code(self) -> Detour | None:
+    def probe_reads(self) -> tuple[Detour, ...]:
         """The code in the guest that programs call."""
         arena = self.optimizer.arena
-        return arena.probe_read[1] if arena is not None and arena.probe_read is not None else None
+        return tuple(detour for _, detour in arena.probe_reads) if arena is not None else ()
 
-    def in_probe_read(self, pc: int) -> bool:
-        resident = self.probe_read_code
-        return resident is not None and resident.address <= pc < resident.end
+    def probe_read_at(self, pc: int) -> Detour | None:
+        """Return that of it which `pc` is in."""
+        return next((resident for resident in self.probe_reads if resident.address <= pc < resident.end), None)
 
     def is_inside(self, pc: int) -> bool:
         """Return whether `pc` is in our code that a hit runs."""
         found = self.registry.detour_at(pc) or self.optimizer.rethooks.trampoline_at(pc)
-        return found is not None or self.in_probe_read(pc) or self.block_routines.at(pc) is not None
+        return found is not None or self.probe_read_at(pc) is not None or self.block_routines.at(pc) is not None
 
     def pushed_at(self, detour: Detour, pc: int) -> int:
         """Return the bytes that `detour` has on the stack at `pc` beyond those of the original code."""

@@ -32,7 +32,7 @@ from gdb_optprobe.guest.linux.event_fields import ASSIGNS, EventFormat
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.tracepoints import TOO_MANY, Call, HandlerCode, Tracepoint, Tracepoints, too_many
 from gdb_optprobe.guest.native_call import LATER, CallFailed, Runner
-from gdb_optprobe.isa.base import Code, Insn, OutOfReach
+from gdb_optprobe.isa.base import Code, Flow, Insn, OutOfReach
 from gdb_optprobe.isa.calling import Thunk
 from gdb_optprobe.maps import validate
 from gdb_optprobe.maps.journal_format import Damaged
@@ -103,7 +103,7 @@ class TracepointHandlers:
     collector: Collector
     may_stop_at: Callable[[int], bool]
     _known: dict[int, EventHandler] = field(default_factory=dict)
-    _gates: dict[int, InstalledDetour] = field(default_factory=dict)
+    _gates: list[InstalledDetour] = field(default_factory=list)
 
     @property
     def memory(self) -> tuple[Slot, ...]:
@@ -259,17 +259,26 @@ class TracepointHandlers:
             raise
         return self._know(handler)
 
-    def _calls(self, made: EventFormat, facts: Tracepoints) -> Sequence[Insn]:
-        """Return the calls in the assignment that lead to gates. Raises OptprobeError where they are not found."""
+    def _calls(self, made: EventFormat, facts: Tracepoints) -> Sequence[tuple[Insn, int]]:
+        """Return the calls in the assignment that are to lead to gates, each with the function that it calls.
+
+        Raises OptprobeError where they are not found.
+        """
         function = self.guest.text.function(made.assigns)
         code = function.code.values() if function is not None else ()
         replaced = [target for target, _ in facts.arch.gates(made)]
-        found = [insn for insn in code if insn.target in replaced]
-        if {insn.target for insn in found} != {*replaced}:
+        led = ((insn, self._called(insn)) for insn in code)
+        found = [(insn, to) for insn, to in led if to in replaced]
+        if {to for _, to in found} != {*replaced}:
             name = self.guest.symbol(made.assigns)
             why = f"{name} does not call what makes room for an entry, or commits it"
             raise Refused(Refusal.EVENT_FIELDS_MISSING.because(event=name.partition(ASSIGNS)[2], why=why))
         return found
+
+    def _called(self, insn: Insn) -> int:
+        """Return the function that a direct branch leads to; 0 of another instruction."""
+        arch, read = self.guest.tracepoints.arch, self.guest.machine.read
+        return arch.called(insn.target, read) if insn.target is not None and insn.flow is Flow.CALL else 0
 
     def _code(self, made: EventFormat | None, missed: int, address: int) -> HandlerCode:
         """Return the code of a handler for its address. Raises Refused where it does not reach a module's code."""
@@ -309,18 +318,11 @@ class TracepointHandlers:
         """Have the assignment of a handler's fields come to the gates. Raises OptprobeError with nothing led there."""
         if (made := handler.made) is None:
             return handler
-        guest = self.guest
-        for function, code in facts.arch.gates(made):
-            if function not in self._gates:
-                self._gates[function] = InstalledDetour.install(
-                    function, partial(_gate, code, function), guest, arena, ()
-                )
-        to = {function: placed.detour.address for function, placed in self._gates.items()}
+        guest, codes = self.guest, dict(facts.arch.gates(made))
         try:
             patches = tuple(
-                Patch(insn.address, insn.data, guest.isa.redirect(insn, to[insn.target]))
-                for insn in self._calls(made, facts)
-                if insn.target is not None
+                Patch(insn.address, insn.data, guest.isa.redirect(insn, self._gate(insn, codes[to], arena)))
+                for insn, to in self._calls(made, facts)
             )
         except OutOfReach as stuck:
             raise self._out_of_reach(stuck.source) from stuck
@@ -330,6 +332,19 @@ class TracepointHandlers:
         self.registry.event_hooks += new
         self._known[handler.slot.address] = replace(handler, hooks=patches)
         return self._known[handler.slot.address]
+
+    def _gate(self, call: Insn, code: Code, arena: Arena) -> int:
+        """Return the address of the gate in place of what a call leads to. Raises Refused.
+
+        Another GDB knows by its head that the call may lead to it instead.
+        """
+        target, reach = call.target or 0, self.guest.isa.branch_reach
+        mine = (one for one in self._gates if one.detour.head == target)
+        found = next((one for one in mine if arena.reaches(one.slot, call.address, reach)), None)
+        if found is None:
+            found = InstalledDetour.install(call.address, partial(_gate, code, target), self.guest, arena, ())
+            self._gates.append(found)
+        return found.detour.address
 
     def _know(self, handler: EventHandler) -> EventHandler:
         self._known[handler.slot.address] = handler
@@ -386,7 +401,7 @@ class TracepointHandlers:
         del self._known[handler.slot.address]
         self.guest.handlers.remove(handler.slot.address)
         if not any(other.made is not None for other in self._known.values()):
-            for placed in self._gates.values():
+            for placed in self._gates:
                 placed.release(self.guest, arena, reached=True)
             self._gates.clear()
         arena.journal.drop(Item.EVENT, handler.slot.address)

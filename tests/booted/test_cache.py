@@ -20,19 +20,15 @@ LINKED_TO = "ffffffff81000000"
 SEEKS = "Finding out what leads into"
 
 
-@pytest.fixture
-def later_ppc() -> Iterator[Guest]:
-    """Another guest; its kernel is in the cache of always: `cached` comes behind the test that has it."""
-    with Guest.start(Options(arch="ppc64le", extra=ACCELERATOR)) as guest:
-        yield guest
-
-
-def test_plans_of_one_boot_hold_in_the_next_on_ppc64le(
-    ppc_guest: Guest, later_ppc: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("first", "arch"), [("ppc_guest", "ppc64le"), ("arm_guest", "aarch64")])
+def test_plans_of_one_boot_hold_in_the_next_on(
+    first: str, arch: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPTPROBE_CACHE", str(tmp_path))
-    made = plans(ppc_guest, "keep-plans")["made"]
-    found = plans(later_ppc, "compare-plans")
+    guest: Guest = request.getfixturevalue(first)
+    with Guest.start(Options(arch=arch, extra=ACCELERATOR)) as later:
+        monkeypatch.setenv("OPTPROBE_CACHE", str(tmp_path))
+        made = plans(guest, "keep-plans")["made"]
+        found = plans(later, "compare-plans")
     assert found["others"] == []
     assert found["compared"] > 0.9 * made > 80 and "optimized" in found["tiers"]
 

@@ -296,7 +296,7 @@ def test_who_stands_in_a_detour_is_stepped_out_of_it(linux: Guest) -> None:
     """So that all memory is the guest's again when GDB leaves, wherever it has stopped the vCPUs."""
     with Console(linux) as gdb:
         gdb("python from gdb_optprobe.debugger.attach import attachments")
-        for place in ("registry.site_of(probe).detour", "probe_read_code"):
+        for place in ("registry.site_of(probe).detour", "probe_reads[0]"):
             gdb("optprobe add vfs_read do count by *(int *)$sp")
             gdb("python session = attachments.current.session")
             gdb("python from gdb_optprobe.recovery.teardown import teardown")

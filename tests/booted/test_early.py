@@ -15,11 +15,15 @@ from tests.booted.gdb import Console
 WAITS = "add bus_register,vfs_read,start_kernel,no_such -pending"
 
 
-# Where a kernel of aarch64 starts is not known: probes do not wait for it.
-@pytest.fixture(params=sorted({*MACHINES} - {"aarch64"}))
+KERNELS: dict[str, dict[str, str]] = {arch: {"arch": arch} for arch in MACHINES}
+# Its page tables are of another form, its text is protected earlier, and it has its tree of devices elsewhere.
+KERNELS["aarch64, 6.12"] = {"arch": "aarch64", "suite": "trixie", "cpu": "max,pauth-impdef=on"}
+
+
+@pytest.fixture(params=sorted(KERNELS))
 def newborn(boot: Boot, request: pytest.FixtureRequest) -> Guest:
     """Return a guest before its first instruction."""
-    return boot(arch=request.param, paused=True)
+    return boot(**KERNELS[request.param], paused=True)
 
 
 def test_a_boot_is_probed_from_its_first_initcall_on(newborn: Guest) -> None:
@@ -43,7 +47,7 @@ def test_a_boot_is_probed_from_its_first_initcall_on(newborn: Guest) -> None:
     (waiting,) = finished.json("waiting")
     assert (waiting["state"], waiting["reason"]["code"]) == ("pending", "KERNEL_PENDING")
     assert "left: 0" in finished.output
-    assert re.search(r"has started: 2 of 4 probes in it, before its first initcall", finished.output)
+    assert re.search(r"has started: 2 of 4 probes in it, before its first (initcall|driver)", finished.output)
     buses, reads, start, nowhere = finished.json("list")
     assert [buses["tier"], reads["tier"]] == ["optimized", "optimized"]
     assert [start["reason"]["code"], nowhere["reason"]["code"]] == ["INIT_TEXT", "PENDING"]

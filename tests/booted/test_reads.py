@@ -217,7 +217,7 @@ def test_who_is_stopped_within_a_read_is_in_the_probed_function(each_linux: Gues
 def stop_at(place: str) -> str:
     return (
         "python import re; from gdb_optprobe.debugger.attach import current_session; s = current_session(); "
-        "r = s.probe_read_code; code = s.target.guest.isa.decode(r.data, r.address); "
+        "r = s.probe_reads[0]; code = s.target.guest.isa.decode(r.data, r.address); "
         f"at = next((insn.address for insn in code if re.search('{place}', insn.text)), None); "
         "d = next(s.registry.branches()).detour; code = s.target.guest.isa.decode(d.data, d.address); "
         "at = at or next(insn.end for insn in code if insn.flow.name == 'CALL'); "

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -292,3 +295,31 @@ def test_what_is_told_of_a_table_of_calls_goes_with_its_memory() -> None:
     there.data.release(slot)
     there.reclaim(lambda slots: ())
     assert not there.journal.state
+
+
+def test_trampolines_of_far_functions_are_where_those_of_the_kernel_are() -> None:
+    """Entries of all functions know them by one range, without what is lent near modules."""
+    there, far = arena(), CODE[0] - 4 * REACH
+    assert there.trampolines_near(far, REACH) == far, "where nothing is lent, there is one range alone"
+    there.lender = cast(Any, SimpleNamespace(code_range=(CODE[0] + 0x10_0000, CODE[0] + 0x1000_0000)))
+    assert there.code_bounds == (CODE[0], CODE[0] + 0x1000_0000)
+    assert there.trampolines_near(CODE[0] - REACH // 2, REACH) == CODE[0] - REACH // 2
+    assert there.trampolines_near(far, REACH) == CODE[0]
+
+
+def test_code_that_several_call_serves_those_in_reach() -> None:
+    there = arena()
+    slot = Slot(CODE[0], 64)
+    assert there.reaches(slot, CODE[0] - REACH + 4096, REACH)
+    assert not there.reaches(slot, CODE[0] - REACH, REACH) and not there.reaches(slot, CODE[0] + REACH, REACH)
+
+
+def test_routines_go_once_nothing_else_is_left() -> None:
+    there = arena()
+    slots = [there.allocate_code(16, CODE[0], REACH) for _ in range(3)]
+    there.probe_reads = [(slot, Detour(slot.address, bytes(16), slot.address, ())) for slot in slots[:2]]
+    there.retire_probe_read()
+    assert len(there.probe_reads) == 2
+    there.code.free(slots[2])
+    there.retire_probe_read()
+    assert there.probe_reads == [] and len(there.retired) == 2

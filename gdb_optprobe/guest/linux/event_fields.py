@@ -30,7 +30,7 @@ CALL, CLASS, FILE, BUFFER, FIELD = (
     "trace_event_call", "trace_event_class", "trace_event_file", "trace_event_buffer", "ftrace_event_field",
 )  # fmt: skip
 RESERVE, COMMIT, TRACE = "trace_event_buffer_reserve", "trace_event_buffer_commit", "global_trace"
-ASSIGNS = "trace_event_raw_event_"
+ASSIGNS, EVENT = "trace_event_raw_event_", "event_"
 DYNAMIC = "__data_loc "
 MOST_FIELDS = 128
 LONGEST = 128
@@ -139,14 +139,14 @@ def find(kernel: Kernel, call: int, name: str, system: str, tracepoint: int, sym
 
 def check_system(kernel: Kernel, name: str, system: str) -> None:
     """Raise OptprobeError where the event of that name is another system's; not where its name is not known."""
-    call = kernel.symbols.address(f"event_{name}")
+    call = kernel.symbols.address(f"{EVENT}{name}")
     if call is not None:
         _check_system(kernel, kernel.word(call + kernel.offset(CALL, "class")), name, system)
 
 
 def system_of(kernel: Kernel, name: str) -> str:
     """Return the system of the event of a tracepoint; "" where the tracepoint has no event. Raises OptprobeError."""
-    call = kernel.symbols.address(f"event_{name}")
+    call = kernel.symbols.address(f"{EVENT}{name}")
     return _system(kernel, kernel.word(call + kernel.offset(CALL, "class"))) if call is not None else ""
 
 

@@ -161,7 +161,7 @@ class LinuxGuest(Guest):
         return self._is_booting is not False
 
     def note_boot(self, ended: bool) -> None:
-        """Note how far the kernel is: before its first initcall, or where it has `ended` to boot."""
+        """Note how far the kernel is: where it has patched its text, or where it has `ended` to boot."""
         self._is_booting = not ended
         self.forget()
 

@@ -11,6 +11,7 @@ A function reaches to the next symbol, as in the kernel; zeros behind its end ar
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import iter_unpack
@@ -31,6 +32,8 @@ MOST_OF_NAMES = 8
 """Bytes of all names for each byte of their table, in which one's end may be another: 1."""
 LONGEST_NAME = 511
 """KSYM_NAME_LEN - 1. A symbol with a longer name is passed over."""
+MAPPING = re.compile(r"\$[adtx](\..*)?")
+"""Names of no functions: on some ISAs they say where code begins, and data (include/linux/module_symbol.h)."""
 NOTHING: Range = (0, 0)
 _ROWS = {"jump_entries": 16, "static_call_sites": 8}
 _TABLES = {
@@ -132,7 +135,7 @@ def _symbols(module: Module, kernel: Kernel) -> tuple[Symbols, dict[int, int]]:
     first, last = module.text
     for index, (name, _, _, _, value, size) in enumerate(iter_unpack("<IBBHQQ", data)):
         text = _text(strings, name)
-        if not text or not module.holds(value):
+        if not text or not module.holds(value) or MAPPING.fullmatch(text):
             continue
         budget.spend(len(text))
         inside = first <= value < last

@@ -16,6 +16,7 @@ from struct import Struct
 from typing import Protocol
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux import event_fields, module_tracepoints
 from gdb_optprobe.guest.linux.event_fields import EventFormat
 from gdb_optprobe.guest.linux.event_name import RAW_SYSCALLS, SYSCALLS, EventName
@@ -32,6 +33,7 @@ from gdb_optprobe.isa.calling import Calling
 
 REGISTER, UNREGISTER = "tracepoint_probe_register", "tracepoint_probe_unregister"
 SYMBOL, ITERATOR = "__tracepoint_", "__traceiter_"
+TABLE = "__start___tracepoints_ptrs", "__stop___tracepoints_ptrs"
 HOLD, RELEASE = "try_module_get", "module_put"
 """References to a module, which is not unloaded meanwhile: perf and BPF hold one of each event's."""
 WAITS = (
@@ -113,6 +115,9 @@ class TracepointArch(Protocol):
 
     def gates(self, made: EventFormat) -> Sequence[tuple[int, Code]]:
         """Return the functions that are replaced where the fields are assigned, each with the code instead."""
+
+    def called(self, target: int, read: ReadMemory) -> int:
+        """Return the function to which a call of `target` leads: code of a module may do it by a veneer."""
 
     def caller(self, registers: Mapping[str, int], frame: int, read: ReadMemory) -> Mapping[str, int]:
         """Return the registers of a handler's caller, where the handler is probed. Raises Unreadable."""
@@ -202,7 +207,7 @@ class Tracepoints:
         if found.module:
             call, symbols, words = self._module_event(event, found)
         else:
-            call, symbols = self.kernel.address(f"event_{name}"), self.kernel.symbols
+            call, symbols = self.kernel.address(f"{event_fields.EVENT}{name}"), self.kernel.symbols
             words = self.parameters(ITERATOR + name)
         made = event_fields.find(self.kernel, call, name, event.system, found.address, symbols)
         if words not in range(1, MOST_ARGUMENTS + 1):
@@ -314,7 +319,17 @@ class Tracepoints:
 
     def _names(self) -> Sequence[str]:
         """Return the names of the kernel's tracepoints. Raises OptprobeError."""
-        start, end = self.kernel.range("__start___tracepoints_ptrs", "__stop___tracepoints_ptrs")
-        rows = (at + distance for at, (distance,) in self.kernel.rows(start, end, POINTER))
-        symbols = (self.kernel.symbols.at(at & MASK) for at in rows)
-        return [one.name.removeprefix(SYMBOL) for one in symbols if one is not None and one.name.startswith(SYMBOL)]
+        start, end = self.kernel.range(*TABLE)
+        places = sorted(at + distance & MASK for at, (distance,) in self.kernel.rows(start, end, POINTER))
+        symbols = (self.kernel.symbols.at(at) for at in places)
+        named = [one.name.removeprefix(SYMBOL) for one in symbols if one is not None and one.name.startswith(SYMBOL)]
+        return named or self._names_in_memory(places)
+
+    def _names_in_memory(self, places: Sequence[int]) -> Sequence[str]:
+        """Return the names of tracepoints at ascending places, of a kernel without symbols of data."""
+        if not places:
+            return []
+        memory, member = self.kernel.memory, self.kernel.offset("tracepoint", "name")
+        words = runs.heads([at + member for at in places], 8, memory)
+        texts = runs.heads(sorted(int.from_bytes(word, "little") for word in words), LONGEST_NAME, memory)
+        return [name for name in map(until_zero, texts) if name]

@@ -701,7 +701,7 @@ class Uprobes:
         arena = self.optimizer.find_arena()
         # What the first probe allocates for all of them is checked as one piece.
         shared = 0 if self.traps.dispatcher.is_installed else self.traps.dispatcher.first_size + writer.SIZE
-        memory = arena.check_data(handler.size + shared, near, self.target.guest.isa.data_reach)
+        memory = arena.check_room(handler.size + shared, near, self.target.guest.isa.data_reach)
         if spec.is_return:
             entry, returning = trial_codes(probe, point.program, user, memory)
             codes.append(entry)

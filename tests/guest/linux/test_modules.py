@@ -51,9 +51,12 @@ OFFSETS = {
     "jump_entries": 0x300,
     "num_jump_entries": 0x308,
 }
-NAMES = b"\0first\0second\0table\0"
+NAMES = b"\0first\0second\0table\0$x\0$d.1\0"
 # (name's offset, address, size, type)
-ROWS = ((1, TEXT, 5, "t"), (7, TEXT + 0x10, 3, "t"), (14, TABLE, 16, "r"))
+ROWS = (
+    *((20, TEXT, 0, "t"), (1, TEXT, 5, "t"), (7, TEXT + 0x10, 3, "t"), (14, TABLE, 16, "r")),
+    *((23, TEXT + 0x12, 0, "t"), (20, TEXT + 0x10, 0, "t")),
+)
 CODE = bytes.fromhex("0f1f440000" + "c3" * 11 + "5b5dc3")
 
 
@@ -100,6 +103,7 @@ def test_a_module_and_its_symbols(typed: bool) -> None:
     assert symbols.function_bounds(TEXT + 4) == (TEXT, TEXT + 0x10), "padding is a function's"
     assert symbols.function_bounds(TEXT + 0x11) == (TEXT + 0x10, TEXT + 0x13), "zeros behind it are nobody's"
     assert symbols.function_bounds(TEXT + 0x20) is None
+    assert [name for name, _ in symbols.functions()] == ["first", "second"], "no marks of the assembler's"
     assert symbols.address("second") == TEXT + 0x10 and symbols.address("vfs_read") == HEAD
     assert symbols.lookup("vfs_read") == [], "what a function's parts are called is looked for in the module"
     assert symbols.address("__start___ex_table") == 0, "a module without a table has not the kernel's"

@@ -232,3 +232,11 @@ def test_a_function_of_another_kind_is_not_called() -> None:
     with pytest.raises(OptprobeError, match="is not known"):
         of.event_format(EVENT)
 
+
+
+def test_without_symbols_of_data_names_are_those_in_memory() -> None:
+    whole = facts()
+    known = {name: at for name, at in NAMES.items() if name not in ("d___tracepoint_wake", "d___tracepoint_bare")}
+    unnamed = replace(whole, kernel=replace(whole.kernel, symbols=cast(Symbols, fake_kernel.symbols(**known))))
+    assert sorted(whole._names()) == ["bare", "wake"]
+    assert unnamed._names() == ["wake"], "that of the other is empty"

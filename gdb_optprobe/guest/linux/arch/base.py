@@ -22,6 +22,7 @@ from typing import Protocol
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Shelf
 from gdb_optprobe.guest.lasting_text import LastingText, ShelvedText
+from gdb_optprobe.guest.linux.boot import Beginning
 from gdb_optprobe.guest.linux.clock import ClockRate, LogClock
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
@@ -323,10 +324,12 @@ class LinuxArch(Finder, Protocol):
     the probe: docs/internals/figures.md, of a stock 6.1.
     first_reads: memory (start, size) that a kernel reads once it is in place, before it starts, and nothing reads
     before it; none where probes cannot wait for that.
+    beginning: where it has patched its own text from then on.
     """
 
     isa: Isa
     first_reads: Sequence[tuple[int, int]]
+    beginning: Beginning
     clock: Sequence[ClockRate]
     loaded: tuple[int, int]
     syscalls: SyscallAbi

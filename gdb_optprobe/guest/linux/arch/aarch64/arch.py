@@ -27,6 +27,7 @@ from gdb_optprobe.guest.linux.arch.aarch64.module_text import ArmModuleText
 from gdb_optprobe.guest.linux.arch.aarch64.names import TIMER, KernelNames
 from gdb_optprobe.guest.linux.arch.aarch64.syscalls import SYSCALLS
 from gdb_optprobe.guest.linux.arch.aarch64.text import MODULES, ArmText
+from gdb_optprobe.guest.linux.arch.aarch64.tracepoints import TRACEPOINTS
 from gdb_optprobe.guest.linux.arch.aarch64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.arch.base import (
     Facts,
@@ -42,6 +43,7 @@ from gdb_optprobe.guest.linux.arch.base import (
     Window,
     nowhere,
 )
+from gdb_optprobe.guest.linux.boot import DRIVERS, Beginning
 from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures, Symbols
@@ -64,19 +66,16 @@ LANDING_PADS = frozenset(word.to_bytes(4, "little") for word in (0xD503_245F, 0x
 EVENT_COSTS = {"kprobe": 1_436, "kretprobe": 1_721, "uprobe": 2_644, "uretprobe": 3_935}
 
 
-def _unbuilt(what: str) -> OptprobeError:
-    return OptprobeError(f"{what} not built for {AARCH64.name} yet")
-
-
 class _Linux:
     isa: Isa = AARCH64
     clock: Sequence[ClockRate] = (ClockRate(TIMER, 4, 1),)  # drivers/clocksource/arm_arch_timer.c
     log_clock = staticmethod(sched_clock.log_clock)
     syscalls: SyscallAbi = SYSCALLS
-    tracepoints: TracepointArch | None = None
+    tracepoints: TracepointArch | None = TRACEPOINTS
     event_costs: Mapping[str, int] = EVENT_COSTS
     loaded = MODULES
-    first_reads: Sequence[tuple[int, int]] = ()
+    first_reads: Sequence[tuple[int, int]] = finding.FIRST_READS
+    beginning: Beginning = DRIVERS
     find = staticmethod(finding.find)
     complete = staticmethod(finding.complete)
     notes = staticmethod(finding.notes)

@@ -26,6 +26,8 @@ _COPIED = re.compile(
     r"(swsusp_arch_suspend_exit|.*relocate_(new_)?kernel.*|ftrace_(regs_)?caller|ftrace_common(_return)?|ftrace_call"
     r"|ftrace_graph_call(er)?|ftrace_stub.*|return_to_handler|__mitigate_spectre_.*|__smccc_workaround_.*)$"
 )
+TRACERS = ("ftrace_call", "ftrace_graph_call")
+"""Where the callers of tracers call one."""
 _ENTRY = re.compile(r"ret_from_fork$|ret_to_(user|kernel)$|cpu_switch_to$|call_on_irq_stack$|__bad_stack$|__sdei_")
 
 

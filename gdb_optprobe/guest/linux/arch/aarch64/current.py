@@ -1,7 +1,9 @@
-"""The running thread and CPU: per-CPU variables, from the base that TPIDR_EL1 has.
+"""The running thread and CPU: SP_EL0 has the thread in the kernel, TPIDR_EL1 the base of per-CPU variables.
 
-    runqueues.curr              the thread: what SP_EL0 has, but for the few instructions of a switch
+    SP_EL0                      the thread (asm/current.h). Entry text sets it when an exception comes from a program,
+                                and cpu_switch_to changes it: no probe is in either (areas.py)
     cpu_number, or since 6.11   the thread's thread_info.cpu
+`runqueues.curr` is the next thread from before the tracepoint of a switch on, and no use for that.
 """
 
 from __future__ import annotations
@@ -15,19 +17,14 @@ from gdb_optprobe.handlers.ir import Expr, Frame, Load, PerCpuBase, Register
 
 FRAME = ("sp", "x29", "x30")
 """What frame records need, and what a function that has none yet has its return address in."""
+THREAD: Expr = Register("SP_EL0")
 
 
 def current(kernel: Kernel) -> Current:
     """Return the expressions."""
-    thread = or_missing(partial(task, kernel))
     cpu = or_missing(partial(_cpu, kernel))
     members = {name: or_missing(partial(kernel.offset, "task_struct", name)) for name in MEMBERS}
-    return Current(thread, cpu, PerCpuBase(), members, Frame((*FRAME,), room_to(Register(FRAME[0]), STACK_SIZE)))
-
-
-def task(kernel: Kernel) -> Expr:
-    """Return the running thread. Raises OptprobeError."""
-    return _variable(kernel.address("runqueues") + kernel.offset("rq", "curr"), 8)
+    return Current(THREAD, cpu, PerCpuBase(), members, Frame((*FRAME,), room_to(Register(FRAME[0]), STACK_SIZE)))
 
 
 def _cpu(kernel: Kernel) -> Expr:
@@ -36,7 +33,7 @@ def _cpu(kernel: Kernel) -> Expr:
         return _variable(kernel.address("cpu_number"), 4)
     except OptprobeError:
         offset = kernel.offset("task_struct", "thread_info.cpu")
-        return Load(plus(task(kernel), offset), 4, signed=False, mapped=True)
+        return Load(plus(THREAD, offset), 4, signed=False, mapped=True)
 
 
 def _variable(offset: int, size: int) -> Load:

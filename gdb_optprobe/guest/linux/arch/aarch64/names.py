@@ -2,7 +2,7 @@
 
     exported to modules   the kernel's own tables: init_task, nr_cpu_ids, __per_cpu_offset, …
     per-CPU               BTF has them all, from the section's start on: where two exported ones agree that it is
-    others                from the constants of functions that use them: guest/linux/derived_data.py
+    others                from the constants of functions that use them: guest/linux/derived_data.py, derived_events.py
     __start_BTF           btf_parse_vmlinux loads it, and __stop_BTF, from the linker's table of weak symbols
 
     find_symbol: adrp, add ─► start, stop of a table, twice     (kernel/module/main.c, struct symsearch)
@@ -20,10 +20,10 @@ from struct import Struct
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.btf import HEADER, MAGIC
-from gdb_optprobe.guest.linux import derived_data
+from gdb_optprobe.guest.linux import derived_data, derived_events
 from gdb_optprobe.guest.linux.arch.aarch64.constants import constants
 from gdb_optprobe.guest.linux.derived_data import Constants, Derived, DerivedNames, Source
-from gdb_optprobe.guest.linux.kernel import MASK
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.structures import KernelStructures
 from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.base import Insn
@@ -55,6 +55,9 @@ class KernelNames(DerivedNames):
             self._known[name] = None  # while it is looked for
             if (source := _SOURCES.get(name)) is not None:
                 self._known.update(source(self))
+            elif derived_events.derives(name):
+                kernel = Kernel(self.memory, self, self.types)
+                self._known.update(derived_events.derive(self, kernel, name, lambda: self._events))
             else:
                 self._known[name] = self._exported(name) or self._per_cpu(name)
         return self._known[name]
@@ -77,6 +80,10 @@ class KernelNames(DerivedNames):
             return AARCH64.decode(self.original(*bounds), bounds[0])
         except OptprobeError:
             return ()
+
+    @cached_property
+    def _events(self) -> Mapping[int, int]:
+        return derived_events.events(Kernel(self.memory, self, self.types))
 
     # --- exported ----------------------------------------------------------------------------------------------------
 

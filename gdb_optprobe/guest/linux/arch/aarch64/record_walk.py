@@ -121,14 +121,15 @@ def walker(kernel: Kernel, unwinder: FrameRecords, place: WalkedFrom) -> RecordW
     """Return the walk from a probed instruction. Raises OptprobeError."""
     if not unwinder.record:
         raise NoSuchKernel("where an exception saves registers is not known")
-    in_link = unwinder.frame(place.address).record is None
+    # A handler of a tracepoint has a record where it has a frame.
+    in_link = not place.frame if place.frame is not None else unwinder.frame(place.address).record is None
     size = vectors.thread_size(kernel)
     return RecordWalk(place, in_link, thread_stack(kernel), size, unwinder.entry, unwinder.record)
 
 
 def thread_stack(kernel: Kernel) -> Expr:
     """Return where the running thread's stack begins. Raises OptprobeError."""
-    return word(current.task(kernel), kernel.offset("task_struct", "stack"))
+    return word(current.THREAD, kernel.offset("task_struct", "stack"))
 
 
 def _address(value: Variable) -> tuple[Statement, ...]:

@@ -2,17 +2,19 @@
 
     _stext ── __entry_text ── text ── nVHE hyp text ── idmap text ── the linker's tables ── zeros ── _etext
 
-Alternatives are applied at boot, and not changed in the kernel's own text from then on.
+Alternatives are applied at boot, with numbers of that boot, and not changed in the kernel's own text from then on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from hashlib import sha256
 
 from gdb_optprobe.guest.linux.arch.aarch64 import areas
 from gdb_optprobe.guest.linux.arch.aarch64.ftrace import ENTERED, SITE
 from gdb_optprobe.guest.linux.arch.aarch64.names import EXCEPTION_ROW
+from gdb_optprobe.guest.linux.arch.aarch64.text_at_rest import at_rest
 from gdb_optprobe.guest.linux.one_size_text import OneSizeText, instructions
 from gdb_optprobe.guest.text import Area
 from gdb_optprobe.isa.aarch64 import AARCH64
@@ -20,6 +22,7 @@ from gdb_optprobe.isa.base import Insn
 
 MODULES = (0xFFFF_8000_0000_0000, 0xFFFF_FFFF_F000_0000)
 """Where modules are: anywhere around the image (RANDOMIZE_MODULE_REGION_FULL), in the half above the linear map."""
+LARGEST_IMAGE = 1 << 27
 SIGNS = b"\x3f\x23\x03\xd5"
 """paciasp, which makes a return address safe."""
 
@@ -49,8 +52,23 @@ class ArmText(OneSizeText):
         return super()._core(address)
 
     def _text_key(self) -> str:
-        """Return none: alternatives with numbers of each boot are all over the text."""
-        return ""
+        assert self._shelf is not None, "there is a cache"
+        start, end = self._text
+        found = sha256(f"{self._shelf.key}\n{end - start:x}\n".encode())
+        found.update(self._at_rest(self._read_all(start, end), start))
+        return found.hexdigest()
+
+    def _function_lasts(self, start: int, end: int) -> bool:
+        is_here = not any(first < end and start < last for first, last in self._elsewhere)
+        return is_here and super()._function_lasts(start, end)
+
+    def _at_rest(self, text: bytes, base: int) -> bytes:
+        """Return the text at `base` without what differs by boot, and what the kernel rewrites while it runs."""
+        end = base + len(text)
+        tracers = [at for name in areas.TRACERS for at in self._kernel.symbols.lookup(name)]
+        sites = [*self.ftrace.within(base, end), *tracers]
+        image = base, base + LARGEST_IMAGE
+        return at_rest(text, image, sites, self.jump_labels.within(base, end), self._elsewhere)
 
     # --- functions ---------------------------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ from gdb_optprobe.isa.codegen import Address, EntryState, Label, MemoryValue
 from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping
 
 _FRAME, _WORK = "x0", "x17"
+THREAD = "SP_EL0"
+"""The running thread: the kernel has set it before its handler runs, and saved the program's with the registers."""
 _PC, _STATE = 0x100, 0x108
 REGISTERS = {name: 8 * number for number, name in enumerate(GENERAL)} | {SP: 0xF8, PC: _PC, FLAGS: _STATE}
 """struct pt_regs (asm/ptrace.h)."""
@@ -93,7 +95,7 @@ class ArmUser:
     leaf = leaf_entry.REGISTERS
     scratch = Dead(True, frozenset(SCRATCH))
     registers: ClassVar[Mapping[str, int]] = REGISTERS
-    resident: ClassVar[Mapping[str, str]] = {}
+    resident: ClassVar[Mapping[str, str]] = {THREAD: THREAD}
     frames: ClassVar[Mapping[int, UserFrames]] = FRAMES
     order = staticmethod(BACKEND.order)
     decode = staticmethod(user_code.decoded)

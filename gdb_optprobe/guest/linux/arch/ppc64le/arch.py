@@ -45,6 +45,7 @@ from gdb_optprobe.guest.linux.arch.ppc64le.module_text import PowerModuleText
 from gdb_optprobe.guest.linux.arch.ppc64le.syscalls import SYSCALLS
 from gdb_optprobe.guest.linux.arch.ppc64le.text import PowerText
 from gdb_optprobe.guest.linux.arch.ppc64le.trap_entry import TRAPPING
+from gdb_optprobe.guest.linux.boot import INITCALLS, Beginning
 from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current, unknown
 from gdb_optprobe.guest.linux.kernel import Kernel, Structures, Symbols
@@ -110,6 +111,7 @@ class _Linux:
     # early_setup() patches the first instruction, at the start of the linear map (arch/powerpc/kernel/setup_64.c). What
     # copies the kernel there flushes each cache line by the line's last word (copy_and_flush in head_64.S).
     first_reads: Sequence[tuple[int, int]] = ((finding.LINEAR_MAP[0], 8),)
+    beginning: Beginning = INITCALLS
     find = staticmethod(finding.find)
     notes = staticmethod(finding.notes)
 

@@ -47,6 +47,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.text import MODULES, KernelText, modul
 from gdb_optprobe.guest.linux.arch.x86_64.tracepoints import TRACEPOINTS
 from gdb_optprobe.guest.linux.arch.x86_64.trap_entry import TRAPPING
 from gdb_optprobe.guest.linux.arch.x86_64.vmalloc_loan import Borrower
+from gdb_optprobe.guest.linux.boot import INITCALLS, Beginning
 from gdb_optprobe.guest.linux.clock import ClockRate
 from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel, Structures, Symbols
@@ -89,6 +90,7 @@ class _Linux:
     # copy_bootdata() and get_bios_ebda() read low memory through the linear map, with page tables of 4 and 5 levels
     # (arch/x86/include/asm/page_64_types.h). The map is moved at random only later.
     first_reads: Sequence[tuple[int, int]] = ((0xFFFF_8880_0000_0000, 0xA0000), (0xFF11_0000_0000_0000, 0xA0000))
+    beginning: Beginning = INITCALLS
     find = staticmethod(finding.find)
     complete = staticmethod(finding.complete)
     notes = staticmethod(finding.notes)

@@ -43,6 +43,9 @@ class _Tracepoints:
             (made.commit, partial(event_fields.commit, made)),
         )
 
+    def called(self, target: int, read: ReadMemory) -> int:
+        return target
+
     def caller(self, registers: Mapping[str, int], frame: int, read: ReadMemory) -> Mapping[str, int]:
         at = registers["rsp"] + frame
         return {**registers, "rip": int.from_bytes(read(at, 8), "little"), "rsp": at + 8}

@@ -23,7 +23,8 @@ class Tables:
 
     def read_physical(self, address: int, size: int) -> bytes:
         self.reads += 1
-        return b"".join(self.words.get(at, 0).to_bytes(8, "little") for at in range(address, address + size, 8))
+        words = (self.words.get(at, 0).to_bytes(8, "little") for at in range(address, address + size, 8))
+        return b"".join(words)[:size]
 
     def map(self, address: int, physical: int, attributes: int, level: int | None = None) -> None:
         """Map a page, or a block of the level that many below the root's."""

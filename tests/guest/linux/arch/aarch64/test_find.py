@@ -8,9 +8,10 @@ import pytest
 
 from gdb_optprobe.errors import NotBooted
 from gdb_optprobe.guest.linux.arch.aarch64 import find as finding
-from gdb_optprobe.guest.linux.arch.aarch64.find import GUARDED, ISOLATED, Guarded, PageTables
+from gdb_optprobe.guest.linux.arch.aarch64.find import GUARDED, HEAD, HEADER, ISOLATED, MAGIC, Guarded, PageTables
 from gdb_optprobe.guest.machine import Vcpu
 from tests.guest.linux.arch.aarch64.tables import CODE, CONSTANT, DATA, ROOT, TCR, Tables, regime
+from tests.guest.linux.fake_kernel import symbols
 
 TEXT, PHYSICAL = 0xFFFF_A819_7CE0_0000, 0x4020_0000
 BLOCK = 1 << 21
@@ -76,6 +77,42 @@ def test_beside_modules_and_memory_of_other_places() -> None:
 def test_before_the_kernel_has_protected_its_text() -> None:
     with pytest.raises(NotBooted):
         finding.find(kernel(machine(ROOT), code=0))  # type: ignore[arg-type]
+
+
+WRITABLE = CODE & ~(1 << 7)
+"""Rights of the image while all of it is mapped in one way."""
+PARTS = {"_stext": HEAD, "_etext": BLOCK, "_sinittext": 2 * BLOCK + 0x40, "_einittext": 3 * BLOCK + 0x1234}
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_a_kernel_that_boots_is_told_apart_by_its_symbols(protected: bool) -> None:
+    """At first its image is mapped in one piece, with the header; then its text alone is protected, from _stext on."""
+    made, start = machine(ROOT), TEXT
+    if protected:
+        made.map(TEXT, PHYSICAL, CODE, level=2)
+        start, rest = TEXT - HEAD, DATA
+    else:
+        made.map(TEXT, PHYSICAL, WRITABLE, level=2)
+        rest = WRITABLE
+        made.words[PHYSICAL + HEADER] = int.from_bytes(MAGIC, "little")
+    for number in range(1, 5):
+        made.map(TEXT + number * BLOCK, PHYSICAL + number * BLOCK, rest, level=2)
+    result = finding.find(made)  # type: ignore[arg-type]
+    assert result is not None and finding.is_early(result[0]) and result[0].text.start == start + HEAD
+    known = {name: start + at for name, at in PARTS.items()}
+    ended = PHYSICAL + 4 * BLOCK
+    named = {**known, "_text": start, "d_init_task": TEXT, "d_rcu_boot_ended": TEXT + 4 * BLOCK}
+    image, view = finding.complete(*result, symbols(**named))
+    assert view == result[1] and not finding.is_early(image)
+    parts = [(run.start - start, run.end - start) for run in (image.text, image.rodata)]
+    assert parts == [(HEAD, BLOCK), (BLOCK, 2 * BLOCK)]
+    assert (image.data.start - start, image.data.end) == (3 * BLOCK + HEAD, TEXT + 5 * BLOCK)
+    for wrong in ({**named, "_etext": start}, {**named, "_einittext": TEXT + 9 * BLOCK}, {"_stext": start + HEAD}):
+        with pytest.raises(NotBooted):
+            finding.complete(*result, symbols(**wrong))
+    made.words[ended] = 1
+    with pytest.raises(NotBooted):
+        finding.complete(*result, symbols(**named))
 
 
 def test_no_kernel() -> None:
