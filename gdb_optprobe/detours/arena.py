@@ -470,7 +470,7 @@ class Arena:
     def code_patches(
         self, slots: Sequence[Slot], codes: Sequence[bytes], memory: Memory, padding: bytes
     ) -> list[Patch]:
-        """Return the patches that fill `slots` with `codes` and `padding`. Raises TextChanged where bytes are foreign."""
+        """Return the patches that fill `slots` with `codes` and padding. Raises TextChanged where one does not fit."""
         places = sorted((slot.address, slot.end) for slot in slots)
         texts = runs.at(places, runs.read(places, memory))
         held = {start: text for (start, _), text in zip(places, texts, strict=True)}
