@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED
@@ -17,7 +18,7 @@ from gdb_optprobe.probes.count_block import FEW, SymbolsOf
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
-from tests.fake_guest import CODE, DATA, FILL, START, TABLES, THREADS, Body, FakeGuest, fail_at_write
+from tests.fake_guest import CODE, DATA, FILL, JOURNAL, START, TABLES, THREADS, Body, FakeGuest, fail_at_write
 
 COUNT, STEP = 70, 32
 FIRST, LOOP = START + 0x2000, START + 0x6000
@@ -231,3 +232,21 @@ def test_symbols_of_a_block_are_found_as_they_are_asked_for() -> None:
     assert asked == [1, 1, 1, 1, 100], "once"
     one_by_one = SymbolsOf(range(100), find)
     assert [one_by_one[place] for place in range(100)] == names and asked[5:] == [1] * FEW + [100]
+
+
+def test_detours_that_are_not_what_was_written_get_no_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = functions()
+    session, before, write = guest.session(), text(guest), guest.machine.write
+
+    def lost(address: int, data: bytes) -> None:
+        if not CODE <= address < JOURNAL or len(data) < COUNT:
+            write(address, data)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(guest.machine, "write", lost)
+        with pytest.raises(TextChanged):
+            session.add(GLOB)
+    assert text(guest) == before and not session.registry.blocks
+    numbers = [view.number for view in session.add(GLOB)]
+    run(guest)
+    assert {session.hits(number) for number in numbers} == {THREADS} and session.check() == ()
