@@ -156,7 +156,7 @@ class GdbMachine:
 
     def read_physical(self, address: int, size: int) -> bytes:
         if size >= MUCH and self.dump is not None and (found := self.dump([(address, size)])) is not None:
-            return found[0]
+            return found[0][:]
         chunks = []
         with self._physical_mode():
             for at in range(address, address + size, CHUNK):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import gdb
@@ -16,6 +17,8 @@ import gdb
 from gdb_optprobe.interrupts import held
 
 _PAGE = 4096
+_MAPPED = 1 << 20
+"""Bytes of a file that is mapped."""
 _FOLDERS = "/dev/shm", None
 """Where the file may be: in memory, which takes a third of the time where little is read; or where temporary files are.
 """
@@ -30,7 +33,7 @@ class MemoryDump:
     _folders: Sequence[str | None] = _FOLDERS
     _works: bool | None = None
 
-    def __call__(self, pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
+    def __call__(self, pieces: Sequence[tuple[int, int]]) -> Sequence[bytes | mmap] | None:
         """Return what these pieces of physical memory, (address, size), hold; None where it cannot be had so."""
         self.check_stopped()
         if not pieces:
@@ -53,20 +56,24 @@ class MemoryDump:
         return []
 
 
-def _dumped(pieces: Sequence[tuple[int, int]], among: str | None) -> list[bytes] | None:
-    """Read `pieces` by a file in a new folder, `among` others or where temporary files are."""
+def _dumped(pieces: Sequence[tuple[int, int]], among: str | None) -> Sequence[bytes | mmap] | None:
+    """Read `pieces` by a file in a new folder, `among` others or where temporary files are.
+
+    A long file is mapped, not copied: it lives on without a name as long as that is used.
+    """
     try:
         # `held`: after a user's own monitor command the guest may be another one (debugger/lifecycle.py).
         with tempfile.TemporaryDirectory(prefix="optprobe-", dir=among) as folder, held():
             path = Path(folder) / "memory"
-            found = []
+            found = list[bytes | mmap]()
             for address, size in pieces:
                 if gdb.execute(f'monitor pmemsave {address:#x} {size:#x} "{path}"', to_string=True):
                     return None  # it answers only where it fails
-                found.append(path.read_bytes())
+                with path.open("rb") as file:
+                    found.append(mmap(file.fileno(), 0, access=ACCESS_READ) if size >= _MAPPED else file.read())
                 if len(found[-1]) != size:
                     return None
                 path.unlink()
             return found
-    except (gdb.error, OSError):
+    except (gdb.error, OSError, ValueError):  # of an empty file
         return None

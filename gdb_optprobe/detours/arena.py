@@ -12,7 +12,7 @@ The ranges come from the guest's arch, or from `set optprobe arena`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -483,7 +483,7 @@ class Arena:
     def code_patches(
         self, slots: Sequence[Slot], codes: Sequence[bytes], memory: Memory, padding: bytes
     ) -> list[Patch]:
-        """Return the patches that fill `slots` with `codes` and `padding`. Raises TextChanged at foreign bytes."""
+        """Return the patches that fill `slots` with `codes` and padding. Raises TextChanged where one does not fit."""
         places = sorted((slot.address, slot.end) for slot in slots)
         texts = runs.at(places, runs.read(places, memory))
         held = {start: text for (start, _), text in zip(places, texts, strict=True)}
@@ -531,16 +531,22 @@ class Arena:
         return held == bytes([self.ranges.fill]) * len(held)
 
     def write_block(self, address: int, data: bytes, step: int, memory: Memory) -> None:
-        """Write detours of `step` bytes each at `address`, and read them back. Raises TextChanged.
+        """Write detours of `step` bytes each at `address`.
 
         In pieces that hold whole detours: should GDB be killed, each is written or is not.
         """
         piece = max(1, runs.LONGEST // step) * step
         for at in range(0, len(data), piece):
             memory.write(address + at, data[at : at + piece])
-        if (found := memory.read(address, len(data))) != data:
-            at = next(at for at in range(0, len(data), step) if found[at : at + step] != data[at : at + step])
-            raise TextChanged(address + at, data[at : at + step], found[at : at + step])
+
+    def check_blocks(self, blocks: Mapping[int, tuple[bytes, int]], memory: Memory) -> None:
+        """Read back what `write_block` wrote: data and step, by address. Raises TextChanged."""
+        spans = [(address, address + len(blocks[address][0])) for address in sorted(blocks)]
+        for (address, _), found in zip(spans, runs.read_spans(spans, memory), strict=True):
+            data, step = blocks[address]
+            for at in range(0, len(data), step) if found != data else ():
+                if found[at : at + step] != data[at : at + step]:
+                    raise TextChanged(address + at, data[at : at + step], found[at : at + step])
 
     def readopt(self, code: Slot) -> None:
         """Use retired code as it is: something will lead to it again."""

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from mmap import mmap
 from typing import Protocol
 
 from gdb_optprobe.errors import Unreadable
@@ -27,7 +28,7 @@ Walk = Callable[[int], tuple[int, int] | None]
 
 
 # From pieces of physical memory, (address, size), to what they hold; None where that cannot be had at once.
-Dump = Callable[[Sequence[tuple[int, int]]], list[bytes] | None]
+Dump = Callable[[Sequence[tuple[int, int]]], Sequence[bytes | mmap] | None]
 NEAR, MOST_AT_ONCE = 1 << 18, 1 << 26
 """Bytes between two pieces that are read along; bytes of a piece."""
 MUCH = 1 << 16

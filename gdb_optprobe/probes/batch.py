@@ -295,10 +295,13 @@ class Batches:
         for block in blocks:
             self.members.note(block, arena)
         arena.journal.flush()
+        written = dict[int, tuple[bytes, int]]()
         for block in blocks:
             machine.write(block.data.address, bytes(block.data.size))
             code, block.laid = block.laid or block.detours(), b""
             arena.write_block(block.code.address, code, block.step, machine)
+            written[block.code.address] = code, block.step
+        arena.check_blocks(written, machine)
         self._arm(blocks)
 
     def _arm(self, blocks: Sequence[CountBlock]) -> None:

@@ -8,8 +8,9 @@ on the same code and with the same counter. All members of a block cost a hit th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import overload
 
 from gdb_optprobe.detours.block import WORD, Block
 from gdb_optprobe.detours.detour import Detour, build_detour, count_code, count_program, lay_out
@@ -23,8 +24,70 @@ from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.routine import Routine, calls_of
 from gdb_optprobe.probes.spec import Spec
 
+FEW = 16
+"""Symbols that are found one by one."""
 LaidOut = dict[tuple[int, int, int, bool], bytes]
 """Code by the site, its own address and that of its counter or routine, and which of both it is."""
+
+
+class SymbolsOf(Sequence[str]):
+    """The symbols of a block's sites. All are found once more than a few are asked for: `add` prints ten of thousands.
+    """
+
+    def __init__(self, sites: Sequence[int], find: Callable[[Sequence[int]], Sequence[str]]) -> None:
+        self._sites, self._find = sites, find
+        self._found: Sequence[str] = ()
+        self._asked = 0
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        if isinstance(place, slice):
+            return _SomeSymbols(self, range(len(self))[place])
+        self._asked += 1
+        if not self._found and self._asked <= FEW:
+            return self._find([self._sites[place]])[0]
+        return self.all()[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.all())
+
+    def all(self) -> Sequence[str]:
+        if not self._found:
+            self._found = self._find(self._sites)
+        return self._found
+
+
+class _SomeSymbols(Sequence[str]):
+    """Those of them at some places."""
+
+    def __init__(self, of: SymbolsOf, places: range) -> None:
+        self._of, self._places = of, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        if isinstance(place, slice):
+            return _SomeSymbols(self._of, self._places[place])
+        return self._of[self._places[place]]
+
+    def __iter__(self) -> Iterator[str]:
+        found = self._of.all()
+        return (found[place] for place in self._places)
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.ring import START
 from gdb_optprobe.probes import probe_views, site_views
 from gdb_optprobe.probes.block_members import BlockMembers
-from gdb_optprobe.probes.count_block import CountBlock
+from gdb_optprobe.probes.count_block import CountBlock, SymbolsOf
 from gdb_optprobe.probes.kinds import Kinds
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_results import read_results
@@ -62,8 +62,7 @@ class SessionViews:
         shared = {id(one): one for block in blocks if whole and (one := block.handler.shared) is not None}
         maps = {identity: one.read(guest.machine, guest.machine.runs) for identity, one in shared.items()}
         for block in blocks:
-            symbols = block.symbols or guest.symbols(block.sites)
-            block.symbols = symbols
+            symbols = block.symbols = block.symbols or SymbolsOf(block.sites, guest.symbols)
             is_new = block.installed_at == guest.moment()  # the guest has not run: nothing was counted yet
             counted = bytes(block.data.size) if is_new else guest.machine.read(block.data.address, block.data.size)
             hits = aggregate.decode(counted)
@@ -119,7 +118,7 @@ class SessionViews:
         probes = [probe for probe in known if is_chosen(pattern, self._label(probe), probe.spec.name)]
         several: list[Several] = []
         for block in self.registry.blocks:
-            block.symbols = block.symbols or self.target.guest.symbols(block.sites)
+            block.symbols = list(block.symbols or self.target.guest.symbols(block.sites))
             indexes = [index for index in block.members if is_chosen(pattern, block.symbols[index], block.spec.name)]
             several += (Several(block, run.start, run.stop) for run in _runs(indexes))
         singles = [self._single(probe) for probe in probes]

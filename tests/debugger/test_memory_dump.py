@@ -13,7 +13,8 @@ import pytest
 
 from tests.debugger.fake_gdb import Gdb
 
-MEMORY = bytes(range(256)) * 64
+MEMORY = bytes(range(256)) * 8192
+LONG = 1 << 20
 PIECES = [(0x100, 0x2000), (0x3000, 4)]
 
 
@@ -66,6 +67,12 @@ def test_the_first_folder_in_which_both_see_the_file_serves(written: list[Path],
     assert {path.parent.parent for path in written} == {good}
     assert not any(good.iterdir()) and not any(refused.iterdir()), "nothing is left"
     assert made([]) == []
+
+
+def test_a_long_piece_is_held_when_its_file_is_gone(written: list[Path], tmp_path: Path) -> None:
+    found = dump([tmp_path])([(0x100, LONG), (0, 8)])
+    assert [piece[:] for piece in found] == [read(0x100, LONG), read(0, 8)]
+    assert not any(tmp_path.iterdir())
 
 
 def test_what_differs_from_what_packets_read_is_not_trusted(written: list[Path], tmp_path: Path) -> None:

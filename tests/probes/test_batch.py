@@ -7,16 +7,18 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED
 from gdb_optprobe.guest.text import IdleSites
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.probes import block_planner
+from gdb_optprobe.probes.count_block import FEW, SymbolsOf
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
-from tests.fake_guest import CODE, DATA, FILL, START, TABLES, THREADS, Body, FakeGuest, fail_at_write
+from tests.fake_guest import CODE, DATA, FILL, JOURNAL, START, TABLES, THREADS, Body, FakeGuest, fail_at_write
 
 COUNT, STEP = 70, 32
 FIRST, LOOP = START + 0x2000, START + 0x6000
@@ -213,3 +215,38 @@ def test_a_batch_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
                 session.add(GLOB)
         # Without memory for a batch they are put in one by one.
         assert len(session.registry) == COUNT and session.check() == ()
+
+
+def test_symbols_of_a_block_are_found_as_they_are_asked_for() -> None:
+    asked = list[int]()
+
+    def find(addresses: Sequence[int]) -> list[str]:
+        asked.append(len(addresses))
+        return [f"f{address}" for address in addresses]
+
+    names, several = [f"f{at}" for at in range(100)], SymbolsOf(range(100), find)
+    assert [several[0], several[1:][0], several[-1], several[10:20][2:][3]] == ["f0", "f1", "f99", "f15"]
+    assert asked == [1] * 4 and len(several[1:]) == 99
+    assert list(several[5:8]) == ["f5", "f6", "f7"] and asked == [1, 1, 1, 1, 100]
+    assert list(several) == names and [several[place] for place in range(100)] == names
+    assert asked == [1, 1, 1, 1, 100], "once"
+    one_by_one = SymbolsOf(range(100), find)
+    assert [one_by_one[place] for place in range(100)] == names and asked[5:] == [1] * FEW + [100]
+
+
+def test_detours_that_are_not_what_was_written_get_no_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = functions()
+    session, before, write = guest.session(), text(guest), guest.machine.write
+
+    def lost(address: int, data: bytes) -> None:
+        if not CODE <= address < JOURNAL or len(data) < COUNT:
+            write(address, data)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(guest.machine, "write", lost)
+        with pytest.raises(TextChanged):
+            session.add(GLOB)
+    assert text(guest) == before and not session.registry.blocks
+    numbers = [view.number for view in session.add(GLOB)]
+    run(guest)
+    assert {session.hits(number) for number in numbers} == {THREADS} and session.check() == ()
