@@ -33,6 +33,13 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def collect_what_is_over() -> None:
+    """Free what is in cycles by now of what was not to be looked at: a session of many probes that is over."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def kept() -> Iterator[None]:
     """Do as `uncollected`, and never look at what there is behind the block again: modules and classes live as long as

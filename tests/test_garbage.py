@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
-from gdb_optprobe.garbage import MANY, kept, uncollected
+from gdb_optprobe.garbage import MANY, collect_what_is_over, kept, uncollected
 
 
 @pytest.mark.parametrize("collecting", [True, False])
@@ -54,3 +55,21 @@ def test_thousands_of_new_objects_are_not_looked_through_behind_the_block(new: i
         gc.callbacks.remove(seen)
         gc.unfreeze()
         (gc.enable if was else gc.disable)()
+
+
+def test_a_session_that_is_over_is_freed_though_it_was_not_to_be_looked_at() -> None:
+    class Cycle:
+        me: Cycle
+
+    try:
+        with kept():
+            cycle = Cycle()
+            cycle.me = cycle
+        seen = weakref.ref(cycle)
+        del cycle
+        gc.collect()
+        assert seen() is not None
+        collect_what_is_over()
+        assert seen() is None and gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()

@@ -29,6 +29,7 @@ from gdb_optprobe.debugger.running import Ends, describe, is_stopped, run_for
 from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.errors import NotBooted, OptprobeError, Unreachable
+from gdb_optprobe.garbage import collect_what_is_over
 from gdb_optprobe.guest.bare import BareGuest
 from gdb_optprobe.guest.cache import default_cache
 from gdb_optprobe.guest.guest import Guest
@@ -113,7 +114,7 @@ class Attachments:
     def __init__(self, isas: Sequence[Isa] = ISAS, arches: Sequence[LinuxArch] = ARCHES) -> None:
         self._isas, self._arches = isas, arches
         self.current: Attachment | None = None
-        self._unsettled = self._moved = False
+        self._unsettled = self._moved = self._has_forgotten = False
         self.installed: list[object] = []
         self.guard = GuardianProcess()
         self._vain = KnownFailures()
@@ -195,6 +196,9 @@ class Attachments:
             note(line)
 
     def _made(self, connection: gdb.RemoteTargetConnection, pending: bool = False) -> Attachment:
+        if self._has_forgotten:
+            collect_what_is_over()
+            self._has_forgotten = False
         self.current = attach(connection, self._vain, self._isas, self._arches, self.look_at_boot if pending else None)
         on_change(self._setting_changed)
         return self.current
@@ -212,6 +216,7 @@ class Attachments:
         """Drop the attachment: the guest is gone."""
         if self.current is not None:
             attachment, self.current = self.current, None
+            self._has_forgotten = True
             drop_live_memory(attachment)
             attachment.session.abandon()
             attachment.stops.close()

@@ -14,7 +14,7 @@ from gdb_optprobe.detours.plan_request import Neighbour, PlanContext, PlanReques
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.regions import Region, region
 from gdb_optprobe.detours.tier import BEST_FIRST, Tier
-from gdb_optprobe.guest.text import Area, Fact, FtraceSite
+from gdb_optprobe.guest.text import JUMP_LABEL, Area, Fact, FtraceSite
 from gdb_optprobe.isa.base import Dead, Flow, Insn
 
 __all__ = ["Neighbour", "Plan", "PlanRequest", "TierLimits", "may_share_detour", "plan", "plans"]
@@ -295,14 +295,14 @@ def _dead_at_exit(cfg: Cfg, insn: Insn) -> Dead:
 def _other_successors(cfg: Cfg) -> Mapping[int, Sequence[int]]:
     """Return where else execution may continue, now or once the guest has rewritten an instruction.
 
-    Each counts as another path. A jump label is a nop or a jump; a fault goes to its fixup; a static call that is a
-    nop now may call anything (an address outside of the function makes everything live).
+    Each counts as another path. A jump label is a nop or a jump, whichever it is now; a fault goes to its fixup; a
+    static call that is a nop now may call anything (an address outside of the function makes everything live).
     """
     whole = cfg.function.whole
     also: dict[int, list[int]] = {}
     for jump in whole.jumps:
         insn = whole.code.get(jump.source)
-        if insn is not None and jump.target != insn.target:
+        if insn is not None and (jump.target != insn.target or jump.kind == JUMP_LABEL):
             also.setdefault(jump.source, []).extend([jump.target, insn.end])
     for mark in cfg.marks.values():
         if mark.fact is Fact.STATIC_CALL:

@@ -69,6 +69,10 @@ class Mark:
     size: int
 
 
+JUMP_LABEL = "jump label"
+"""The kind of a jump that the kernel switches on and off."""
+
+
 @dataclass(frozen=True, slots=True)
 class Jump:
     """Execution may pass from `source` to `target` without a return address being saved.

@@ -227,8 +227,11 @@ class Optimizer:
         return made
 
     def _is_alone(self, address: int) -> bool:
-        """Return whether no other probe is in the function around `address`."""
-        return not self.registry.has_other(*self.bounds(address), address)
+        """Return whether no other probe, and no breakpoint of the user's, is in the function around `address`."""
+        start, end = self.bounds(address)
+        if any(start <= at < end for at in self.target.debugger.breakpoints()):
+            return False
+        return not self.registry.has_other(start, end, address)
 
     def bounds(self, address: int) -> tuple[int, int]:
         """Return start and end of the function around `address`; of the byte there where none is known."""

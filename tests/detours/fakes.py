@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.text import Area, FtraceSite, Function, Jump, Mark, Whole
+from gdb_optprobe.guest.text import JUMP_LABEL, Area, FtraceSite, Function, Jump, Mark, Whole
 from gdb_optprobe.isa.base import Flow
 from gdb_optprobe.isa.x86_64 import X86_64
 
@@ -46,6 +46,7 @@ class FakeText:
     name: str = "victim"
     where: Area = Area.TEXT
     jumps: tuple[tuple[int, int], ...] = ()
+    labels: tuple[tuple[int, int], ...] = ()
     blind: tuple[int, ...] = ()
     noted: tuple[Mark, ...] = ()
     tracers: tuple[FtraceSite, ...] = ()
@@ -58,10 +59,12 @@ class FakeText:
         insns = X86_64.decode(self.data, START)
         branches = [i for i in insns if i.flow in (Flow.JUMP, Flow.BRANCH)]
         own = [Jump(i.address, i.target, i.flow.value) for i in branches if i.target]
+        jumps = [Jump(START + source, START + target) for source, target in self.jumps]
+        jumps += [Jump(START + source, START + target, JUMP_LABEL) for source, target in self.labels]
         whole = Whole(
             {insn.address: insn for insn in insns},
             self.complete,
-            tuple(own + [Jump(START + source, START + target) for source, target in self.jumps]),
+            tuple(own + jumps),
             tuple(START + at for at in self.blind),
         )
         self.known = Function(

@@ -150,6 +150,15 @@ def test_marked_bytes(fact: Fact, code: str) -> None:
     assert planned(text, 5).tier is Tier.OPTIMIZED, "marks elsewhere do not matter"
 
 
+@pytest.mark.parametrize("now", ["eb 03  jmp +3", "66 90  nop"])
+def test_a_jump_label_is_two_paths_whichever_it_is_now(now: str) -> None:
+    """The guest may switch it at any time: what either path reads is live before it."""
+    listing = f"b8 01 00 00 00  mov $1, %eax\n{now}\n48 89 f0  mov %rsi, %rax\n31 f6  xor %esi, %esi\nc3  ret"
+    dead = planned(FakeText(listing, labels=((5, 10),))).dead.registers
+    assert "rsi" not in dead and "rax" in dead
+    assert ("rsi" in planned(FakeText(listing)).dead.registers) is ("jmp" in now)
+
+
 TRACED = """
     0f 1f 44 00 00   nopl 0(%rax,%rax)
     41 55            push %r13

@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleNames, ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.text import FORBIDDEN, Area, Fact, Function, IdleSites, Jump, Mark, Overlay, Whole
+from gdb_optprobe.guest.text import FORBIDDEN, JUMP_LABEL, Area, Fact, Function, IdleSites, Jump, Mark, Overlay, Whole
 from gdb_optprobe.isa.base import Flow, Hazard, Insn
 from gdb_optprobe.isa.record import Isa
 
@@ -152,7 +152,7 @@ class OneSizeText(CoreText):
     def _whole(self, start: int, end: int, code: Mapping[int, Insn]) -> Whole:
         """Return the jumps inside the function. Entries from elsewhere are not needed to move one instruction."""
         jumps = [Jump(i.address, i.target, i.flow.value) for i in code.values() if i.target is not None]
-        jumps += [Jump(source, target, "jump label") for source, target in self.jump_labels.within(start, end)]
+        jumps += [Jump(source, target, JUMP_LABEL) for source, target in self.jump_labels.within(start, end)]
         jumps += [Jump(*row, "fixup of a fault") for row in self.exceptions.leading_from(start, end)]
         return Whole(
             code=code,

@@ -33,7 +33,7 @@ from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.kprobes import Kprobe
 from gdb_optprobe.guest.linux.original_text import OriginalText
-from gdb_optprobe.guest.text import Area, Fact, Foreign, Function, Jump, Mark, Overlay, Whole
+from gdb_optprobe.guest.text import JUMP_LABEL, Area, Fact, Foreign, Function, Jump, Mark, Overlay, Whole
 from gdb_optprobe.interrupts import interruptible
 from gdb_optprobe.isa.base import Flow, Insn
 from gdb_optprobe.isa.record import Isa
@@ -292,7 +292,7 @@ class KernelText(CoreText):
         fixups = self.exceptions.fixups(0, MASK)
         return tuple(
             (kind, (sorted(rows), sorted((target, source) for source, target in rows)))
-            for kind, rows in (("jump label", labels), ("fixup of a fault", fixups))
+            for kind, rows in ((JUMP_LABEL, labels), ("fixup of a fault", fixups))
         )
 
     def _is_astray(self, jump: Jump) -> bool:
