@@ -282,6 +282,21 @@ def test_a_kept_plan_gives_way_to_another_probe_of_the_same_stop(
     assert session.check() == ()
 
 
+def test_a_kept_plan_gives_way_to_a_breakpoint_of_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A branch over it would have it never hit."""
+    before = untraced().session()
+    before.add(GLOB)
+    kept = Kept(before)
+    monkeypatch.setattr(BlockPlanner, "_kept", lambda *_: kept)
+    guest = untraced()
+    guest.breakpoints = frozenset([AT[0] + 3])
+    session = guest.session()
+    session.add(GLOB)
+    assert {block.at(AT[0]) for block in session.registry.blocks} == {None}
+    (site,) = session.registry.sites()
+    assert site.plan.reason is not None and site.plan.reason.code == "USER_BREAKPOINT"
+
+
 def test_a_block_that_others_changed_a_site_of_is_disabled_but_for_that() -> None:
     guest = untraced()
     session = guest.session()
