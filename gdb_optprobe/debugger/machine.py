@@ -381,7 +381,7 @@ def _innermost() -> Iterator[None]:
     processors takes a word of the stack for that address (aarch64-tdep.c, `aarch64_scan_prologue`). It may be that of a
     device, and QEMU 7.2 ends where a debugger reads its interrupt controller (hw/intc/arm_gic.c).
     """
-    before = _evaluate("sp")
+    before = _place()
     me = gdb.selected_thread()
     other = next((thread for thread in _threads() if me is not None and thread.num != me.num), None)
     if me is not None and other is not None:
@@ -389,7 +389,7 @@ def _innermost() -> Iterator[None]:
         me.switch()
     else:
         _carry_out("select-frame level 0")
-    was_outer = _evaluate("sp") != before
+    was_outer = _place() != before
     try:
         yield
     finally:
@@ -397,11 +397,16 @@ def _innermost() -> Iterator[None]:
             _select(before)
 
 
-def _select(sp: int) -> None:
-    """Select the frame with this stack pointer, if it is there."""
+def _place() -> tuple[int, int]:
+    """Return what tells the selected frame from others, inlined ones aside: a call may leave the stack as it was."""
+    return _evaluate("sp"), _evaluate("pc")
+
+
+def _select(place: tuple[int, int]) -> None:
+    """Select the frame with these registers, if it is there."""
     frame: gdb.Frame | None = gdb.newest_frame()
     while frame is not None and frame.is_valid():
-        if int(frame.read_register("sp")) & ADDRESS_MASK == sp:
+        if tuple(int(frame.read_register(name)) & ADDRESS_MASK for name in ("sp", "pc")) == place:
             frame.select()
             return
         frame = frame.older()

@@ -105,7 +105,7 @@ class Gdb(Names):
         self.cached: dict[int, int] = {}
         self.unwritable: set[str] = set()
         self.others = {"r15": 15, "rsp": 0xFFFF_8000_0000_0000}
-        self.outer = False
+        self.outer = self.same_stack = False
         self.unwound = 0
         self.monitor: list[str] = []
         self._inferior = SimpleNamespace(num=1, read_memory=self._read_memory, write_memory=self._write_memory)
@@ -140,7 +140,10 @@ class Gdb(Names):
         """Its caller is unwound, and read."""
         self.unwound += 1
         older = SimpleNamespace(
-            is_valid=lambda: True, select=self._select_older, read_register=lambda _: OUTER, older=lambda: None
+            is_valid=lambda: True,
+            select=self._select_older,
+            read_register=lambda name: self._register("sp") if name == "sp" and self.same_stack else OUTER,
+            older=lambda: None,
         )
         return SimpleNamespace(
             is_valid=lambda: True, select=self._select_newest, read_register=self._register, older=lambda: older
@@ -164,9 +167,10 @@ class Gdb(Names):
     def parse_and_eval(self, expression: str) -> SimpleNamespace | _Word | None:
         if re.fullmatch(r"\$\w+", expression):
             name = expression[1:]
-            if name not in ("rip", "sp", "pid", *self.others):
+            if name not in ("rip", "pc", "sp", "pid", *self.others):
                 return SimpleNamespace(type=SimpleNamespace(code=self.TYPE_CODE_VOID))
-            return _Word(OUTER if self.outer else self._register(name))
+            is_same = name in ("sp", "rsp") and self.same_stack
+            return _Word(OUTER if self.outer and not is_same else self._register(name))
         found = re.fullmatch(r"\$(\w+) = (0x[0-9a-f]+)", expression)
         assert found is not None
         name, value = found[1], int(found[2], 16)
@@ -202,7 +206,7 @@ class Gdb(Names):
     def _register(self, name: str) -> int:
         if name == "pid":
             raise Error("not told")
-        if name != "rip":
+        if name not in ("rip", "pc"):
             return self.others["rsp" if name == "sp" else name]
         number = self._selected.num
         if number not in self.cached:
