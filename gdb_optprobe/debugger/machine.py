@@ -84,6 +84,12 @@ class GdbMachine:
         if self.runs:
             raise NeedsStop("the guest runs")
 
+    def _check_reachable(self) -> None:
+        """Raise NeedsStop where the guest runs, OptprobeError where it is gone: GDB would read its symbols' file."""
+        self.check_stopped()
+        if not self.connection.is_valid():  # QEMU has ended, and GDB has just noticed
+            raise OptprobeError("the connection to the guest is closed", "connect again: target remote")
+
     # virtual memory ----------------------------------------------------------------------------------------------
 
     def read(self, address: int, size: int) -> bytes:
@@ -100,7 +106,7 @@ class GdbMachine:
 
     def read_selected(self, address: int, size: int) -> bytes:
         """Read as the selected vCPU does. Raises Unreadable."""
-        self.check_stopped()
+        self._check_reachable()
         address = _wrapped(address, size)
         end = address + size
         # By pages: on an error GDB tries byte by byte to find the first that it cannot read.
@@ -134,7 +140,7 @@ class GdbMachine:
 
     def _read_chosen(self, address: int, size: int) -> bytes:
         """Read as the vCPU that GDB chooses, which is fastest. Raises Unreadable."""
-        self.check_stopped()
+        self._check_reachable()
         address = _wrapped(address, size)
         try:
             return bytes(gdb.selected_inferior().read_memory(address, size))
@@ -143,7 +149,7 @@ class GdbMachine:
 
     def write_virtual(self, address: int, data: bytes) -> None:
         """Write as the selected vCPU does; a kernel address as a vCPU that maps it. Raises Unreadable."""
-        self.check_stopped()
+        self._check_reachable()
         # This write may remove the detour in which the guardian would continue a vCPU.
         self._guard.set_fallback()
         if _is_kernel(address):
@@ -202,9 +208,7 @@ class GdbMachine:
     # packets -----------------------------------------------------------------------------------------------------
 
     def _packet(self, text: str) -> bytes:
-        self.check_stopped()
-        if not self.connection.is_valid():  # QEMU has ended, and GDB has just noticed
-            raise OptprobeError("the connection to the guest is closed", "connect again: target remote")
+        self._check_reachable()
         answer = self.connection.send_packet(text)
         return answer if isinstance(answer, bytes) else b""
 
@@ -378,8 +382,8 @@ def _innermost() -> Iterator[None]:
     """Have the innermost frame of the selected vCPU selected within the block; its caller is not looked at.
 
     `gdb.newest_frame` unwinds to the caller and reads an instruction there. Of code without symbols GDB for some
-    processors takes a word of the stack for that address (aarch64-tdep.c, `aarch64_scan_prologue`). It may be that of a
-    device, and QEMU 7.2 ends where a debugger reads its interrupt controller (hw/intc/arm_gic.c).
+    processors takes a word of the stack for that address (its scanners of prologues). It may be that of a device, and
+    QEMU 7.2 ends where a debugger reads its interrupt controller (hw/intc/arm_gic.c).
     """
     before = _place()
     me = gdb.selected_thread()
@@ -388,7 +392,7 @@ def _innermost() -> Iterator[None]:
         other.switch()
         me.switch()
     else:
-        _carry_out("select-frame level 0")
+        carry_out("select-frame level 0")
     was_outer = _place() != before
     try:
         yield
@@ -505,13 +509,15 @@ def _selected(vcpu: Vcpu, programs: StoppedPrograms) -> Iterator[None]:
 
 def flush(cache: str) -> None:
     """Flush a cache of GDB: "dcache" or "register-cache"."""
-    _carry_out(f"maint flush {cache}")
+    carry_out(f"maint flush {cache}")
 
 
-def _carry_out(command: str) -> None:
+def carry_out(command: str) -> str:
+    """Return what a command of GDB's prints; "" where that is not known. Raises gdb.error."""
     # After any command GDB runs the commands of the current breakpoint, which end with this error at a handed-over hit.
     try:
-        gdb.execute(command, to_string=True)
+        return gdb.execute(command, to_string=True) or ""
     except gdb.error as error:
         if str(error) != HANDED_OVER:
             raise
+        return ""

@@ -240,10 +240,14 @@ class Arena:
         try:
             yield slot
         except BaseException:
-            self.data.free(slot)
-            self._allocated_after.pop(slot.address, None)
-            self.journal.drop(Item.DATA, slot.address)
+            self.free_data(slot)
             raise
+
+    def free_data(self, slot: Slot) -> None:
+        """Free data that `allocate_data` has allocated: nothing has used it."""
+        self.data.free(slot)
+        self._allocated_after.pop(slot.address, None)
+        self.journal.drop(Item.DATA, slot.address)
 
     def allocate_table(self, table: TableKind, size: int, near: int, reach: int) -> Slot:
         """Allocate data for the current table of a kind. Raises Refused."""

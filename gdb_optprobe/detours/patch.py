@@ -96,7 +96,8 @@ def exchange_in_runs(
 ) -> None:
     """Write `new` in place of `old` at `places`, ascending, or change nothing. Raises TextChanged, Unreadable.
 
-    old, new: of each place, or the same for all. A Ctrl-C waits.
+    old, new: of each place, or the same for all. A Ctrl-C waits. Where the guest cannot be reached any more, what was
+    written stays.
     """
     if not places:
         return
@@ -113,9 +114,9 @@ def exchange_in_runs(
             for wanted_run, data in zip(after, held_now, strict=True):
                 if data != wanted_run.data:
                     raise TextChanged(wanted_run.address, wanted_run.data, data)
-        except OptprobeError:
+        except BaseException:  # of GDB's own errors too: the connection broke
             for one, _ in reversed(written):
-                with suppress(OptprobeError):  # the first error tells; what cannot be written was not written before
+                with suppress(Exception):  # the first error tells; the caller looks at the text where it matters
                     memory.write(one.address, one.data)
             raise
 

@@ -40,7 +40,7 @@ class LostBranches:
         return True
 
     def recover(self, guest: Guest, arena: Arena) -> list[Branch]:
-        """Take those away that hold our bytes again; which those were."""
+        """Take those away that hold our bytes again, or the original ones; which those were."""
         back = [branch for branch in self.branches if _is_ours_again(branch, guest, arena)]
         self.branches = [branch for branch in self.branches if branch not in back]
         for number in (number for branch in back for number in branch.probe_numbers):
@@ -52,8 +52,11 @@ class LostBranches:
 
 
 def _is_ours_again(branch: Branch, guest: Guest, arena: Arena) -> bool:
+    change = branch.patch
     try:
-        branch_patch.remove(branch, (), guest, arena, lifted=False)
+        # A trap that was about to be written when the guest could not be reached any more.
+        is_original = guest.machine.read(change.address, len(change.old)) == change.old
+        branch_patch.remove(branch, (), guest, arena, lifted=is_original)
     except TextChanged:
         return False
     return True

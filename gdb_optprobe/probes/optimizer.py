@@ -17,7 +17,7 @@ serves all sites.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -420,7 +420,7 @@ class Optimizer:
         failures += self._remove_branches(_by_branch(sites), groups)
         for site in sites:
             site.blocked_by = blocked.get(site.plan.head, "") if site.enabled else ""
-        self._trap_together(groups)
+        failures += self._trap_together(groups)
         for group in groups:
             failures += self._optimize([site for site in group if not site.is_lost])
         # All others stop the guest, or wait as breakpoints.
@@ -763,21 +763,25 @@ class Optimizer:
             self._arm(branch, group)
         return ()
 
-    def _trap_together(self, groups: Iterable[Sequence[Site]]) -> None:
+    def _trap_together(self, groups: Iterable[Sequence[Site]]) -> Sequence[OptprobeError]:
         """Write the traps of those of `groups` that can be written together, where they are many; else none: then each
-        is tried by itself, which tells what is in the way.
+        is tried by itself, which tells what is in the way. Return why traps may be left that are not known to be right.
         """
         sites = [group[0] for group in groups if trap_patches.can_be_together(group)]
         if len(sites) < trap_patches.LEAST:
-            return
+            return ()
         for site in sites:
             site.remove_breakpoint(self.target.guest, self.arena)
         keeps = [self.read_registers.in_function_of(site.plan.head) for site in sites]
-        branches = list[Branch]()
-        with suppress(OptprobeError):
-            branches += trap_patches.install(sites, self.target, self.take_arena(), self.traps, keeps)
+        lost = self._lost_branches.branches
+        before = len(lost)
+        try:
+            branches = trap_patches.install(sites, self.target, self.take_arena(), self.traps, keeps, lost)
+        except OptprobeError as error:
+            return (error,) if len(lost) > before else ()
         for branch in branches:
             self._arm(branch, [site for site in sites if site.branch is branch])
+        return ()
 
     def _arm(self, branch: Branch, group: Sequence[Site]) -> None:
         self.registry.add_branch(branch)

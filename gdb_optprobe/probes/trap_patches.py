@@ -8,16 +8,17 @@ one trap (branch_patch.py). One by one they are 11 packets each: 2,200 for those
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour, build_detour
-from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.interrupts import held
@@ -52,61 +53,89 @@ def install(
     arena: Arena,
     traps: KernelTraps,
     keeps: Sequence[PreservedRegisters],
+    lost: list[Branch],
 ) -> list[Branch]:
     """Write the traps of `sites`, of each of which `can_be_together` is true. keeps: of each site.
 
-    Raises OptprobeError with the text as it was, and no trap written.
+    Raises OptprobeError with the text as it was, and no trap written; but where the guest cannot be reached any more,
+    traps may stay: these are in `lost` then, with all that they lead to.
     """
     guest = target.guest
-    with held(), ExitStack() as counters:
+    with held():
         probes = [site.enabled[0] for site in sites]
         programs = list[Code]()
         try:
             for site, probe, kept in zip(sites, probes, keeps, strict=True):
                 size, reach = probe.handler.size, guest.isa.data_reach
-                probe.counter = counters.enter_context(arena.new_data(size, probe.address, reach))
+                probe.counter = arena.allocate_data(size, probe.address, reach)
                 programs.append(program_of(probe, probe.counter.address, site.plan, guest, kept))
-            return _install(sites, probes, programs, keeps, target, arena, traps)
-        except BaseException:
+            _write_initial(probes, guest.machine)
+            for site, probe in zip(sites, probes, strict=True):
+                write_probe(probe, arena.journal)
+                arena.journal.text(site.plan.head, site.plan.original)
+            placed = _detours(sites, programs, guest, arena)
+        except BaseException:  # the text is as it was
             for probe in probes:
-                probe.counter = None
+                _free_counter(probe, arena)
             raise
+        branches = _branches(sites, placed, keeps, traps.trap)
+        try:
+            traps.set_detours({one.plan.head: one.detour.address for one in branches}, arena)
+            # The text must be the one that was planned for: the guest may have run since.
+            changes = sorted((one.patch for one in branches), key=lambda change: change.address)
+            patch.apply_in_runs(changes, guest.machine)
+        except BaseException as error:  # of GDB's own errors too: the connection broke
+            left = {branch.plan.head: (site, branch) for site, branch in zip(sites, branches, strict=True)}
+            with suppress(Exception):  # the first error tells; what is not released is lost
+                for head in _without_trap(branches, error, guest.machine):
+                    _release(*left[head], guest, arena, traps)
+                    del left[head]
+            for site, branch in left.values():
+                site.abandon()
+                lost.append(branch)
+            raise
+        for site, branch in zip(sites, branches, strict=True):
+            site.attach_branch(branch, target)
+        return branches
 
 
-def _install(
-    sites: Sequence[Site],
-    probes: Sequence[Probe],
-    programs: Sequence[Code],
-    keeps: Sequence[PreservedRegisters],
-    target: Target,
-    arena: Arena,
-    traps: KernelTraps,
-) -> list[Branch]:
-    """Do so for `probes` that have counters, and these programs."""
-    guest = target.guest
-    _write_initial(probes, guest.machine)
-    for site, probe in zip(sites, probes, strict=True):
+def _without_trap(branches: Sequence[Branch], error: BaseException, memory: Memory) -> list[int]:
+    """Return where no trap is after `error`. Raises what reading the text does."""
+    ordered = sorted((one.patch for one in branches), key=lambda change: change.address)
+    wanted = {one.address: one.old for one in ordered}
+    if isinstance(error, TextChanged) and wanted.get(error.address) == error.expected:
+        return [one.address for one in ordered]  # it was found before the first write; a trap may be another's
+    places = [(one.address, one.end) for one in ordered]
+    texts = runs.at(places, runs.read(places, memory))
+    return [one.address for one, text in zip(ordered, texts, strict=True) if text == one.old]
+
+
+def _release(site: Site, branch: Branch, guest: Guest, arena: Arena, traps: KernelTraps) -> None:
+    """Release what was made for a trap that is not there. Raises OptprobeError with nothing released."""
+    traps.clear(branch.plan.head)
+    _free_counter(site.enabled[0], arena)
+    with suppress(OptprobeError):  # its memory is not used again; the first error tells
+        branch.installed.release(guest, arena, reached=False)
+
+
+def _free_counter(probe: Probe, arena: Arena) -> None:
+    """Free the counter of `probe`, to which nothing leads, and have the journal know that it has none."""
+    if probe.counter is not None:
+        arena.free_data(probe.counter)
+        probe.counter = None
         write_probe(probe, arena.journal)
-        arena.journal.text(site.plan.head, site.plan.original)
-    placed = _detours(sites, programs, guest, arena)
-    changes = [Patch(site.plan.head, site.plan.original, traps.trap) for site in sites]
-    try:
-        traps.set_detours({site.plan.head: one.detour.address for site, one in zip(sites, placed, strict=True)}, arena)
-        # The text must be the one that was planned for: the guest may have run since.
-        patch.apply_in_runs(sorted(changes, key=lambda change: change.address), guest.machine)
-    except OptprobeError:
-        for site in sites:
-            traps.clear(site.plan.head)
-        for one in placed:
-            with suppress(OptprobeError):  # its memory is not used again; the first error tells
-                one.release(guest, arena, reached=False)
-        raise
+
+
+def _branches(
+    sites: Sequence[Site], placed: Sequence[InstalledDetour], keeps: Sequence[PreservedRegisters], trap: bytes
+) -> list[Branch]:
+    """Return the branches of traps that are about to be written."""
     made = list[Branch]()
-    for site, probe, change, one, kept in zip(sites, probes, changes, placed, keeps, strict=True):
+    for site, one, kept in zip(sites, placed, keeps, strict=True):
         ((start, end, _),) = one.detour.programs
-        parts = (ProgramPart(site.address, probe.number, start, end),)
-        made.append(Branch(site.plan, (site.address,), (probe.number,), change, one, kept, parts))
-        site.attach_branch(made[-1], target)
+        number, change = site.enabled[0].number, Patch(site.plan.head, site.plan.original, trap)
+        parts = (ProgramPart(site.address, number, start, end),)
+        made.append(Branch(site.plan, (site.address,), (number,), change, one, kept, parts))
     return made
 
 
@@ -148,7 +177,7 @@ def _detours(
     try:
         arena.journal.flush()
         patch.apply_in_runs(sorted(changes, key=lambda change: change.address), guest.machine)
-    except OptprobeError:
+    except BaseException:
         for slot in slots:
             arena.code.discard(slot)
         raise

@@ -146,6 +146,17 @@ def test_a_kernel_that_the_selected_vcpu_sees_is_read_whoever_else_does_not(
         machine.write_virtual(TEXT, b"\x90")
 
 
+def test_without_a_connection_the_file_of_symbols_is_not_taken_for_the_guest(gdb: Gdb, machine: Any) -> None:
+    """GDB reads code in that file where it has no process: the original, whatever the guest holds."""
+    gdb.connection.is_valid = lambda: False
+    for act in (machine.read_virtual, machine.read_selected):
+        with pytest.raises(OptprobeError, match="closed"):
+            act(TEXT, 8)
+    with pytest.raises(OptprobeError, match="closed"):
+        machine.write_virtual(TEXT, b"\xcc")
+    assert gdb.stub.kernel[TEXT] == 0x90
+
+
 def test_the_kernels_memory_costs_one_packet(gdb: Gdb, machine: Any) -> None:
     machine.read_virtual(TEXT, 1)
     before = len(gdb.stub.packets)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdb_optprobe.detours.patch import Patch, TextChanged, apply, check, revert
+from gdb_optprobe.detours.patch import Patch, TextChanged, apply, apply_in_runs, check, revert
 from tests.detours.fakes import FakeMemory
 
 PATCHES = (Patch(0x1000, b"\x90" * 5, b"\xe9abcd"), Patch(0x1010, b"\x90", b"\xcc"))
@@ -57,6 +57,19 @@ def test_memory_that_does_not_take_the_bytes() -> None:
     with pytest.raises(TextChanged):
         apply(PATCHES, there)
     assert there.data == b"\x90" * 32, "never half"
+
+
+def test_runs_are_undone_whatever_error_ends_them() -> None:
+    class Breaking(FakeMemory):
+        def write(self, address: int, data: bytes) -> None:
+            super().write(address, data)
+            if len(self.writes) == 2:
+                raise RuntimeError("Remote connection closed")  # as gdb.error, no OptprobeError
+
+    there = Breaking(0x1000, b"\x90" * 0x2000)
+    with pytest.raises(RuntimeError):
+        apply_in_runs([Patch(0x1000 + 0x800 * number, b"\x90", b"\xcc") for number in range(4)], there)
+    assert len(there.writes) == 4 and there.data == b"\x90" * 0x2000
 
 
 def test_a_patch_changes_no_size() -> None:

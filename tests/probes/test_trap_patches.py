@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import trap_patches
 from gdb_optprobe.probes.session import Session
@@ -168,6 +170,106 @@ def test_whichever_write_fails_all_is_right(monkeypatch: pytest.MonkeyPatch) -> 
         session.delete()
         assert text(guest) == text(functions()), number
         run(guest)
+
+
+class Broken(Exception):
+    """An error of GDB's own, which is no OptprobeError."""
+
+
+def arena_of(session: Session) -> Arena:
+    assert session.optimizer.arena is not None
+    return session.optimizer.arena
+
+
+def break_at_the_traps(
+    guest: FakeGuest,
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    is_gone: bool,
+    is_written: bool = True,
+) -> list[Counter[str]]:
+    """Have the write of traps raise `error`. is_written: it is carried out nevertheless. is_gone: from then on nothing
+    is read or written. Return a list that has behind it how many records of probes with memory, and without, are in the
+    journal.
+    """
+    install, write, read, seen = trap_patches.install, guest.machine.write, guest.machine.read, list[Counter[str]]()
+
+    def fails(*_: object) -> Any:
+        raise error
+
+    def written(address: int, data: bytes) -> None:
+        is_text = FIRST <= address < AT[-1] + STEP
+        if is_written or not is_text:
+            write(address, data)
+        if is_text and not seen:
+            seen.append(Counter())
+            monkeypatch.setattr(guest.machine, "write", fails if is_gone else write)
+            monkeypatch.setattr(guest.machine, "read", fails if is_gone else read)
+            raise error
+
+    def tried(*args: object, **named: object) -> object:
+        monkeypatch.setattr(guest.machine, "write", written)
+        try:
+            return install(*args, **named)  # type: ignore[arg-type]
+        finally:
+            state = arena_of(session).journal.state
+            records = [value for key, value in state.items() if key.startswith("probe ")]
+            seen[0] += Counter("with memory" if "data" in one else "without" for one in records)
+
+    monkeypatch.setattr(trap_patches, "install", tried)
+    return seen
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["written", "not-written"])
+@pytest.mark.parametrize("error", [OptprobeError("closed"), Broken("closed")], ids=["ours", "gdb"])
+def test_what_traps_lead_to_is_kept_where_they_cannot_be_undone(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_written: bool
+) -> None:
+    guest = functions()
+    session = guest.session()
+    with monkeypatch.context() as broken, pytest.raises(type(error)):
+        break_at_the_traps(guest, session, broken, error, is_gone=True, is_written=is_written)
+        session.add(GLOB)
+    assert (text(guest) != text(functions())) is is_written, "the traps may be live"
+    arena = arena_of(session)
+    taken = [arena.allocate_data(8) for _ in range(4 * COUNT)]
+    codes = [arena.allocate_code(64, FIRST, 1 << 30) for _ in range(4)]
+    assert all(set(guest.machine.read(slot.address, slot.size)) == {FILL} for slot in codes)
+    for slot in taken:
+        guest.machine.write(slot.address, bytes(8))
+    run(guest)
+    assert not any(any(guest.machine.read(slot.address, 8)) for slot in taken), "no hit counts in another's memory"
+    for slot in taken:
+        arena.free_data(slot)
+    for slot in codes:
+        arena.code.free(slot)
+    session.optimizer.retry()
+    assert text(guest) == text(functions()), "they are removed as soon as that can be"
+    run(guest)
+    session.add(GLOB)
+    run(guest)
+    assert counts(session) == dict.fromkeys(AT, THREADS)
+    leave(guest, session)
+
+
+@pytest.mark.parametrize("error", [OptprobeError("lost"), Broken("lost")], ids=["ours", "gdb"])
+def test_traps_that_can_be_undone_leave_nothing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    guest = functions()
+    session = guest.session()
+    with monkeypatch.context() as broken:
+        seen = break_at_the_traps(guest, session, broken, error, is_gone=False)
+        try:
+            session.add(GLOB)
+        except Broken:
+            assert text(guest) == text(functions())
+    assert seen == [Counter({"without": COUNT})], "no record has memory that others get"
+    if not len(session.registry):
+        session.add(GLOB)
+    assert session.check() == () and kinds(session)["data"] == COUNT + 1, "and that of the table"
+    run(guest)
+    assert counts(session) == dict.fromkeys(AT, THREADS)
+    leave(guest, session)
 
 
 def killed() -> Iterator[tuple[str, FakeGuest]]:
