@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.arch.base import (
 )
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
-from gdb_optprobe.guest.linux.current import Current, at_stop, or_missing
+from gdb_optprobe.guest.linux.current import Current, at_stop, or_missing, unknown
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -370,6 +370,15 @@ class LinuxGuest(Guest):
             return None
         site = scope.Site(address, self._named(function), returns=True)
         return self._names(site, self.debugger.debug(address, abi.of(self.isa), lambda: None))
+
+    def names_stopped_at(self, address: int) -> NamesAt:
+        found = self.names_at(address)
+        cpu = or_missing(lambda: self.arch.outside(self.kernel, self.machine, self.machine.selected()))
+        if cpu is None:
+            return found
+        assert isinstance(found.names, scope.KernelScope), "of this kernel"
+        known = unknown(cpu.message) if isinstance(cpu, Missing) else at_stop(self.kernel, cpu, self.current.members)
+        return replace(found, names=replace(found.names, current=known))
 
     def names_at_stop(self) -> NamesAt | None:
         found = self._names(scope.Site(0, ""))
