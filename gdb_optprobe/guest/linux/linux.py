@@ -48,7 +48,7 @@ from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import NO_KERNEL_STACK, user_scope
 from gdb_optprobe.handlers.ir import Expr, Register
 from gdb_optprobe.handlers.return_scope import RETURN_ADDRESS
-from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.stack_walk import Walker
 from gdb_optprobe.isa.base import Insn, Pointer
 from gdb_optprobe.isa.record import Isa
@@ -378,7 +378,8 @@ class LinuxGuest(Guest):
             return found
         assert isinstance(found.names, scope.KernelScope), "of this kernel"
         known = unknown(cpu.message) if isinstance(cpu, Missing) else at_stop(self.kernel, cpu, self.current.members)
-        return replace(found, names=replace(found.names, current=known))
+        # The vCPU's page tables may lack the kernel: a hit's reads would go by these, memory's go by the kernel's own.
+        return replace(found, names=replace(found.names, current=known), reads=UNREAD)
 
     def names_at_stop(self) -> NamesAt | None:
         found = self._names(scope.Site(0, ""))

@@ -157,7 +157,8 @@ def test_what_a_program_has_in_registers_is_not_taken_for_its_thread() -> None:
     found, mine = two_cpus(), 0x7FFF_0000_1000
     machine = Machine({"el": 0, "pc": 0x40_1000, "TPIDR_EL1": BASES[1], "SP_EL0": mine})
     running = Current(aarch64.THREAD, aarch64.THREAD, aarch64.THREAD, {"pid": 0x970})
-    names = NamesAt(KernelScope(Site(0x40_1000, ""), cast(Any, symbols()), None, abi.of(AARCH64), running))
+    reads: Any = object()
+    names = NamesAt(KernelScope(Site(0x40_1000, ""), cast(Any, symbols()), None, abi.of(AARCH64), running), reads=reads)
     arch = SimpleNamespace(outside=aarch64.outside)
     machine_: Any = machine
     machine_.selected = lambda: machine.vcpus()[0]
@@ -175,6 +176,7 @@ def test_what_a_program_has_in_registers_is_not_taken_for_its_thread() -> None:
         return evaluate(node, Hit({"SP_EL0": mine}, found.memory.read, 0))
 
     assert [of(node) for node in (current().task, current().cpu, current().per_cpu)] == [TASK, 1, BASES[1]]
+    assert isinstance(LinuxGuest.names_stopped_at(guest, 0x40_1000).reads, Missing), "by the vCPU's own page tables"
     machine.state[0] |= {"el": 1, "pc": TEXT}
     assert current() is running
     machine.state[0] |= {"el": 0, "TPIDR_EL1": 0x1234}
