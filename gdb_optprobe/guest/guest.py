@@ -130,6 +130,10 @@ class Guest(ABC):
     def names_at_return(self, address: int) -> NamesAt | None:
         """Return the meaning of names after the return of the function entered at `address`; None for no entry."""
 
+    def names_stopped_at(self, address: int) -> NamesAt:
+        """Return the meaning of names where the selected vCPU is stopped, in the kernel or in a program."""
+        return self.names_at(address)
+
     def names_at_stop(self) -> NamesAt | None:
         """Return what names mean where the host runs a program while the guest is stopped: of the first CPU's thread.
 

@@ -35,8 +35,10 @@ _INDENT = "    "
 
 
 def value_lines(text: str, hit: Hit, guest: Guest) -> list[str]:
-    """Return the value of an expression, as lines of C. Raises OptprobeError, pointing at what has none."""
-    return _Writer(guest.names_at(hit.address), hit, guest).of_text(Fragment.whole(text))
+    """Return the value of an expression on the selected vCPU, as lines of C. Raises OptprobeError, pointing at what has
+    none.
+    """
+    return _Writer(guest.names_stopped_at(hit.address), hit, guest).of_text(Fragment.whole(text))
 
 
 class _Writer:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from qemu.guest import Guest
 from tests.booted.gdb import Console
 
@@ -87,3 +89,34 @@ def test_ppc64le_by_its_code(ppc_guest: Guest) -> None:
         (pid,) = words(gdb, ["$pid"])
         assert "HINT: parameters are $arg1" in gdb("guest-evaluate vfs_read hist(count)")
     assert int(ppc_guest.check("cat /pid")) == pid
+
+
+LOOP = "sh -c 'echo $$ > /pid; i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'"
+LOOKS = 20
+
+
+@pytest.mark.parametrize(("guest", "level"), [("arm_guest", "($cpsr & 0xc)"), ("linux", "(3 - ($cs & 3))")])
+def test_a_vcpu_in_a_program_has_the_kernel_s_thread(
+    guest: str, level: str, request: pytest.FixtureRequest
+) -> None:
+    """Not what the program has in the registers that are the kernel's at other times. level: 0 in a program."""
+    found: Guest = request.getfixturevalue(guest)
+    with Console(found) as gdb:
+        gdb("optprobe print $pid")
+        gdb.work = found.spawn(LOOP)
+        for _ in range(LOOKS):
+            gdb.run_for(0.3)
+            if any(_is_zero(gdb, level, vcpu) for vcpu in (1, 2)):
+                break
+        else:
+            raise AssertionError("no vCPU was in the program")
+        name, pid, cpu = (gdb(f"optprobe print {what}").strip() for what in ("$comm", "$pid", "$cpu"))
+        assert name == '"sh"' and cpu in ("0", "1")
+        gdb.finish_work()
+    assert pid == found.check("cat /pid").strip()
+
+
+def _is_zero(gdb: Console, expression: str, vcpu: int) -> bool:
+    """Whether that is zero on a vCPU, which is selected then."""
+    gdb(f"thread {vcpu}")
+    return re.search(r"= 0$", gdb(f"print {expression}"), re.MULTILINE) is not None

@@ -69,6 +69,7 @@ SCOPE = KernelScope(
 )
 GUEST: Any = SimpleNamespace(
     names_at=lambda address: NamesAt(SCOPE),
+    names_stopped_at=lambda address: NamesAt(SCOPE),
     symbol=lambda address: "pairs" if address == PAIR else "",
     isa=x86_64.X86_64,
 )

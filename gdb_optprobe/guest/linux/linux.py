@@ -24,7 +24,7 @@ from gdb_optprobe.guest.linux.arch.base import (
 )
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
-from gdb_optprobe.guest.linux.current import Current, at_stop, or_missing
+from gdb_optprobe.guest.linux.current import Current, at_stop, or_missing, unknown
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -48,7 +48,7 @@ from gdb_optprobe.guest.types import BtfTypes
 from gdb_optprobe.guest.user_scope import NO_KERNEL_STACK, user_scope
 from gdb_optprobe.handlers.ir import Expr, Register
 from gdb_optprobe.handlers.return_scope import RETURN_ADDRESS
-from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.stack_walk import Walker
 from gdb_optprobe.isa.base import Insn, Pointer
 from gdb_optprobe.isa.record import Isa
@@ -370,6 +370,16 @@ class LinuxGuest(Guest):
             return None
         site = scope.Site(address, self._named(function), returns=True)
         return self._names(site, self.debugger.debug(address, abi.of(self.isa), lambda: None))
+
+    def names_stopped_at(self, address: int) -> NamesAt:
+        found = self.names_at(address)
+        cpu = or_missing(lambda: self.arch.outside(self.kernel, self.machine, self.machine.selected()))
+        if cpu is None:
+            return found
+        assert isinstance(found.names, scope.KernelScope), "of this kernel"
+        known = unknown(cpu.message) if isinstance(cpu, Missing) else at_stop(self.kernel, cpu, self.current.members)
+        # The vCPU's page tables may lack the kernel: a hit's reads would go by these, memory's go by the kernel's own.
+        return replace(found, names=replace(found.names, current=known), reads=UNREAD)
 
     def names_at_stop(self) -> NamesAt | None:
         found = self._names(scope.Site(0, ""))

@@ -26,6 +26,12 @@ class PerCpu:
         data = kernel.read(at, at + 8 * count)
         return PerCpu(kernel, tuple(int.from_bytes(data[n : n + 8], "little") for n in range(0, len(data), 8)))
 
+    def number(self, vcpu: int, base: int) -> int:
+        """Return Linux's number of a vCPU, which has its CPU's base. Raises NoSuchKernel."""
+        if base not in self.bases:
+            raise NoSuchKernel(f"vCPU {vcpu} is none of Linux's CPUs just now")
+        return self.bases.index(base)
+
     def addresses(self, symbol: str, struct: str = "", member: str = "") -> tuple[int, ...]:
         """Return the address of the variable, or a member of it, on each CPU."""
         offset = self.kernel.address(symbol) + (self.kernel.offset(struct, member) if struct else 0)

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest import abi
+from gdb_optprobe.guest.linux.arch.aarch64 import current as aarch64
 from gdb_optprobe.guest.linux.arch.ppc64le import current as ppc64le
 from gdb_optprobe.guest.linux.arch.ppc64le.current import Paca
 from gdb_optprobe.guest.linux.arch.x86_64 import current as x86_64
+from gdb_optprobe.guest.linux.current import Current
 from gdb_optprobe.guest.linux.kernel import Kernel, Located
+from gdb_optprobe.guest.linux.linux import LinuxGuest
+from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.guest.scope import KernelScope, Site
 from gdb_optprobe.handlers.interpreter import Hit, evaluate
 from gdb_optprobe.handlers.ir import Expr, Load
 from gdb_optprobe.handlers.scope import Missing
+from gdb_optprobe.isa.aarch64 import AARCH64
 from tests.guest.blobs import FakeMemory
+from tests.guest.linux.fake_kernel import Machine, Pages, symbols
+from tests.guest.linux.fake_kernel import kernel as kernel_in
 
 PER_CPU, TASK, PACA, OFFSETS = (
     0xFFFF_8880_0000_0000,
@@ -98,3 +109,75 @@ def test_ppc64le() -> None:
     assert value(found.cpu, pieces, r13=PACA) == 2
     assert value(found.per_cpu, pieces, r13=PACA) == PER_CPU
     assert found.members == {"pid": 2024, "tgid": 2028, "comm": 2528}
+
+
+ENTRY, TEXT = 0xFFFF_8000_0801_0000, 0xFFFF_8000_0800_0000
+BASES = (0xFFFF_0000_1000_0000, 0xFFFF_0000_2000_0000)
+
+
+def two_cpus() -> Kernel:
+    """Where CPU 1 runs TASK, whose pid is 7."""
+    memory = Pages()
+    names = {"d_nr_cpu_ids": TEXT, "d___per_cpu_offset": TEXT + 8, "d_runqueues": 0x100}
+    names |= {"__entry_text_start": ENTRY, "__entry_text_end": ENTRY + 0x1000}
+    memory.put(TEXT, (2).to_bytes(4, "little"))
+    memory.put_words(TEXT + 8, *BASES)
+    memory.put_words(BASES[1] + 0x108, TASK)
+    memory.put(TASK + 0x970, (7).to_bytes(4, "little"))
+    return kernel_in(memory, names, {"rq.curr": 8})
+
+
+@pytest.mark.parametrize(
+    ("registers", "number"),
+    [({"el": 0, "pc": 0x40_1000}, 1), ({"el": 1, "pc": ENTRY + 0x80}, 1), ({"el": 1, "pc": TEXT + 0x80}, None)],
+)
+def test_an_aarch64_cpu_has_no_thread_in_sp_el0_at_el0_and_in_entry_text(
+    registers: dict[str, int], number: int | None
+) -> None:
+    machine: Any = Machine({}, registers | {"TPIDR_EL1": BASES[1]})
+    assert aarch64.outside(two_cpus(), machine, machine.vcpus()[1]) == number
+
+
+def test_an_x86_64_cpu_in_a_program_has_its_base_swapped_out() -> None:
+    machine: Any = Machine({"cpl": 3, "gs_base": BASES[0], "k_gs_base": BASES[1]}, {"gs_base": BASES[0]})
+    assert [x86_64.outside(two_cpus(), machine, vcpu) for vcpu in machine.vcpus()] == [1, None]
+    machine.state[0]["k_gs_base"] = 0x1234
+    with pytest.raises(OptprobeError, match="none of Linux's CPUs"):
+        x86_64.outside(two_cpus(), machine, machine.vcpus()[0])
+
+
+def test_which_ppc64le_cpu_is_in_a_program_is_not_known() -> None:
+    machine: Any = Machine({"msr": 0x8000_0000_0000_D033}, {"msr": 0x8000_0000_0000_1033})
+    with pytest.raises(OptprobeError, match="vCPU 0 runs a program"):
+        ppc64le.outside(machine, machine.vcpus()[0])
+    assert ppc64le.outside(machine, machine.vcpus()[1]) is None
+
+
+def test_what_a_program_has_in_registers_is_not_taken_for_its_thread() -> None:
+    found, mine = two_cpus(), 0x7FFF_0000_1000
+    machine = Machine({"el": 0, "pc": 0x40_1000, "TPIDR_EL1": BASES[1], "SP_EL0": mine})
+    running = Current(aarch64.THREAD, aarch64.THREAD, aarch64.THREAD, {"pid": 0x970})
+    reads: Any = object()
+    names = NamesAt(KernelScope(Site(0x40_1000, ""), cast(Any, symbols()), None, abi.of(AARCH64), running), reads=reads)
+    arch = SimpleNamespace(outside=aarch64.outside)
+    machine_: Any = machine
+    machine_.selected = lambda: machine.vcpus()[0]
+    guest: Any = SimpleNamespace(
+        names_at=lambda address: names, arch=arch, kernel=found, machine=machine, current=running
+    )
+
+    def current() -> Current:
+        scope = LinuxGuest.names_stopped_at(guest, 0x40_1000).names
+        assert isinstance(scope, KernelScope)
+        return scope.current
+
+    def of(node: Expr | Missing) -> int:
+        assert not isinstance(node, Missing)
+        return evaluate(node, Hit({"SP_EL0": mine}, found.memory.read, 0))
+
+    assert [of(node) for node in (current().task, current().cpu, current().per_cpu)] == [TASK, 1, BASES[1]]
+    assert isinstance(LinuxGuest.names_stopped_at(guest, 0x40_1000).reads, Missing), "by the vCPU's own page tables"
+    machine.state[0] |= {"el": 1, "pc": TEXT}
+    assert current() is running
+    machine.state[0] |= {"el": 0, "TPIDR_EL1": 0x1234}
+    assert isinstance(missing := current().task, Missing) and "none of Linux's CPUs" in missing.message

@@ -37,7 +37,7 @@ from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
-from gdb_optprobe.guest.machine import Machine, Memory
+from gdb_optprobe.guest.machine import Machine, Memory, Vcpu
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, IdleSites, Overlay, Place, Text
@@ -392,6 +392,12 @@ class LinuxArch(Finder, Protocol):
 
     def current(self, kernel: Kernel) -> Current:
         """Return the expressions for the running thread and its CPU."""
+
+    def outside(self, kernel: Kernel, machine: Machine, vcpu: Vcpu) -> int | None:
+        """Return Linux's number of the CPU where a vCPU has a program's registers: `current` does not hold of these.
+
+        None where it has the kernel's. Raises OptprobeError where the number is not known.
+        """
 
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
         """Return how memory that may not be mapped is read. Raises OptprobeError where this kernel gives no way to do

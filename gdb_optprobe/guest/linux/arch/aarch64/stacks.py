@@ -160,11 +160,8 @@ class Stacks:
 
     def _number(self, vcpu: Vcpu, values: Mapping[str, int]) -> int | None:
         """Return Linux's number of a vCPU; None of one that Linux has not started."""
-        if values["TPIDR_EL1"] in self._percpu.bases:
-            return self._percpu.bases.index(values["TPIDR_EL1"])
-        if not values["TPIDR_EL1"]:
-            return None
-        raise NoSuchKernel(f"vCPU {vcpu.number} is none of Linux's CPUs just now")
+        base = values["TPIDR_EL1"]
+        return self._percpu.number(vcpu.number, base) if base else None
 
 
 def saved_in(values: Mapping[str, int], names: Sequence[str]) -> array[int]:

@@ -4,13 +4,16 @@ A trap is handled with interrupts off from its first instruction to its last, an
 kernel it is one long user instruction, of which enter_from_user_mode() and exit_to_user_mode() know nothing. Requests
 by other CPUs come with an interrupt, which is taken right behind. With context tracking (nohz_full) the kernel assumes
 that a CPU in user code reads no page tables and may free them during the walk: such kernels are refused.
+Software PAN (CONFIG_ARM64_SW_TTBR0_PAN) takes the program's page tables out of TTBR0_EL1 before the handler runs, and
+nothing could be walked: refused too. Its code is nops where all CPUs have PAN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from struct import iter_unpack
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import trap_calls
@@ -42,6 +45,8 @@ HANDLER, CALLER = "el0t_64_sync_handler", "el0t_64_sync"
 TRACKING = ("context_tracking_key",)
 INTERRUPTS = 1 << 7
 """Of PSTATE: they are masked."""
+WRITES_TTBR0, REGISTER = 0xD518_2000, 31
+"""msr ttbr0_el1, x…, and the bits that say which register."""
 RETURNS = to_bytes(0xD65F_03C0)
 FIFTH, SIXTH = 4, 5
 RECORDS, FIXED = 6, 1 << 28
@@ -84,6 +89,7 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
         if key is not None and int.from_bytes(kernel.memory.read(key, 4), "little"):
             raise OptprobeError("this guest's kernel tracks CPUs in user code (nohz_full): its programs are not probed")
     calls = trap_calls.find(kernel, AARCH64, originals, HANDLER, (CALLER,))
+    check_page_tables(kernel, originals, calls.ways_in)
     calls = replace(calls, beside=(entry_text(kernel), _fixed(view)))
     mmu = LinearMmu(reads.linear, PageRecords.of(kernel, view))
     leaf = leaf_entry.routine(reads.linear, mmu.records(kernel))
@@ -103,6 +109,18 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
         return ReturnKernel(ArmReturning(isa), Load(task, 8, False, mapped=True), None, *found)
 
     return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, leaf, calls, mmu, VCPUS, hook, returning)
+
+
+def check_page_tables(kernel: Kernel, originals: Originals, ways_in: Iterable[tuple[int, int]]) -> None:
+    """Raise OptprobeError where code on the way to the handler of traps replaces the program's page tables."""
+    for start, end in ways_in:
+        code = trap_calls.original(kernel, AARCH64, originals, start, end)
+        if any(word & ~REGISTER == WRITES_TTBR0 for (word,) in iter_unpack("<I", code[: len(code) & -4])):
+            raise OptprobeError(
+                "this guest's kernel hides a program's page tables during its traps (software PAN): its programs are"
+                " not probed",
+                "on a CPU with PAN it does not: boot with -cpu max",
+            )
 
 
 def _fixed(view: PageTables) -> tuple[int, int]:

@@ -58,7 +58,7 @@ from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
 from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
-from gdb_optprobe.guest.machine import Machine, Memory
+from gdb_optprobe.guest.machine import Machine, Memory, Vcpu
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.handlers.stack_walk import Walker
@@ -196,6 +196,9 @@ class _Linux:
         except OptprobeError as error:
             return unknown(error.message)
         return current.current(current.Paca(found.current, found.number, found.pid, found.comm, found.per_cpu_offset))
+
+    def outside(self, kernel: Kernel, machine: Machine, vcpu: Vcpu) -> int | None:
+        return current.outside(machine, vcpu)
 
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
         return reading.reads(machine, kernel)

@@ -58,7 +58,7 @@ from gdb_optprobe.guest.linux.syscall_events import SyscallAbi
 from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
-from gdb_optprobe.guest.machine import Machine, Memory
+from gdb_optprobe.guest.machine import Machine, Memory, Vcpu
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, Overlay, Text
 from gdb_optprobe.handlers.stack_walk import KNOWN, Walker
@@ -196,6 +196,9 @@ class _Linux:
 
     def current(self, kernel: Kernel) -> Current:
         return current.current(kernel)
+
+    def outside(self, kernel: Kernel, machine: Machine, vcpu: Vcpu) -> int | None:
+        return current.outside(kernel, machine, vcpu)
 
     def reads(self, kernel: Kernel, machine: Machine, physical: Callable[[int], int | None]) -> Reads:
         return reading.reads(machine, kernel, physical)

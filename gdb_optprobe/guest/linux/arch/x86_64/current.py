@@ -7,6 +7,8 @@ from functools import partial
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.current import MEMBERS, PAGE, STACK_SIZE, Current, or_missing, plus, room_to
 from gdb_optprobe.guest.linux.kernel import Kernel, NoSuchKernel
+from gdb_optprobe.guest.linux.percpu import PerCpu
+from gdb_optprobe.guest.machine import Machine, Vcpu
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ir import Choose, Expr, Frame, Load, Op, PerCpuBase, Register
 from gdb_optprobe.handlers.scope import Missing
@@ -23,6 +25,12 @@ def current(kernel: Kernel) -> Current:
     members = {name: or_missing(partial(kernel.offset, "task_struct", name)) for name in MEMBERS}
     room = _room(stack_top(kernel), _interrupts_end(kernel))
     return Current(task, cpu, PerCpuBase(), members, Frame((*FRAME,), room))
+
+
+def outside(kernel: Kernel, machine: Machine, vcpu: Vcpu) -> int | None:
+    """See LinuxArch.outside."""
+    values = machine.registers(vcpu, ("cpl", "k_gs_base"))
+    return PerCpu.of(kernel).number(vcpu.number, values["k_gs_base"]) if values["cpl"] else None
 
 
 def stack_top(kernel: Kernel) -> Expr | Missing:
