@@ -2,9 +2,8 @@
 
     entry ─► … ─► bl, which returns ─► b.cond ─┬─► ret        a place
                                                └─► b …        inside: on there; outside: another function returns for it
-All ways must be known. So a function is refused that continues elsewhere, jumps through a register, or returns by other
-instructions, or whose code is not all known. Behind its last call, and that of its part that is apart, nothing needs to
-be: what it calls may never return.
+All ways must be known. So a function is refused that continues elsewhere, or where nothing is decoded, jumps through a
+register, or returns by other instructions. A call with which a part of it ends is one that never returns.
 """
 
 from __future__ import annotations
