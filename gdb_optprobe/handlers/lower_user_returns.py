@@ -176,7 +176,8 @@ def _entered(
 ) -> None:
     pc = ("", 0)
     missed, crowded, taken, claimed = (Label() for _ in range(4))
-    lower_entry_conditions(emit, pc, parts, end)
+    unseen = Label() if function.distance is None else end
+    lower_entry_conditions(emit, pc, parts, unseen)
     place = emit.pool.allocate()
     with noted(emit, "where the stack has its return address"):
         emit.return_place(place, function.size, missed)
@@ -233,6 +234,15 @@ def _entered(
         emit.atomic_add(function.count(ACTIVE), MASK)
         emit.bind(missed)
         emit.atomic_add(function.count(MISSED), 1)
+    if function.distance is None:
+        with noted(emit, "not recorded: its return finds no call that has ended"), emit.pool.holding(()):
+            emit.bind(unseen)
+            emit.branch(Comparison.EQ, MemoryValue(function.count(ACTIVE)), 0, False, end)
+            mm, key, slot, word, other = (emit.pool.allocate() for _ in range(5))
+            ExpressionLowering(emit, pc).into(mm, table.mm)
+            _key_of_trap(emit, key, function.size, traps, isa)
+            _home(emit, table, key, mm, slot, word)
+            _drop_all(emit, _Search(emit, table, key, mm, other, function.counters), slot)
 
 
 def _trampoline(emit: Emitter, to: str, distance: int, size: int, traps: UserTrapping) -> None:
@@ -261,6 +271,16 @@ def _drop(emit: Emitter, at: str, word: str) -> None:
     emit.atomic_add(Address(word, DROPPED), 1)
     emit.atomic_add(Address(word, ACTIVE), MASK)
     emit.publish(Address(at, KEY), 0)
+
+
+def _drop_all(emit: Emitter, calls: _Search, at: str) -> None:
+    """Emit: drop all calls with the key, from its home in `at` on: behind free slots too, as a return looks there."""
+    again, on = Label(), Label()
+    emit.bind(again)
+    calls.unless_key(at, on)
+    calls.drop(at)
+    emit.bind(on)
+    calls.next(at, again)
 
 
 def _copy(emit: Emitter, to: str, source: str, word: str, first: int) -> None:
@@ -338,9 +358,10 @@ def lower_call_left(
     for emit in begin, end:
         emit.pool.reserve(slot)
     key, mm, word = (begin.pool.allocate() for _ in range(3))
-    again, on, found = (Label() for _ in range(3))
+    again, on, found, unseen = (Label() for _ in range(4))
     begin.load(word, MemoryValue(Address(traps.frame, leaving.link)))
     begin.store(Address(traps.frame, traps.pc), word)
+    begin.branch(Comparison.EQ, MemoryValue(Address(offset=counters + ACTIVE, near=True)), 0, False, unseen)
     ExpressionLowering(begin, ("", 0)).into(mm, table.mm)
     _key(begin, key, MemoryValue(Address(traps.frame, isa.sp)), isa.popped(WORD))
     _home(begin, table, key, mm, slot, word)
@@ -349,6 +370,7 @@ def lower_call_left(
     begin.jump(found)
     begin.bind(on)
     _next(begin, table, slot, word, again)
+    begin.bind(unseen)
     begin.back()
     begin.bind(found)
     _ended(end, counters, slot)

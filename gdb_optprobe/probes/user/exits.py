@@ -2,13 +2,13 @@
 
     entry ─► … ─► bl, which returns ─► b.cond ─┬─► ret        a place
                                                └─► b …        inside: on there; outside: another function returns for it
-All ways must be known. So a function is refused that continues elsewhere, jumps through a register, or returns by other
-instructions. Behind the last call of a function nothing needs to be: what it calls may never return.
+All ways must be known. So a function is refused that continues elsewhere, or where nothing is decoded, jumps through a
+register, or returns by other instructions. A call with which a part of it ends is one that never returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.user.program import Program
@@ -32,15 +32,20 @@ def exits(program: Program, entry: int, traps: UserTrapping, leaving: Leaving) -
         raise OptprobeError(
             f"where {program.spell(entry)} returns is not known: it has no symbol", "-file PROGRAM WITH SYMBOLS"
         )
-    code = _code(program, (entry, bounds[1]), traps)
+    parts = [(entry, bounds[1])]
+    code = _code(program, parts[0], traps)
     left, seen, found = [entry], set[int](), list[int]()
     while left:
         at = left.pop()
         if at in seen:
             continue
         seen.add(at)
+        if not any(start <= at < end for start, end in parts):
+            parts.append(_cold(program, entry, at))
+            code = _code(program, parts[-1], traps) | code
         if at not in code:
-            code |= _code(program, _cold(program, entry, at), traps)
+            where = program.spell(at)
+            raise OptprobeError(f"{program.spell(entry)} continues at {where}, which cannot be decoded", HINT)
         insn = code[at]
         if insn.flow is Flow.RETURN:
             if insn.data != leaving.insn:
@@ -49,7 +54,7 @@ def exits(program: Program, entry: int, traps: UserTrapping, leaving: Leaving) -
         elif insn.flow is Flow.INDIRECT_JUMP:
             raise _unknown(program, entry, insn)
         elif insn.flow is not Flow.TRAP:
-            left += _next(program, entry, insn, code)
+            left += _next(program, entry, insn, parts)
     if entry in found:
         raise OptprobeError(f"{program.spell(entry)} returns at once", "probe it without -return")
     if not found:
@@ -57,15 +62,17 @@ def exits(program: Program, entry: int, traps: UserTrapping, leaving: Leaving) -
     return tuple(sorted(found))
 
 
-def _next(program: Program, entry: int, insn: Insn, code: Mapping[int, Insn]) -> list[int]:
-    """Return where execution continues in the function. Raises OptprobeError."""
+def _next(program: Program, entry: int, insn: Insn, parts: Sequence[tuple[int, int]]) -> list[int]:
+    """Return where execution continues in the function, which has these parts. Raises OptprobeError."""
     to: list[int] = []
     if insn.flow in (Flow.JUMP, Flow.BRANCH):
         assert insn.target is not None, "it is direct"
         if insn.target == entry:
             raise OptprobeError(f"{program.spell(entry)} jumps back to where it is entered", HINT)
         to.append(insn.target)
-    if insn.flow is not Flow.JUMP and not (insn.flow in (Flow.CALL, Flow.INDIRECT_CALL) and insn.end not in code):
+    is_call = insn.flow in (Flow.CALL, Flow.INDIRECT_CALL)
+    is_last = insn.end == next(end for start, end in parts if start <= insn.address < end)
+    if insn.flow is not Flow.JUMP and not (is_call and is_last):
         to.append(insn.end)
     return to
 

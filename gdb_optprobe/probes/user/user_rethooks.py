@@ -428,6 +428,7 @@ class UserRethooks:
         function = self.functions.get((program.inode, address))
         if function is None:
             function = self._create_function(program, address, near, arena)
+            self._take_over_exits(function)
             self.functions[program.inode, address] = function
         wanted = tuple(probe.number for probe in probes)
         if function.probe_numbers != wanted:
@@ -445,6 +446,12 @@ class UserRethooks:
             function.installed, function.code, function.probe_numbers = placed, code, wanted
         return function
 
+    def _take_over_exits(self, function: UserRethook) -> None:
+        """Give it the traps that could not be removed yet when the last probe of the same function went."""
+        for one in self.retired:
+            if one.exits and (one.program.inode, one.address) == (function.program.inode, function.address):
+                function.exits, one.exits = one.exits, {}
+
     def exit_of(self, program: Program, address: int) -> UserRethook | None:
         """Return the function that returns by a trap at `address`."""
         functions = (*self.functions.values(), *self.retired)
@@ -460,10 +467,11 @@ class UserRethooks:
         """Have calls of the function leave by traps that lead to its code. Raises OptprobeError with none left."""
         program, installed = function.program, function.installed
         assert installed is not None, "just served"
-        is_new = not function.exits
-        if is_new:
+        if not function.exits:
             places = exits(program, function.address, user.kernel.isa, leaving)
             function.exits = {address: self.next_record() for address in places}
+        # Some that could not be removed are forgotten by the text.
+        is_new = not all(user.texts.is_installed(program, address) for address in function.exits)
         try:
             for address in function.exits:
                 self.traps.dispatcher.set_code((program.offset(address), program.inode), installed.detour.address)
@@ -514,9 +522,9 @@ class UserRethooks:
         idle = [one for one in self._trampolines.values() if not self._is_probed(one.program)]
         if not (some or self.retired or idle) and self.functions:
             return False
-        inside = [
-            *self.traps.ranges, *((one.address, one.end) for one in arena.retired)
-        ]
+        # A thread may be preempted where spaces are copied, with the counters of a call that it copies.
+        hooked = (code.range for code in self._installed.codes)
+        inside = [*self.traps.ranges, *hooked, *((one.address, one.end) for one in arena.retired)]
         if not hooks.is_quiescent(inside, self.guest, arena.ranges.code):
             return False
         if user.kernel.returning().isa.leaving is not None:

@@ -213,6 +213,29 @@ def test_the_guest_stops_where_a_call_has_returned(guest: Guest, tmp_path: Path)
     assert guest.problems() == []
 
 
+def test_a_probe_that_is_put_back_while_a_program_is_shown(guest: Guest) -> None:
+    """It sees all returns, also once what the deleted one left is tidied."""
+    with Console(guest) as gdb:
+        gdb(f"optprobe add -user {PATH}:leaf -return do count", 60)
+        gdb(f"optprobe add -user {PATH}:last if $arg1 == 5 do stop", 60)
+        gdb.work = guest.spawn(SAID)
+        assert "hit optprobe 2" in gdb("continue")
+        gdb("optprobe delete 1")
+        assert "trapped" in gdb(f"optprobe add -user {PATH}:leaf -return do count", 60)
+        gdb("optprobe delete 2")
+        for runs in 1, 2:
+            work, gdb.work = gdb.work or guest.spawn(SAID), None
+            gdb.send("continue")
+            assert work.wait()[1] == FINE
+            gdb.interrupt()
+            gdb("optprobe commit")
+            (probe,) = gdb.probes()
+            assert (probe["hits"], probe["active"]) == (runs * RETURNS_AARCH64["leaf"] * COUNT, 0)
+        gdb("optprobe delete")
+        assert "holds what we wrote" in gdb("optprobe check")
+    assert guest.problems() == []
+
+
 @pytest.mark.parametrize("how", ["quit", "kill -9"])
 def test_leaving_where_a_call_has_returned(guest: Guest, how: str) -> None:
     """The program ends as it would have, with all hits counted that are."""

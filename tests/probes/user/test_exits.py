@@ -36,15 +36,31 @@ f.cold: bl other
 _start: ret
 """
 
-Found = Callable[[str], list[int]]
+MISALIGNED = """
+.type other, @function
+other: ret
+.size other, . - other
+.type f.cold, @function
+.byte 0, 0
+f.cold: .byte 0, 0
+8: b 9f
+.size f.cold, . - f.cold
+.balign 4
+.global _start
+_start: ret
+"""
+UNKNOWN = ".word 0xffffffff\n"
+"""No instruction."""
+
+Found = Callable[..., list[int]]
 
 
 @pytest.fixture
 def found(tmp_path: Path) -> Found:
     """The words of a function that are its exits."""
 
-    def find(body: str) -> list[int]:
-        cold = OTHERS if "9:" in body else OTHERS.replace("b 9f", "ret")
+    def find(body: str, others: str = OTHERS) -> list[int]:
+        cold = others if "9:" in body else others.replace("b 9f", "ret")
         source = f".arch armv8.3-a\n.type f, @function\nf:\n{body}\n.size f, . - f\n" + cold.replace("9f", "9b")
         data = assembled(tmp_path / "program", source, "aarch64").read_bytes()
         elf = Elf.of("program", lambda offset, size: data[offset : offset + size], len(data), KIND)
@@ -88,11 +104,28 @@ def test_all_returns_that_its_code_comes_to(found: Found, body: str, places: lis
         ("1: subs x0, x0, #1\nb.ne 1b\nret", "jumps back to where it is entered"),
         ("ret", "returns at once"),
         ("nop\n.space 66000\nret", "is too large"),
+        # What it calls there may return, to what is no instruction for us.
+        (FRAME + "cbz x0, 1f\n" + RETURNS + "1: bl other\n" + UNKNOWN + "ret", "at program:f.0x14, which cannot be"),
+        (FRAME + "cbz x0, 1f\n" + RETURNS + "1: " + UNKNOWN, "continues at program:f.0x10, which cannot be decoded"),
+        (FRAME + "cbz x0, 1f\n" + RETURNS + "1: nop\n" + UNKNOWN, "at program:f.0x14, which cannot be decoded"),
     ],
 )
 def test_what_is_not_known_is_refused(found: Found, body: str, said: str) -> None:
     with pytest.raises(OptprobeError, match=said):
         found(body)
+
+
+@pytest.mark.parametrize(
+    ("others", "to", "said"),
+    [
+        (MISALIGNED, "8f", "continues at program:f.cold.0x2, which cannot be decoded"),
+        (OTHERS.replace("b 9f", UNKNOWN), "f.cold", "continues at program:f.cold.0x4, which cannot be decoded"),
+    ],
+)
+def test_a_part_that_is_apart_and_is_not_known(found: Found, others: str, to: str, said: str) -> None:
+    """A hostile file's, or of instructions of a later CPU."""
+    with pytest.raises(OptprobeError, match=said):
+        found(FRAME + f"cbz x0, {to}\n9: " + RETURNS, others)
 
 
 def test_a_function_without_a_symbol_is_refused(tmp_path: Path) -> None:
