@@ -32,7 +32,7 @@ from gdb_optprobe.probes.active_calls import ArenaCode, Caller, CallStacks, call
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.kretprobe import call_table_layout
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout
+from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_alignment, table_layout
 from gdb_optprobe.probes.return_stops import FindReturn
 from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, TimedReturns, slots_for, slots_for_recorded
 from gdb_optprobe.probes.site import Site
@@ -383,7 +383,7 @@ def check_memory(probe: Probe, guest: Guest, arena: Arena) -> None:
     """Raises Refused where there is no memory for a table of the function with `probe` as its only kretprobe."""
     layout = table_layout(guest.isa, [probe])
     try:
-        arena.check_room(layout.size, probe.address, guest.isa.data_reach)
+        arena.check_room(layout.size, probe.address, guest.isa.data_reach, table_alignment(layout))
     except Refused as refused:
         raise _with_size(layout, refused, arena) from None
 

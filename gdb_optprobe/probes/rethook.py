@@ -129,7 +129,7 @@ class Rethook:
         cls, address: int, layout: CallTableLayout, guest: Guest, arena: Arena, behind: FindReturn
     ) -> Rethook:
         """Return a new one, its table in the guest. behind: see FindReturn. Raises Refused where there is no memory."""
-        with arena.new_data(layout.size, address, guest.isa.data_reach, _aligned(layout)) as memory:
+        with arena.new_data(layout.size, address, guest.isa.data_reach, table_alignment(layout)) as memory:
             guest.machine.write(memory.address, layout.initial())
         return cls(address, layout, memory, ReturnStops(address, layout, behind))
 
@@ -288,7 +288,7 @@ class Rethook:
         """
         layout, reach = table_layout(guest.isa, [probe]), guest.isa.branch_reach
         in_reach = guest.isa.data_reach
-        memory = Slot(arena.check_room(layout.size, probe.address, in_reach, _aligned(layout)), layout.size)
+        memory = Slot(arena.check_room(layout.size, probe.address, in_reach, table_alignment(layout)), layout.size)
         aligned = counter_alignment(probe.handler, guest.isa)
         probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, in_reach, aligned), probe.handler.size)
         near = arena.trampolines_near(probe.address, reach)
@@ -545,7 +545,7 @@ def returns_on_stack(guest: Guest) -> bool:
     return return_backend(guest).link is None
 
 
-def _aligned(layout: CallTableLayout) -> Alignment:
+def table_alignment(layout: CallTableLayout) -> Alignment:
     return Alignment(layout.aligned, layout.first)
 
 

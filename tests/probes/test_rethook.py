@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.probes.kernel_rethooks import check_memory
 from gdb_optprobe.probes.kretprobe import trampoline_alignment
 from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.session import Session
@@ -73,3 +78,12 @@ def test_a_refusal_of_what_reads_memory_leaves_no_trampoline(monkeypatch: pytest
 
 def test_trampolines_begin_pages_only_where_there_is_room() -> None:
     assert not trampoline_alignment(AARCH64).is_needed
+
+
+def test_memory_without_an_aligned_place_is_none_for_a_table() -> None:
+    handler = SimpleNamespace(entry=SimpleNamespace(words=(), condition=None))
+    probe = cast(Any, SimpleNamespace(address=0x10000, spec=RETURNS, handler=handler, may_stop=False))
+    guest = cast(Any, SimpleNamespace(isa=AARCH64))
+    check_memory(probe, guest, Arena(Ranges((), ((0x2_0000, 0x2_3000),))))
+    with pytest.raises(Refused):
+        check_memory(probe, guest, Arena(Ranges((), ((0x2_0000, 0x2_2000),))))
