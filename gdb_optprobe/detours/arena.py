@@ -145,21 +145,17 @@ class Arena:
     def allocate_code(self, size: int, near: int, reach: int, aligned: Alignment = ANYWHERE) -> Slot:
         """Allocate `size` bytes for code that a branch at `near` reaches and that can branch back.
 
-        aligned: if there is room so. Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
+        Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
         low, high = self._code_range(near, reach, size)
-        if all(slots.find(size, low, high, aligned) is None for slots in self.code.slots):
-            aligned = ANYWHERE
         return self.code.allocate(size, low, high, near, aligned)
 
     def allocate_pad(self, near: int, reach: int) -> Slot:
         """Allocate memory for a stop pad of a probe at `near`. Raises Refused, as `allocate_code`."""
         low, high = self._code_range(near, reach, stop_pad.PAGE)
         if all(slots.find(stop_pad.SIZE, low, high) is None for slots in self.pads.slots):
-            page = self.code.claim_page(stop_pad.PAGE, low, high)
-            if page is None:
-                raise Refused(Refusal.ARENA_FULL.because(used=self.code.used, size=self.code.size))
-            self._add_pad_page(page)
+            # The lowest free page, so that later slots stay in reach.
+            self._add_pad_page(self.code.allocate(stop_pad.PAGE, low, high, near, Alignment(stop_pad.PAGE)))
         return self.pads.allocate(stop_pad.SIZE, low, high, near)
 
     def tickets(self, near: int, reach: int) -> Slot:
@@ -203,12 +199,12 @@ class Arena:
         self._allocated_after[counters.address] = self._retirements
         return block, counters
 
-    def free_code(self, near: int, reach: int) -> int:
+    def free_code(self, near: int, reach: int, aligned: Alignment = ANYWHERE) -> int:
         """Return the start of free memory for code that a branch at `near` reaches; nothing is allocated.
 
         Raises Refused: ARENA_FULL, ARENA_OUT_OF_REACH.
         """
-        return self._find_code(self._step, near, reach)
+        return self._find_code(self._step, near, reach, aligned)
 
     def free_code_of_all(self, first: int, last: int, reach: int) -> int | None:
         """Return what `free_code` does for a branch at `first`, at `last` and at all between; None where they differ.
@@ -321,11 +317,11 @@ class Arena:
         """Raise Refused if `allocate_code` would and the kernel lends no more; nothing is allocated."""
         self._find_code(size, near, reach)
 
-    def _find_code(self, size: int, near: int, reach: int) -> int:
+    def _find_code(self, size: int, near: int, reach: int, aligned: Alignment = ANYWHERE) -> int:
         """Return where code of `size` bytes would be, in memory that the kernel would lend where there is no other."""
         low, high = self._code_range(near, reach, size)
         try:
-            return self.code.find(size, low, high, near)[1]
+            return self.code.find(size, low, high, near, aligned)[1]
         except Refused:
             start, end = self.lender.code_place(low, high) if self.lender is not None else (0, 0)
             if end - start < size:
@@ -814,15 +810,6 @@ class _Pool:
     def has(self, slot: Slot) -> bool:
         return any(slots.start <= slot.address < slots.end for slots in self.slots)
 
-    def claim_page(self, size: int, low: int, high: int) -> Slot | None:
-        """Allocate the lowest free page inside [low, high), so that later slots stay in reach."""
-        for slots in self.slots:
-            first, last = max(slots.start, low), min(slots.end, high)
-            for address in range(-(-first // size) * size, last - size + 1, size):
-                if (page := slots.claim(address, size)) is not None:
-                    return page
-        return None
-
     def allocate(self, size: int, low: int, high: int, near: int, aligned: Alignment = ANYWHERE) -> Slot:
         slots, at = self.find(size, low, high, near, aligned)
         slot = slots.claim(at, size)
@@ -832,16 +819,18 @@ class _Pool:
     def find(
         self, size: int, low: int, high: int, near: int, aligned: Alignment = ANYWHERE
     ) -> tuple[Slots, int]:
-        """Return where a piece of `size` bytes inside [low, high) is free. Raises Refused."""
+        """Return where a piece of `size` bytes inside [low, high) is free, the lowest. Raises Refused."""
         low, high = max(low, 0), min(high, 1 << 64)
-        for slots in self.slots:
-            if (at := slots.find(size, low, high, aligned)) is not None:
-                return slots, at
+        for way in aligned.ways:
+            for slots in self.slots:
+                if (at := slots.find(size, low, high, way)) is not None:
+                    return slots, at
         if not self.slots:
             raise Refused(Refusal.ARENA_MISSING.because(why="none was found and none was given"))
         is_near = any(slots.start < high and low < slots.end for slots in self.slots)
-        if (is_near or self._is_code) and (self.lacked is None or size > self.lacked.size):
-            self.lacked = Lack(size + aligned.multiple - 1, low, high, self._is_code)
+        wanted = size + aligned.ways[-1].multiple - 1
+        if (is_near or self._is_code) and (self.lacked is None or wanted > self.lacked.size):
+            self.lacked = Lack(wanted, low, high, self._is_code)
         if is_near:
             raise Refused(Refusal.ARENA_FULL.because(used=self.used, size=self.size))
         raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=f"{near:#x}"))

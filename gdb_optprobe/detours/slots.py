@@ -29,10 +29,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """What an address, so many bytes behind the beginning of a slot, is a multiple of."""
+    """What an address, so many bytes behind the beginning of a slot, is a multiple of.
+
+    is_needed: else it is so only where half of a range stays free in one piece behind the slot: pages are for what
+               needs whole ones.
+    """
 
     multiple: int = 1
     behind: int = 0
+    is_needed: bool = True
 
     def up(self, at: int) -> int:
         """Return the first beginning at `at` or above."""
@@ -40,6 +45,11 @@ class Alignment:
 
     def down(self, at: int) -> int:
         return at - (at + self.behind) % self.multiple
+
+    @property
+    def ways(self) -> tuple[Alignment, ...]:
+        """Return what a place is looked for with, one after the other."""
+        return (self,) if self.is_needed else (self, ANYWHERE)
 
 
 ANYWHERE = Alignment()
@@ -83,10 +93,11 @@ class Slots:
     def find(self, size: int, low: int = 0, high: int = 1 << 64, aligned: Alignment = ANYWHERE) -> int | None:
         """Return the start of the lowest free piece of `size` bytes inside [low, high); None if there is none."""
         size = self._rounded(size)
+        spared = 0 if aligned.is_needed else self.size // 2
         for index in range(self._hole_at(low), len(self._free)):
             hole = self._free[index]
             at = aligned.up(self._rounded(max(hole.address, low)))
-            if at + size <= min(hole.end, high):
+            if at + size <= min(hole.end - spared, high):
                 return at
         return None
 

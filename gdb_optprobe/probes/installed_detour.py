@@ -69,7 +69,7 @@ class InstalledDetour:
     ) -> InstalledDetour:
         """Lay out a detour, allocate a slot of its size within reach of `address` and write it there. Raises Refused.
 
-        uses: see Arena.set_references. aligned: if there is room so.
+        uses: see Arena.set_references.
         """
         detour = trial(address, lay_out, guest, arena)
         while True:

@@ -26,13 +26,13 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.handlers.lower_shared_returns import RecordedCalls, saved_words
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.maps.call_table import WORD, CallCounts, CallSlot, CallTableLayout
+from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
 from gdb_optprobe.probes import rethook_records
 from gdb_optprobe.probes.active_calls import ArenaCode, Caller, CallStacks, call_stacks
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.kretprobe import call_table_layout
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_layout, tallied
+from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_alignment, table_layout
 from gdb_optprobe.probes.return_stops import FindReturn
 from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, TimedReturns, slots_for, slots_for_recorded
 from gdb_optprobe.probes.site import Site
@@ -51,10 +51,9 @@ class ActiveCall:
 
 @dataclass
 class KernelRethooks:
-    """known: the rethooks that have a table in the guest. tallies: those of deleted probes."""
+    """known: the rethooks that have a table in the guest."""
 
     known: list[Rethook] = field(default_factory=list)
-    tallies: set[Slot] = field(default_factory=set)
 
     @property
     def retired_trampolines(self) -> frozenset[int]:
@@ -71,7 +70,6 @@ class KernelRethooks:
         for rethook in self.known:
             rethook.stop_handlers.remove_breakpoint()
         self.known = []
-        self.tallies = set()
 
     def shared_entry_at(self, pc: int) -> Detour | None:
         """Return the shared entry of functions that `pc` is in."""
@@ -170,25 +168,8 @@ class KernelRethooks:
                 self.unhook(rethook, guest, arena)
 
     def keep_counter(self, counter: Slot) -> bool:
-        """Keep a deleted probe's counter as long as a hook may count in it; return whether one may."""
-        if any(rethook.tally == counter for rethook in self.known):
-            self.tallies.add(counter)
-            return True
+        """Keep a deleted probe's counter as long as a shared hook may count in it; return whether one may."""
         return any(isinstance(rethook, SharedRethook) and rethook.keep(counter) for rethook in self.known)
-
-    def adopt_tallies(self, counters: Collection[Slot]) -> Collection[Slot]:
-        """Keep the tallies of adopted tables that are none of `counters`, which probes have. Return all tallies."""
-        found = {rethook.tally for rethook in self.known if rethook.tally is not None and not rethook.closed}
-        self.tallies |= found.difference(counters)
-        return found
-
-    def keep_returns(self, counters: Collection[Slot], guest: Guest, arena: Arena) -> None:
-        """Keep how many returns were counted in `counters` of probes: they are about to be cleared."""
-        tables = {rethook.tally: rethook for rethook in self.known if rethook.tally in counters}
-        for tally, rethook in tables.items():
-            assert tally is not None
-            rethook.earlier_counts += CallCounts(returns=tallied([tally], guest))
-            rethook_records.write_counts(rethook, arena)
 
     def end(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
         """Enter no more calls there: its probes are gone."""
@@ -221,7 +202,7 @@ class KernelRethooks:
         probes = [probe for probe in site.probes if probe.is_return]
         wanted = table_layout(guest.isa, probes, has.layout.slots if has is not None else 0)
         if has is None or has.layout.slots != wanted.slots or has.layout.saved < wanted.saved:
-            site.next_rethook = self._create(site.address, wanted, guest, arena, has)
+            site.next_rethook = self._create(site.address, wanted, guest, arena)
 
     def adopt(self, site: Site, guest: Guest) -> None:
         """Adopt an earlier session's tables for the function that is entered at `site`: its probes are there again.
@@ -263,23 +244,22 @@ class KernelRethooks:
         if not rethook.is_half_full(guest):
             return False
         layout = table_layout(guest.isa, probes, GROWTH * rethook.layout.slots)
-        site.next_rethook = self._create(site.address, layout, guest, arena, rethook)
+        site.next_rethook = self._create(site.address, layout, guest, arena)
         return True
 
-    def _create(
-        self, address: int, layout: CallTableLayout, guest: Guest, arena: Arena, older: Rethook | None
-    ) -> Rethook:
+    def _create(self, address: int, layout: CallTableLayout, guest: Guest, arena: Arena) -> Rethook:
         try:
             rethook = Rethook.create(address, layout, guest, arena, self._find_return(guest))
         except Refused as refused:
             raise _with_size(layout, refused, arena) from None
-        rethook.tally = older.tally if older is not None else None
         self._register(rethook, arena)
         return rethook
 
     def _register(self, rethook: Rethook, arena: Arena) -> None:
         self.known.append(rethook)
-        arena.journal.put(Item.POINT, rethook.memory.address, rethook.record)
+        has = rethook.layout
+        window = [has.window] if has.window else []
+        arena.journal.put(Item.POINT, rethook.memory.address, [rethook.address, has.slots, has.saved, *window])
 
     def _find_return(self, guest: Guest) -> FindReturn:
         return lambda pc, key: self.return_address(pc, key, guest.machine.read)
@@ -378,18 +358,12 @@ class KernelRethooks:
         for newer in self.known:
             # The newer table takes the counts of one that is freed, and the tables that were older still.
             while (old := next((each for each in newer.older if each in gone), None)) is not None:
-                newer.older = [*(each for each in newer.older if each is not old), *old.older]
                 newer.earlier_counts += old.earlier_counts + old.read_calls(guest)
-                if old.tally is not None and old.tally not in [each.tally for each in newer.tables]:
-                    newer.earlier_counts += CallCounts(returns=tallied([old.tally], guest))
+                newer.older = [*(each for each in newer.older if each is not old), *old.older]
                 if newer not in gone:
                     rethook_records.write_counts(newer, arena)
         self.known = [rethook for rethook in self.known if rethook not in gone]
-        unused = self.tallies.difference(rethook.tally for rethook in self.known)
-        self.tallies -= unused
-        for tally in unused:
-            arena.data.release(tally)
-        if unused or any(isinstance(rethook, SharedRethook) for rethook in gone):
+        if any(isinstance(rethook, SharedRethook) for rethook in gone):
             arena.reclaim_data()
 
 
@@ -409,7 +383,7 @@ def check_memory(probe: Probe, guest: Guest, arena: Arena) -> None:
     """Raises Refused where there is no memory for a table of the function with `probe` as its only kretprobe."""
     layout = table_layout(guest.isa, [probe])
     try:
-        arena.check_room(layout.size, probe.address, guest.isa.data_reach)
+        arena.check_room(layout.size, probe.address, guest.isa.data_reach, table_alignment(layout))
     except Refused as refused:
         raise _with_size(layout, refused, arena) from None
 

@@ -565,12 +565,6 @@ class Optimizer:
         for site in sites:
             site.pinned = False
 
-    def keep_returns(self, probes: Sequence[Probe]) -> None:
-        """Keep how many calls have returned where hits of `probes` tell it: these are about to be cleared."""
-        if self.arena is not None:
-            counters = {probe.counter for probe in probes if probe.counter is not None}
-            self.rethooks.keep_returns(counters, self.target.guest, self.arena)
-
     def release_counter(self, probe: Probe) -> None:
         """Free a deleted probe's counter and pad together with the code that may still use them.
 

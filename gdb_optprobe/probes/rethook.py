@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour
-from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.slots import Alignment, Slot
 from gdb_optprobe.guest.guest import Guest
@@ -102,8 +101,6 @@ class Rethook:
     earlier_counts:   of older tables that are freed.
     ended:            its probes are deleted: it is counted apart from later rethooks of the function.
     costs, programs:  of `trampoline`.
-    tally:            the hits of a probe that counts every return. Trampolines with its program leave it to that to
-                      count, the others count in the table; a larger table has the same.
     """
 
     address: int
@@ -118,7 +115,6 @@ class Rethook:
     earlier_counts: CallCounts = field(default_factory=CallCounts)
     ended: bool = False
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
-    tally: Slot | None = None
     programs: tuple[ReturnProgram, ...] = ()
     parts: tuple[EntryPart, ...] = ()
     _probes: tuple[Probe, ...] = ()
@@ -133,7 +129,7 @@ class Rethook:
         cls, address: int, layout: CallTableLayout, guest: Guest, arena: Arena, behind: FindReturn
     ) -> Rethook:
         """Return a new one, its table in the guest. behind: see FindReturn. Raises Refused where there is no memory."""
-        with arena.new_data(layout.size, address, guest.isa.data_reach, _aligned(layout)) as memory:
+        with arena.new_data(layout.size, address, guest.isa.data_reach, table_alignment(layout)) as memory:
             guest.machine.write(memory.address, layout.initial())
         return cls(address, layout, memory, ReturnStops(address, layout, behind))
 
@@ -161,7 +157,6 @@ class Rethook:
         arena: Arena,
         before: CallCounts = _NO_CALLS,
         ended: bool = False,
-        tally: Slot | None = None,
     ) -> Rethook:
         """Return that of an earlier session, closed. retired: trampolines that its calls may return to."""
         stopping = ReturnStops(address, layout, lambda pc, key: None)  # the session that looked at its flags is gone
@@ -174,7 +169,6 @@ class Rethook:
             closed=True,
             earlier_counts=before,
             ended=ended,
-            tally=tally,
             _arena_code=code_range(arena),
         )
 
@@ -209,16 +203,8 @@ class Rethook:
         """Return whether `pc` is the start of a trampoline, which is what calls have as return address."""
         return (found := self.trampoline_at(pc)) is not None and found.address == pc
 
-    @property
-    def record(self) -> list[int]:
-        """Return what the journal has of the table."""
-        has = self.layout
-        tally = [self.tally.address] if self.tally is not None else []
-        window = [has.window] if has.window or tally else []
-        return [self.address, has.slots, has.saved, *window, *tally]
-
     def read_calls(self, guest: Guest) -> CallTable:
-        """Read the table in the guest. Returns that its tally counts are not among those."""
+        """Read the table in the guest."""
         return self.layout.decode(self._read(guest))
 
     def is_half_full(self, guest: Guest) -> bool:
@@ -226,7 +212,10 @@ class Rethook:
 
     def all_calls(self, guest: Guest) -> CallTable:
         """Read all calls since the first probe of the function, also those in older tables."""
-        return calls_of([*self.tables], guest)
+        tables = [self.read_calls(guest), *(rethook.all_calls(guest) for rethook in self.older)]
+        counts = sum(tables, self.earlier_counts)
+        active = tuple(call for each in tables for call in each.active)
+        return CallTable(counts.returns, counts.missed, counts.dropped, active)
 
     def drop_calls(self, keys: Collection[int], guest: Guest) -> None:
         """Free the slots of calls with these keys, which never return, and count them as dropped."""
@@ -260,12 +249,11 @@ class Rethook:
         wanted = tuple(probe.number for probe in probes)
         if self.trampoline is not None and self.probe_numbers == wanted:
             return
-        if self.tally is None and not (self.trampoline or self.retired_trampolines or self.older):
-            self._choose_tally(probes, target.guest, arena)
         parts = entry_parts(probes, SAVED, lambda probe: probe.may_stop)
         leaving = self.stop_handlers.reserve_pad(_flags(parts), target, arena)
         made, programs = self._trampoline_code(probes, parts, plan, target.guest, leaving)
         code = made.code(programs)
+        readers = self._entry_readers(probes, target.guest, arena)
         new = self._reuse_trampoline(code, parts, arena)
         if new is None:
             uses = self._uses(probes)
@@ -279,18 +267,11 @@ class Rethook:
                 trampoline_alignment(target.guest.isa),
             )
         self.retire(target.guest, arena)
-        self._readers = self._entry_readers(probes, target.guest, arena)
+        self._readers = readers
         self._use(new, probes, parts, made, programs, plan, target.guest, arena)
         for probe, part, program in zip(probes, parts, self.programs, strict=True):
             if probe.spec.return_handler is not None:
                 self.stop_handlers.set_return_breakpoint(probe, part, program.start, program.end, target)
-
-    def _choose_tally(self, probes: Sequence[Probe], guest: Guest, arena: Arena) -> None:
-        """Have a probe count the returns of a new table, where nothing else has counted in its hits."""
-        found = next((probe.counter for probe in probes if _counts_all(probe)), None)
-        if found is not None and not any(guest.machine.read(found.address, WORD)):
-            self.tally = found
-            arena.journal.put(Item.POINT, self.memory.address, self.record)
 
     def _entry_readers(self, probes: Sequence[Probe], guest: Guest, arena: Arena) -> ProbeReadRoutines | None:
         """Return what reads memory for the code at the function's entry; None where that reads none. Raises Refused."""
@@ -307,14 +288,13 @@ class Rethook:
         """
         layout, reach = table_layout(guest.isa, [probe]), guest.isa.branch_reach
         in_reach = guest.isa.data_reach
-        memory = Slot(arena.check_room(layout.size, probe.address, in_reach, _aligned(layout)), layout.size)
+        memory = Slot(arena.check_room(layout.size, probe.address, in_reach, table_alignment(layout)), layout.size)
         aligned = counter_alignment(probe.handler, guest.isa)
         probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, in_reach, aligned), probe.handler.size)
-        free = arena.free_code(arena.trampolines_near(probe.address, reach), reach)
-        at = trampoline_alignment(guest.isa).up(free)
+        near = arena.trampolines_near(probe.address, reach)
+        at = arena.free_code(near, reach, trampoline_alignment(guest.isa))
         probe.readers = None if isinstance(probe.handler.unmapped, Missing) else ProbeReadRoutines(at, at)
         found = cls(probe.address, layout, memory, ReturnStops(probe.address, layout, lambda pc, key: None))
-        found.tally = probe.counter if _counts_all(probe) else None
         if probe.readers is not None:
             here = arena.free_code(probe.address, reach)
             found._readers = ProbeReadRoutines(here, here)
@@ -414,8 +394,7 @@ class Rethook:
         handlers = [self._return_handler(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
         before = EntryState(kretprobe.dead_at_return(self.address, guest), read, base=plan.base)
-        counted = self.tally is None or self.tally not in [probe.counter for probe in probes]
-        made = lower_kernel_returns.lower_trampoline(self.table, before, isa, leaving, counted)
+        made = lower_kernel_returns.lower_trampoline(self.table, before, isa, leaving)
         self.stop_handlers.has_flag_register = not made.kept.names
         plan = replace(plan, dead=made.dead)
         before = replace(before, dead=made.dead, kept=made.kept)
@@ -566,26 +545,7 @@ def returns_on_stack(guest: Guest) -> bool:
     return return_backend(guest).link is None
 
 
-def calls_of(tables: Sequence[Rethook], guest: Guest) -> CallTable:
-    """Read the calls of tables, with those of older ones that are freed."""
-    found = [rethook.read_calls(guest) for rethook in tables]
-    counts = sum((*found, *(rethook.earlier_counts for rethook in tables)), CallCounts())
-    counts += CallCounts(returns=tallied({rethook.tally for rethook in tables if rethook.tally is not None}, guest))
-    active = tuple(call for each in found for call in each.active)
-    return CallTable(counts.returns, counts.missed, counts.dropped, active)
-
-
-def tallied(tallies: Collection[Slot], guest: Guest) -> int:
-    return sum(int.from_bytes(guest.machine.read(one.address, WORD), "little") for one in tallies)
-
-
-def _counts_all(probe: Probe) -> bool:
-    """Return whether a probe counts every return, whichever other probes the function has, and does no more."""
-    spec = probe.spec
-    return probe.handler.is_plain and not (may_leave_out(probe) or probe.may_stop or spec.return_handler is not None)
-
-
-def _aligned(layout: CallTableLayout) -> Alignment:
+def table_alignment(layout: CallTableLayout) -> Alignment:
     return Alignment(layout.aligned, layout.first)
 
 

@@ -26,11 +26,10 @@ def read_rethooks(left: ArenaContents, arena: Arena | None, homing: Homing = Hom
     for at, value in sorted((left.points or {}).items()):
         memory = left.data_at(at)
         try:
-            # That of one function has no window, or 0: it is looked at as a whole.
-            address, slots, saved, *others = validate.numbers(validate.row(value, 3, 4, 5), 5)
+            # That of one function has no window: it is looked at as a whole.
+            address, slots, saved, *window = validate.numbers(validate.row(value, 3, 4), 4)
             validate.number(slots, 1 << 20, 1), validate.number(saved, 1 << 10)
-            window, tally = (*others, 0, 0)[:2]
-            looked_at = validate.number(window, slots)
+            looked_at = validate.number(window[0], slots, 1) if window else 0
             layout = CallTableLayout(slots, saved, looked_at, homing)
         except ValueError as wrong:
             raise Damaged(f"return probes at {at:#x}: {wrong}") from None
@@ -38,15 +37,12 @@ def read_rethooks(left: ArenaContents, arena: Arena | None, homing: Homing = Hom
             raise Damaged(f"return probes at {at:#x}")
         if layout.size > memory.size:
             raise Damaged(f"return probes at {at:#x}: {layout.size} bytes in {memory.size}")
-        counter = left.data_at(tally) if tally else None
-        if tally and counter is None:
-            raise Damaged(f"return probes at {at:#x}: returns are counted at {tally:#x}")
         before, ended = _read_counts(at, (left.calls or {}).get(at, _NOTHING))
         if arena is not None:
             ended = ended or address not in _probed_addresses(left)
             trampolines = _trampolines(left, address, at)
             kind = SharedRethook if window else Rethook
-            found.append(kind.adopted(address, layout, memory, trampolines, arena, before, ended, counter))
+            found.append(kind.adopted(address, layout, memory, trampolines, arena, before, ended))
     return found
 
 

@@ -479,7 +479,6 @@ class Session:
 
         blocks, probes = self.registry.split(numbers)
         self.returns.settle_unpacked()
-        self.optimizer.keep_returns(probes)
         clear_results(probes, blocks, self.target.guest, is_inside)
         self.optimizer.scripts.clear([probe.number for probe in probes])
         for block in blocks:

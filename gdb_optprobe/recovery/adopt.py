@@ -75,7 +75,6 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     for site in session.registry.sites(there):
         returns.adopt(site, session.target.guest)
     memory = {probe.counter for probe in probes if probe.counter is not None}
-    memory |= {*returns.adopt_tallies(memory)}
     maps_of_blocks = {one.maps.address for one in in_blocks if one.maps is not None}
     memory |= {one.memory for at, one in maps.items() if one.memory and (one.users or at in maps_of_blocks)}
     memory |= {*session.optimizer.maps.slots}

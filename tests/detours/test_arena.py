@@ -55,9 +55,46 @@ def test_what_is_aligned_begins_where_it_asks_and_code_elsewhere_if_it_must() ->
     assert there.allocate_data(8).address == DATA[0] + 8, "what is before it is still free"
     with pytest.raises(Refused):
         there.allocate_data(0x1FE0, aligned=Alignment(0x1000, 24))
-    page = Alignment(0x1000)
-    first, second, third = (there.allocate_code(32, CODE[0], REACH, page) for _ in range(3))
-    assert (first.address, second.address, third.address) == (CODE[0], CODE[0] + 0x1000, CODE[0] + 32)
+    page = Alignment(0x1000, is_needed=False)
+    first, second, third = (there.allocate_code(32, CODE[0], REACH, page).address - CODE[0] for _ in range(3))
+    assert (first, second, third) == (0, 32, 64), "the second page is for what needs one"
+
+
+def test_counters_begin_pages_until_half_of_a_range_is_left_in_one_piece() -> None:
+    """A small table with each, as `-return -maxactive 8` has on aarch64; then a large one still has its place."""
+    there = Arena(Ranges((CODE,), ((DATA[0], DATA[0] + 0x10000),), 0xCC))
+    page, table = Alignment(0x1000, is_needed=False), Alignment(128, 24)
+    found = list[int]()
+    for _ in range(100):
+        assert there.allocate_data(24 + 8 * 16, DATA[0], REACH, table).address % 128 == 128 - 24
+        expected = there.check_room(8, DATA[0], REACH, page)
+        found.append(there.allocate_data(8, DATA[0], REACH, page).address)
+        assert found[-1] == expected
+    assert [at for at in found if at % 0x1000 == 0] == [DATA[0] + 0x1000 * page for page in (*range(1, 8), 0)]
+    there.allocate_data(0x1FD8, DATA[0], REACH, Alignment(0x1000, 24))
+    assert not there.lacks
+
+
+def test_trampolines_that_begin_pages_leave_pages_for_pads_and_the_reserve() -> None:
+    there = Arena(Ranges(((CODE[0], CODE[0] + 0x10000),), ((DATA[0], DATA[0] + 0x2000),), 0xCC))
+    page = Alignment(0x1000, is_needed=False)
+    for index in range(100):
+        expected = there.free_code(CODE[0], REACH, page)
+        at = there.allocate_code(96, CODE[0], REACH, page).address
+        assert (at % 0x1000 == 0) == (expected % 0x1000 == 0) == (index < 8), index
+    there.allocate_pad(CODE[0], REACH)
+    there.check_reserve(CODE[0], REACH)
+    assert not there.lacks
+
+
+def test_a_pad_without_a_page_lacks_memory_that_may_be_lent() -> None:
+    there = Arena(Ranges(((CODE[0], CODE[0] + 0x1000),), (DATA,), 0xCC))
+    there.allocate_code(32, CODE[0], REACH)
+    with pytest.raises(Refused) as refused:
+        there.allocate_pad(CODE[0], REACH)
+    assert code_of(refused) == "ARENA_FULL"
+    (lack,) = there.lacks
+    assert lack.is_code and lack.size >= 0x1000 and lack.low <= CODE[0] < lack.high
 
 
 def test_arena_out_of_reach() -> None:

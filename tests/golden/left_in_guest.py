@@ -22,7 +22,7 @@ from gdb_optprobe.detours.block import Block
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item, Journal, TableKind
 from gdb_optprobe.detours.lent_block import CELL, LentBlock
-from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.slots import Alignment, Slot
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.base import Loan, Room
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
@@ -180,7 +180,7 @@ def _leave_kprobe(guest: Guest, arena: Arena) -> None:
     guest.write(memory.address, made.initial())
     _branch(guest, arena, READ, [memory.address])
     arena.allocate_pad(CODE[0], X86_64.branch_reach)
-    page = arena.data.claim_page(4096, 0, 1 << 64)  # as versions before this one had with their pads
+    page = arena.data.allocate(4096, 0, 1 << 64, 0, Alignment(4096))  # as versions before this one had with their pads
     assert page is not None
     arena.journal.put(Item.DATA, page.address, page.size)
     probe = Probe(1, SPECS[1], READ, made, SIZES, counter=memory, since=RingPosition(3, (1,)))

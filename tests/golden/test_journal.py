@@ -30,7 +30,6 @@ from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps import journal_format
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.call_table import CallCounts, CallSlot
-from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.maps.ring import RingPosition
 from gdb_optprobe.probes import arena_record
 from gdb_optprobe.probes.arena_record import RecordedArena
@@ -332,17 +331,6 @@ def test_the_calls_under_way() -> None:
     assert calls.active == (CallSlot(0xFFFF_C900_0010_7001, READ + 0x80, (5000, 77)),)
     assert (calls.returns, calls.missed, calls.dropped) == (7, 1, 0)
     assert left.tables[TableKind.USER_CALLS] in left.data
-
-
-def test_a_table_of_which_the_hits_of_a_probe_are_the_returns() -> None:
-    left = found().left
-    ((at, value),) = (left.points or {}).items()
-    counter = left.data[0]
-    arena = Arena(Ranges((CODE,), (DATA,), FILL), X86_64.alignment)
-    (point,) = read_rethooks(replace(left, points={at: [*value, 0, counter.address]}), arena)
-    assert point.tally == counter and point.record == [*value, 0, counter.address]
-    with pytest.raises(Damaged):
-        read_rethooks(replace(left, points={at: [*value, 0, counter.address + 1]}), arena)
 
 
 def test_memory_that_the_kernel_has_lent() -> None:

@@ -187,8 +187,7 @@ _LITTLE_ENDIAN = 1 << 63 | 1
 class World:
     """One vCPU, and a function that is probed.
 
-    traced:   it has a tracer's site. counted: the table counts its returns.
-    programs: at its return, with their objects behind the counter.
+    traced:   it has a tracer's site. programs: at its return, with their objects behind the counter.
     parts:    at its entry.
     flags:    where in a slot each of these says that it leaves to a pad, and before that a debugger looks.
     at_pad:   the slot's register there, each time that somebody came. looked: the programs behind which one may have.
@@ -200,7 +199,6 @@ class World:
     traced: bool = True
     seed: int = 0
     number: int = 0
-    counted: bool = True
     programs: tuple[Program, ...] = ()
     parts: tuple[EntryPart, ...] = ()
     flags: tuple[int, ...] = ()
@@ -255,7 +253,7 @@ class World:
         reads = {name for program in self.programs for name in program.registers}
         before = EntryState(self.dead_after, frozenset((*reads, self.side.isa.convention.result)), base=self.side.base)
         leaving = PadExit(self.flags, self.side.pad) if self.flags else None
-        return lower_trampoline(self._table, before, self.side.returning, leaving, self.counted)
+        return lower_trampoline(self._table, before, self.side.returning, leaving)
 
     def _whole(self) -> bytes:
         side, made = self.side, self.made

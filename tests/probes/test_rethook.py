@@ -1,0 +1,89 @@
+"""Trampolines and tables of one function's return probes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.probes.kernel_rethooks import check_memory
+from gdb_optprobe.probes.kretprobe import trampoline_alignment
+from gdb_optprobe.probes.rethook import Rethook
+from gdb_optprobe.probes.session import Session
+from gdb_optprobe.probes.spec import Kind, Spec
+from gdb_optprobe.recovery import adopt
+from tests.fake_guest import PLAIN, FakeGuest, program
+from tests.recovery.test_killed import leave_detours
+
+RETURNS = Spec(f"*{PLAIN:#x}", Kind.KRETPROBE)
+
+
+def returned(guest: FakeGuest, session: Session, calls: int) -> None:
+    """Have so many calls return, each counted in the table and for each probe, as the trampoline's code does."""
+    (table,) = (one.memory.address for one in session.optimizer.rethooks.known if not one.closed)
+    counters = [probe.counter.address for probe in session.registry.single_probes() if probe.counter]
+    for at in (table, *counters):
+        count = int.from_bytes(guest.machine.read(at, 8), "little") + calls
+        guest.machine.write(at, count.to_bytes(8, "little"))
+
+
+def account(session: Session) -> list[tuple[int, int]]:
+    """Of each probe: its hits, and the returns of its function."""
+    return [(view.hits, view.calls.returns if view.calls else 0) for view in session.views()]
+
+
+def test_returns_are_counted_apart_from_the_hits_of_probes() -> None:
+    """The counters are cleared, and go with their probes, also in another session."""
+    guest = program()
+    before = guest.session()
+    before.add(RETURNS)
+    before.add(RETURNS)
+    returned(guest, before, 5)
+    before.clear()
+    assert account(before) == [(0, 5), (0, 5)]
+    returned(guest, before, 2)
+    before.delete([1])
+    assert account(before) == [(2, 7)]
+    guest = guest.copy()
+    session = guest.session()
+    assert adopt.recover(session).lost == ()
+    assert account(session) == [(2, 7)]
+    returned(guest, session, 1)
+    assert account(session) == [(3, 8)]
+    session.delete()
+    leave_detours(guest, session)
+    assert not session.optimizer.rethooks.known and session.optimizer.release_arena()
+
+
+def test_a_refusal_of_what_reads_memory_leaves_no_trampoline(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = program()
+    session = guest.session()
+    session.add(RETURNS)
+    arena = session.optimizer.arena
+    assert arena is not None
+    before = arena.code.used
+
+    def refuse(*_: object) -> None:
+        raise Refused(Refusal.ARENA_FULL.because(used=1, size=1))
+
+    monkeypatch.setattr(Rethook, "_entry_readers", refuse)
+    with pytest.raises(Refused):
+        session.add(RETURNS)
+    assert arena.code.used == before
+
+
+def test_trampolines_begin_pages_only_where_there_is_room() -> None:
+    assert not trampoline_alignment(AARCH64).is_needed
+
+
+def test_memory_without_an_aligned_place_is_none_for_a_table() -> None:
+    handler = SimpleNamespace(entry=SimpleNamespace(words=(), condition=None))
+    probe = cast(Any, SimpleNamespace(address=0x10000, spec=RETURNS, handler=handler, may_stop=False))
+    guest = cast(Any, SimpleNamespace(isa=AARCH64))
+    check_memory(probe, guest, Arena(Ranges((), ((0x2_0000, 0x2_3000),))))
+    with pytest.raises(Refused):
+        check_memory(probe, guest, Arena(Ranges((), ((0x2_0000, 0x2_2000),))))
