@@ -86,7 +86,7 @@ def install(
             patch.apply_in_runs(changes, guest.machine)
         except BaseException as error:  # of GDB's own errors too: the connection broke
             left = {branch.plan.head: (site, branch) for site, branch in zip(sites, branches, strict=True)}
-            with suppress(Exception):  # the first error tells; what is not released is lost
+            with suppress(Exception):  # the first error is the one to raise; what stays is lost
                 for head in _without_trap(branches, error, guest.machine):
                     _release(*left[head], guest, arena, traps)
                     del left[head]
