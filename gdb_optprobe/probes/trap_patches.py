@@ -104,7 +104,7 @@ def _without_trap(branches: Sequence[Branch], error: BaseException, memory: Memo
     ordered = sorted((one.patch for one in branches), key=lambda change: change.address)
     wanted = {one.address: one.old for one in ordered}
     if isinstance(error, TextChanged) and wanted.get(error.address) == error.expected:
-        return [one.address for one in ordered]  # it was found before the first write; a trap may be another's
+        return [one.address for one in ordered]  # it was found before the first write; the kernel's own trap may be there
     places = [(one.address, one.end) for one in ordered]
     texts = runs.at(places, runs.read(places, memory))
     return [one.address for one, text in zip(ordered, texts, strict=True) if text == one.old]
