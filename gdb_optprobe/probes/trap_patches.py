@@ -86,7 +86,7 @@ def install(
             patch.apply_in_runs(changes, guest.machine)
         except BaseException as error:  # of GDB's own errors too: the connection broke
             left = {branch.plan.head: (site, branch) for site, branch in zip(sites, branches, strict=True)}
-            with suppress(Exception):  # the first error is the one to raise; what stays is lost
+            with suppress(Exception):  # the first error tells; the rest is lost
                 for head in _without_trap(branches, error, guest.machine):
                     _release(*left[head], guest, arena, traps)
                     del left[head]
@@ -104,7 +104,7 @@ def _without_trap(branches: Sequence[Branch], error: BaseException, memory: Memo
     ordered = sorted((one.patch for one in branches), key=lambda change: change.address)
     wanted = {one.address: one.old for one in ordered}
     if isinstance(error, TextChanged) and wanted.get(error.address) == error.expected:
-        return [one.address for one in ordered]  # it was found before the first write; a trap may be another's
+        return [one.address for one in ordered]  # before the first write; the kernel's own may be there
     places = [(one.address, one.end) for one in ordered]
     texts = runs.at(places, runs.read(places, memory))
     return [one.address for one, text in zip(ordered, texts, strict=True) if text == one.old]
