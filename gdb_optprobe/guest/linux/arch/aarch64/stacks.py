@@ -44,6 +44,7 @@ MASKED = 1 << 7
 """Of PSTATE: interrupts are masked."""
 OF_VCPU = ("el", "TPIDR_EL1", "SP_EL0", INTERRUPTED, FLAGS)
 PREEMPTS = "preempt_schedule"
+IDLE = "cpu_do_idle"
 
 
 def _preempt_count(kernel: Kernel, base: int) -> int:
@@ -78,6 +79,8 @@ class Stacks:
         self._size = thread_size(kernel)
         self._context = kernel.offset("task_struct", "thread.cpu_context")
         self._online = kernel.address("__cpu_online_mask")
+        idle = kernel.symbols.address(IDLE)
+        self._idle = kernel.symbols.function_bounds(idle) or (0, 0) if idle is not None else (0, 0)
         self._interrupt = self._percpu.addresses("irq_stack_ptr")
         self._overflow = self._percpu.addresses("overflow_stack")
         self._events = [self._percpu.addresses(name) for name in SDEI if kernel.symbols.address(name) is not None]
@@ -88,7 +91,7 @@ class Stacks:
         running: dict[int, dict[str, int]] = {}
         for vcpu in self._machine.vcpus():
             values = self._machine.registers(vcpu, (*self._registers, *OF_VCPU))
-            yield SavedWords(f"vCPU {vcpu.number}", 0, saved_in(values, self._registers))
+            yield SavedWords(f"vCPU {vcpu.number}", 0, saved_in(values, self._registers, self._idle))
             if (cpu := self._number(vcpu, values)) is not None:
                 running[cpu] = values
         if unseen := self._listed() - running.keys():
@@ -164,9 +167,13 @@ class Stacks:
         return self._percpu.number(vcpu.number, base) if base else None
 
 
-def saved_in(values: Mapping[str, int], names: Sequence[str]) -> array[int]:
-    """Return what may be saved PCs of a vCPU's registers: those of `names`, and what an exception has interrupted."""
-    interrupted = [INTERRUPTED] if values["el"] and values[FLAGS] & MASKED else []
+def saved_in(values: Mapping[str, int], names: Sequence[str], idle: tuple[int, int] = (0, 0)) -> array[int]:
+    """Return what may be saved PCs of a vCPU's registers: those of `names`, and what an exception has interrupted.
+
+    idle: the function in which a CPU waits, for long, with interrupts masked; it has no use for ELR_EL1.
+    """
+    is_masked = values["el"] and values[FLAGS] & MASKED and not idle[0] <= values["pc"] < idle[1]
+    interrupted = [INTERRUPTED] if is_masked else []
     return array("Q", (unsigned(values[name]) for name in (*names, *interrupted)))
 
 

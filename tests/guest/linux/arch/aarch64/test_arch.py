@@ -60,6 +60,8 @@ def test_what_an_exception_interrupted_is_a_saved_pc_while_interrupts_are_masked
     """It may be in no other place, before it is saved and once it is restored."""
     values = {"pc": TEXT, "x0": 7, "ELR_EL1": TEXT + 0x40, "el": 1, "cpsr": 0x3C5}
     assert [*saved_in(values, ("pc", "x0"))] == [TEXT, 7, TEXT + 0x40]
+    assert [*saved_in(values, ("pc", "x0"), (TEXT - 8, TEXT + 8))] == [TEXT, 7], "of an idle CPU it is long over"
+    assert [*saved_in(values, ("pc", "x0"), (TEXT + 8, TEXT + 16))] == [TEXT, 7, TEXT + 0x40]
     for other in ({"cpsr": 0x305}, {"el": 0}):
         assert [*saved_in(values | other, ("pc", "x0"))] == [TEXT, 7]
 
