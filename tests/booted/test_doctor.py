@@ -18,7 +18,7 @@ from tests.booted.test_micro_probes import ARENA
 # Packets that ask, and that tell the stub what is asked for: registers, memory, threads, the mode of memory.
 ASKS = re.compile(rb"\?|[gpm][0-9a-f]*(,.*)?|[HT]\S*|q(?!Rcmd)\S.*|Qqemu\.PhyMemMode:[01]|vCont\?")
 # `pmemsave` reads guest memory into a file of GDB's process.
-FILE = r'"/\S*/optprobe-\w+/memory"'
+FILE = r'"/\S*/optprobe-memory-\d+-\w+/memory"'
 WHERE = "gpa2hva 0x[0-9a-f]+|gva2gpa 0x[0-9a-f]+"
 MONITOR = re.compile(
     rf"info (version|kvm|registers -a)|cpu \d+|p \$pid|pmemsave 0x[0-9a-f]+ 0x[0-9a-f]+ {FILE}|{WHERE}"
