@@ -16,7 +16,6 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
-from gdb_optprobe.detours.slots import ANYWHERE
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
@@ -27,7 +26,6 @@ from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
 from gdb_optprobe.probes.installed_detour import InstalledDetour, install_pad
 from gdb_optprobe.probes.journal_records import write_probe
 from gdb_optprobe.probes.kernel_traps import KernelTraps
-from gdb_optprobe.probes.kretprobe import counter_alignment
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.probe_read import install_probe_read
 from gdb_optprobe.probes.site import Site
@@ -127,8 +125,7 @@ def reserve(probe: Probe, plan: Plan, guest: Guest, arena: Arena, keeps: Preserv
         maps_of_session, reach = probe.handler.maps, guest.isa.data_reach
         maps_of_session.reserve(probe.number, probe.handler.program.maps, probe.address, reach, arena)
     if probe.counter is None:
-        aligned = counter_alignment(probe.handler, guest.isa) if probe.is_return else ANYWHERE
-        with arena.new_data(probe.handler.size, probe.address, guest.isa.data_reach, aligned) as memory:
+        with arena.new_data(probe.handler.size, probe.address, guest.isa.data_reach) as memory:
             if not probe.is_return:
                 program_of(probe, memory.address, plan, guest, keeps)
             guest.machine.write(memory.address, probe.handler.initial())

@@ -150,11 +150,6 @@ def call_table_layout(isa: Isa, slots: int, saved: int, window: int = 0) -> Call
     return CallTableLayout(slots, saved, window, homing(isa))
 
 
-def counter_alignment(handler: Handler, isa: Isa) -> Alignment:
-    """Return where a return probe has its count: at the beginning of a page where there is room, as trampolines."""
-    return trampoline_alignment(isa) if handler.is_plain else ANYWHERE
-
-
 def trampoline_alignment(isa: Isa) -> Alignment:
     """Return where trampolines begin where there is room: where the address of a page takes one instruction."""
     return Alignment(PAGE, is_needed=False) if homing(isa) is Homing.PAGE else ANYWHERE

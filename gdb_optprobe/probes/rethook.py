@@ -45,7 +45,6 @@ from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 from gdb_optprobe.probes.kretprobe import (
     call_table_layout,
-    counter_alignment,
     return_backend,
     stacked_at,
     trampoline_alignment,
@@ -289,8 +288,7 @@ class Rethook:
         layout, reach = table_layout(guest.isa, [probe]), guest.isa.branch_reach
         in_reach = guest.isa.data_reach
         memory = Slot(arena.check_room(layout.size, probe.address, in_reach, table_alignment(layout)), layout.size)
-        aligned = counter_alignment(probe.handler, guest.isa)
-        probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, in_reach, aligned), probe.handler.size)
+        probe.counter = Slot(arena.check_room(probe.handler.size, probe.address, in_reach), probe.handler.size)
         near = arena.trampolines_near(probe.address, reach)
         at = arena.free_code(near, reach, trampoline_alignment(guest.isa))
         probe.readers = None if isinstance(probe.handler.unmapped, Missing) else ProbeReadRoutines(at, at)
