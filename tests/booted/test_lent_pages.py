@@ -114,7 +114,7 @@ def check_counts(guest: Guest, add: str = TABLES) -> None:
             gdb.send("quit")
             said = gdb.rest()
             assert TAKES_BACK in said and "stay lent" not in said, said
-            assert _kib(TAKES_BACK, said) <= lent, "what is lent is told before the guest runs for it"
+            assert _kib(TAKES_BACK, said) <= lent, "the notice before the guest runs names all that is lent"
 
 
 def _kib(notice: str, said: str) -> int:

@@ -41,7 +41,7 @@ FUNCTIONS = (
 
 
 CALLERS = ("x86_64", "aarch64")
-"""What has kernels that call functions of ours."""
+"""What calls our functions in a kernel."""
 
 
 @pytest.fixture(params=["linux", "arm_guest"])

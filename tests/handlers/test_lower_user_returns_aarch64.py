@@ -44,7 +44,7 @@ NUMBERS = {name: getattr(arm64_const, f"UC_ARM64_REG_{name.upper()}") for name i
 
 
 class World:
-    """Two functions with return probes, of whose calls those are looked at for which WANTED is set."""
+    """Two functions with return probes: the calls for which WANTED is set are looked at."""
 
     def __init__(self, slots: int, most: int = 1 << 30) -> None:
         self.layout = UserCallTableLayout(slots)

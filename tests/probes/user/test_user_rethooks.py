@@ -1,4 +1,4 @@
-"""Traps where functions of programs return: whose they are while a program is shown, and when calls are forgotten."""
+"""Traps where functions of programs return: which function has them, and when calls are forgotten."""
 
 from __future__ import annotations
 
