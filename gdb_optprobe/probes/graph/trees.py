@@ -5,6 +5,7 @@
 An entry is in an interrupt if its stack pointer is not below that of the context's first call, within a stack's size.
 Where interrupts are handled on the thread's own stack, there are functions that their handlers call first and last:
 what is called between these two, from there on down the stack, is in a context of its own, too.
+An interrupt may come between the time of a record and its place in the ring: it is in the call that its time is in.
 Calls with frames that are gone by then never return: nothing closes them, as in Linux's function_graph.
 """
 
@@ -174,6 +175,7 @@ def _enter(thread: _Thread, event: Entered, begins: bool) -> bool:
     if above is None:
         thread.root = call
     else:
+        call.calls = _take_interrupts(above.calls, call.cpu, call.time) if place is not None else []
         above.calls.append(call)
     if place is None:
         call.is_interrupt, call.begins = above is not None, begins and above is not None
@@ -198,15 +200,27 @@ def _context(thread: _Thread, stack: int) -> int | None:
 
 def _leave(thread: _Thread, event: Returned) -> bool:
     """Close the innermost open call of the function; return whether there is one."""
-    for calls in reversed(thread.contexts):
+    for place, calls in reversed([*enumerate(thread.contexts)]):
         for at in reversed(range(len(calls))):
             if calls[at].function == event.function:
                 calls[at].end = event.cpu, event.time, event.value
+                later = _take_interrupts(calls[at].calls, event.cpu, event.time)
                 del calls[at:]
-                place = thread.contexts.index(calls)
+                if calls or place:
+                    (calls or thread.contexts[place - 1])[-1].calls += later
                 del thread.contexts[place + bool(calls) :]
                 return True
     return False
+
+
+def _take_interrupts(calls: list[Call], cpu: int, time: int) -> list[Call]:
+    """Remove the last of these calls, as long as they are of interrupts on this CPU behind this time; return them."""
+    first = len(calls)
+    while first and calls[first - 1].is_interrupt and calls[first - 1].cpu == cpu and calls[first - 1].time > time:
+        first -= 1
+    taken = calls[first:]
+    del calls[first:]
+    return taken
 
 
 def _is_on_stack(pointer: int, first: Call) -> bool:

@@ -75,6 +75,30 @@ def test_calls_nest() -> None:
     assert trees([*history("a b . c d . . .")]) == ["a(b c(d)) RETURNED"]
 
 
+def test_an_interrupt_is_in_the_call_that_its_time_is_in() -> None:
+    """It may come when a call's time has been read, and its record has no place in the ring yet."""
+    a, b, c = 0, 1, 2
+
+    def entered(time: int, function: int, stack: int, cpu: int = 0) -> Event:
+        return Entered(cpu, time, DD, function, stack)
+
+    def returned(time: int, function: int) -> Event:
+        return Returned(0, time, DD, function, True)
+
+    began = Began(DD, 100, b"dd\0\0\0\0\0\0", State.FREE)
+    interrupt = [entered(5, c, INTERRUPT), returned(6, c)]
+    at_entry = [began, entered(1, a, TOP), *interrupt, entered(4, b, TOP - 64), returned(8, b), returned(9, a)]
+    assert trees(at_entry) == ["a(b(!c)) RETURNED"]
+    before = [began, entered(1, a, TOP), *interrupt, entered(7, b, TOP - 64), returned(8, b), returned(9, a)]
+    assert trees(before) == ["a(!c b) RETURNED"]
+    at_end = [began, entered(1, a, TOP), entered(2, b, TOP - 64), *interrupt, returned(4, b), returned(9, a)]
+    assert trees(at_end) == ["a(b !c) RETURNED"]
+    at_end_of_root = [began, entered(1, a, TOP), entered(2, b, TOP - 64), returned(3, b), *interrupt, returned(4, a)]
+    assert trees(at_end_of_root) == ["a(b) RETURNED"]
+    elsewhere = [entered(5, c, INTERRUPT, cpu=1), *interrupt[1:]]  # another CPU's clock may be ahead
+    assert trees([began, entered(1, a, TOP), *elsewhere, returned(4, a)]) == ["a(!c) RETURNED"]
+
+
 def test_recursion_and_calls_one_after_the_other() -> None:
     assert trees([*history("a a . ."), *history("a .")]) == ["a(a) RETURNED", "a RETURNED"]
 
