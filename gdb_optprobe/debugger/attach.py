@@ -313,6 +313,7 @@ def is_connected() -> bool:
     return attachments.current is not None or isinstance(connection, gdb.RemoteTargetConnection)
 
 
+@held()
 def choose_live_memory() -> None:
     """Choose how the data of probes are read while the guest runs: only QEMU's monitor knows, and only at a stop."""
     current = attachments.current

@@ -39,6 +39,7 @@ class EarlySymbols:
         gdb.events.before_prompt.connect(unbroken(self._at_prompt))
         gdb.events.new_objfile.connect(unbroken(self._file_loaded))
 
+    @held()
     def load(self, _: object = None) -> None:
         """Load the symbols where a stopped guest is connected and has not been looked at."""
         connection = gdb.selected_inferior().connection
@@ -50,6 +51,7 @@ class EarlySymbols:
     def _resumed(self, _: object) -> None:
         self._has_run = True
 
+    @held()
     def _at_prompt(self, _: object = None) -> None:
         self.load()
         if not self._has_run or not is_stopped() or gdb.selected_inferior().connection is not self._seen:
@@ -64,8 +66,7 @@ class EarlySymbols:
         found = self._attachments.current
         if found is None or len(found.session.registry):
             return False
-        with held():
-            return not found.is_current()
+        return not found.is_current()
 
     def _load(self, is_new: bool) -> None:
         if not self._to_qemu or self._attachments.current is not None or not current_settings().load_symbols:
@@ -73,8 +74,7 @@ class EarlySymbols:
         if kernel_symbols.of_another_program():
             return
         try:
-            with held():
-                found = self._attachments.seen(tell=False)
+            found = self._attachments.seen(tell=False)
         except (OptprobeError, gdb.error) as error:
             if is_new:
                 note(f"no symbols of the guest's kernel: {error}")
@@ -82,6 +82,7 @@ class EarlySymbols:
         if found.symbols is not None and found.symbols != ASIDE:
             note("GDB has the symbols of the guest's kernel (set optprobe load-symbols).")
 
+    @held()
     def _file_loaded(self, event: gdb.NewObjFileEvent) -> None:
         found, file = self._attachments.current, event.new_objfile
         if found is not None and found.build and file.build_id and file.filename:

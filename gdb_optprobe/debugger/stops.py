@@ -363,6 +363,12 @@ class GdbStops:
         self._continuing = True
 
     def _note_stop(self, event: gdb.StopEvent) -> None:
+        if self._is_for_user(event):
+            self._end_run()
+
+    @held()
+    def _is_for_user(self, event: gdb.StopEvent) -> bool:
+        """Make the stop what the user sees; return whether it sees it."""
         self._last_thread = _selected_thread()
         again, self._again = self._again, None
         if again is not None and again == (self.machine.selected(), _pc()):
@@ -371,16 +377,14 @@ class GdbStops:
         if self._stopped_by:
             self._announce(event)
         elif isinstance(event, gdb.BreakpointEvent) and all(isinstance(b, _Breakpoint) for b in event.breakpoints):
-            return
+            return False
         if isinstance(event, gdb.SignalEvent):
             # A Ctrl-C that finds the vCPU just before a probed instruction.
             self._standing = None
-            with held():
-                self.arrived(_pc())
+            self.arrived(_pc())
         if self._shown:
-            with held():
-                self._update_fallback()
-        self._end_run()
+            self._update_fallback()
+        return True
 
     def _announce(self, event: gdb.StopEvent) -> None:
         for breakpoint in self._points.values():
