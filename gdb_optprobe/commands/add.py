@@ -20,7 +20,8 @@ class AddCommand(Subcommand[Add]):
     It ends at the first option, or at a bare word if, do or entry.
     Commas make several: a probe at each, with counters and maps of its own,
     or none at all where one of them is refused. A glob leaves out, and lists,
-    functions that EXPR or an ACTION does not fit ($retval of one that returns nothing).
+    functions that EXPR or an ACTION does not fit ($retval of one that returns nothing),
+    and those at which each hit would stop the guest: name these, or ask for a -tier.
     The number of the probe is kept in $optprobe.
 
     EXPR is C, run in the guest: parameters by name at a function's entry,
@@ -43,8 +44,7 @@ class AddCommand(Subcommand[Add]):
       -overwrite      a full ring keeps the newest records, not the oldest
       -pending        wait for a symbol that is not there yet: of a module, or of
                       a kernel that has not started
-      -glob           LOCATION is a glob; * alone is every function, but those at
-                      which a hit would stop the guest
+      -glob           LOCATION is a glob; * alone is every function
       -user           LOCATION is BINARY:SYMBOL, BINARY:SYMBOL+OFFSET or
                       BINARY:OFFSET of a program, BINARY a path in the guest
       -file PATH      the same file here, for its symbols

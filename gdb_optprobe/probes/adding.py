@@ -20,7 +20,7 @@ from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.block_planner import BlockPlanner
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.kinds import Kinds
-from gdb_optprobe.probes.kprobes import LeftOut
+from gdb_optprobe.probes.kprobes import WOULD_STOP, LeftOut
 from gdb_optprobe.probes.module_tracker import ModuleTracker
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
@@ -36,7 +36,7 @@ from gdb_optprobe.probes.views import CountsView, LeftOutView, ProbeView, rows
 AT_ONCE = 256
 
 LOANS = 4
-"""How often the kernel is asked for more memory by one `add`, at most."""
+"""How often the kernel is asked for more memory by one `add` or `enable`, at most."""
 MANY_RETURNS = 100
 A_RETURN = 20_000
 """Bytes of data that a return probe with a table of its own takes, at most, where it counts or gathers times."""
@@ -46,7 +46,6 @@ OWN_UNWINDER = (
 )
 OWN_TABLE = OptprobeError("a return probe with a table of calls of its own is for few functions: name them")
 NO_ROOM = OptprobeError("there is no room for more detours and counters")
-WOULD_STOP = OptprobeError("a hit would stop the guest: optprobe explain FUNCTION says why, optprobe add takes each")
 NO_CALL = OptprobeError(
     "its detour cannot call what the others share, and for all such functions there is no room: name those that matter"
 )
@@ -254,6 +253,11 @@ class Adding:
             hint = ", or ".join(filter(None, (reason.hint, error.hint)))
             raise Refused(Reason(reason.code, text, hint)) from None
         return True
+
+    def lend_lacking(self) -> bool:
+        """Have the guest's kernel lend what found no room since `watch_data`; return whether it did, so the guest ran.
+        """
+        return (lack := self.optimizer.lacking()) is not None and self._lend(_Lacks(lack, 0))
 
     def _unwanted(self, spec: Spec, addresses: Collection[int], blocks: Sequence[CountBlock]) -> list[LeftOut]:
         """Return which of the addresses that are in no block the probes of a glob leave out. blocks: of others."""

@@ -46,11 +46,28 @@ from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import ExplainView
 
 LENT = "the guest's kernel is to lend memory for it, for which the guest runs"
+WOULD_STOP = OptprobeError(
+    "a hit would stop the guest: optprobe explain FUNCTION says why; optprobe add FUNCTION or -tier breakpoint takes it"
+)
+_KEPT_IN_GLOBS = NO_MEMORY | {
+    reason.code
+    for reason in (
+        Refusal.OPTIMIZATION_OFF,
+        Refusal.PYTHON_HANDLER,
+        Refusal.POST_HANDLER,
+        Refusal.TIER_FORCED,
+        Refusal.USER_BREAKPOINT,
+        Refusal.OVERLAPS_PROBE,
+    )
+}
+"""Why a probe of a glob may stop the guest: that was asked for, the guest stops there anyway, or memory is lacking now.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A function among a glob's for which the handler does not compile."""
+    """A function among a glob's that gets no probe: the handler does not compile for it, or a hit would stop the guest.
+    """
 
     address: int
     error: OptprobeError
@@ -118,12 +135,13 @@ class Kprobes:
         """Plan and compile a probe at each of `addresses`; return them, registered. The guest is as it was.
 
         Of a glob's addresses, those that cannot be probed are left out; those are returned for which the handler does
-        not compile. maps: that the probes share. Raises OptprobeError with none registered.
+        not compile, or at which a hit would stop the guest. maps: that the probes share. Raises OptprobeError with none
+        registered.
         """
         neighbours, limits = self.optimizer.neighbours(), self.optimizer.limits([spec])
         found = [self.plan_at(address, spec, neighbours, limits) for address in addresses]
         plans, settings = [plan for plan in found if plan is not None], self.settings()
-        handlers = [(plan, self.compile_or_leave_out(spec, plan, settings, maps)) for plan in plans]
+        handlers = [(plan, self._take_or_leave_out(spec, plan, settings, maps)) for plan in plans]
         probes: list[Probe] = []
         left_out: list[LeftOut] = []
         for plan, handler in handlers:
@@ -168,7 +186,16 @@ class Kprobes:
     def takes(self, spec: Spec, address: int) -> bool:
         """Return whether `add` of a glob has a probe at `address`."""
         plan = self.plan_at(address, spec)
-        return plan is not None and isinstance(self.compile_or_leave_out(spec, plan, self.settings()), Handler)
+        return plan is not None and isinstance(self._take_or_leave_out(spec, plan, self.settings()), Handler)
+
+    def _take_or_leave_out(
+        self, spec: Spec, plan: Plan, settings: Settings, maps: SharedMaps | None = None
+    ) -> Handler | LeftOut:
+        """Return what a hit at `plan` does, or why a glob leaves this function out. Raises OptprobeError."""
+        handler = self.compile_or_leave_out(spec, plan, settings, maps)
+        if isinstance(handler, Handler) and _stops_unasked(spec, plan, handler):
+            return LeftOut(plan.address, WOULD_STOP)
+        return handler
 
     def compile_or_leave_out(
         self, spec: Spec, plan: Plan, settings: Settings, maps: SharedMaps | None = None
@@ -352,7 +379,8 @@ class Kprobes:
             plan = replace(self._plan_with_memory(plan, probe), moved=plan.moved)
         except Refused as refused:
             return site_views.unprobeable_view(address, refused.reason, self.target.guest)
-        notes = (site_views.plan_note(plan, self.target.guest), handler.note, self._loan_note(probe))
+        glob_note = site_views.glob_note(WOULD_STOP) if _stops_unasked(spec, plan, handler) else ""
+        notes = (site_views.plan_note(plan, self.target.guest), handler.note, self._loan_note(probe), glob_note)
         cost = self._cost(plan, probe)
         return explain_view(plan, self.target.guest.symbol, spec, cost, "; ".join(filter(None, notes)))
 
@@ -429,6 +457,15 @@ class Kprobes:
             return build_count(plan, isa, at, at + site_views.COUNTER_DISTANCE)
 
         _unless_full(arena, lambda: InstalledDetour.check_memory(plan.head, lay_out, self.target.guest, arena))
+
+
+def _stops_unasked(spec: Spec, plan: Plan, handler: Handler) -> bool:
+    """Return whether each hit would stop the guest at a function that a glob names among others, and no one asked for
+    that.
+    """
+    if not spec.glob or spec.tier or handler.stops or not plan.tier.stops:
+        return False
+    return plan.reason is None or plan.reason.code not in _KEPT_IN_GLOBS
 
 
 def _unless_full(arena: Arena, check: Callable[[], object]) -> None:

@@ -25,7 +25,7 @@ from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import depth, saved
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save
-from gdb_optprobe.probes.adding import MANY_RETURNS, Adding
+from gdb_optprobe.probes.adding import LOANS, MANY_RETURNS, Adding
 from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.block_adoption import BlockAdoption
 from gdb_optprobe.probes.block_members import BlockMembers
@@ -268,12 +268,20 @@ class Session:
         for probe in probes:
             probe.enabled = on
         self.returns.settle_unpacked()
-        self.kprobes.settle(probes)
-        self.uprobes.settle(probes)
+        self._settle(probes)
+        for _ in range(LOANS if on else 0):
+            if not self._adding.lend_lacking():
+                break
+            self._settle(probes)  # the guest has run
         self.optimizer.write_records(probes)
         self.module_tracker.update_load_hook()
         self.watch_traces()
         return switched
+
+    def _settle(self, probes: Sequence[Probe]) -> None:
+        self.optimizer.watch_data()
+        self.kprobes.settle(probes)
+        self.uprobes.settle(probes)
 
     def resettle(self) -> None:
         """Settle every site again: a setting or a breakpoint of the user has changed.

@@ -1,4 +1,4 @@
-"""A glob leaves out the functions for which its handler does not compile, and says which."""
+"""A glob leaves out the functions for which its handler does not compile, or where a hit would stop; it says which."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.scope import Meaning, Missing
+from gdb_optprobe.probes.kprobes import WOULD_STOP
 from gdb_optprobe.probes.spec import Spec
 from tests.fake_guest import PLAIN, SHORT, TRACED, FakeGuest, Registers, program
 
@@ -66,3 +67,60 @@ def test_explain_and_save_leave_out_the_same() -> None:
     assert views[-1].note == "a glob leaves it out: no $rcx here"
     session.add(GLOB)
     assert sum(line.startswith("optprobe add") for line in session.saved().lines) == 1
+
+
+STOPPING = Spec("some", glob=True)
+
+
+def without_traps() -> FakeGuest:
+    """Return a guest where each hit of SHORT, one of three functions of one name, stops it."""
+    guest = guest_of()
+    guest.settings = replace(guest.settings, trap=False)
+    return guest
+
+
+def test_a_glob_leaves_out_what_would_stop_the_guest_at_each_hit() -> None:
+    session = without_traps().session()
+    views = session.add(STOPPING)
+    assert [(view.address, view.tier) for view in views] == [(PLAIN, "optimized"), (TRACED, "optimized")]
+    assert [(one.address, one.text) for one in views[0].left_out] == [(SHORT, WOULD_STOP.message)]
+    assert sum(line.startswith("optprobe add") for line in session.saved().lines) == 1, "the glob is saved, as it is"
+
+
+def test_explain_tells_that_a_glob_leaves_it_out() -> None:
+    *others, short = without_traps().session().explain(STOPPING)
+    assert (short.tier, short.address) == ("boosted", SHORT) and short.note == f"a glob leaves it out: {WOULD_STOP}"
+    assert not any(view.note for view in others)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(STOPPING, glob=False),
+        replace(STOPPING, tier="breakpoint"),
+        replace(STOPPING, actions=("stop",)),
+        replace(STOPPING, pre_handler=print),
+    ],
+    ids=["named", "tier", "stop", "handler"],
+)
+def test_a_stop_that_was_asked_for_leaves_nothing_out(spec: Spec) -> None:
+    session = without_traps().session()
+    assert all(session.kprobes.takes(spec, address) for address in (PLAIN, TRACED, SHORT))
+
+
+def test_a_glob_with_no_other_functions_is_refused_with_the_way_to_have_them() -> None:
+    guest = without_traps()
+    guest.bodies = [replace(body, name="none") if body.address in (PLAIN, TRACED) else body for body in guest.bodies]
+    session = guest.session()
+    with pytest.raises(OptprobeError, match=r"would stop the guest.*-tier breakpoint"):
+        session.add(STOPPING)
+    assert not session.views()
+
+
+def test_where_the_guest_stops_anyway_a_glob_leaves_nothing_out() -> None:
+    guest = without_traps()
+    guest.breakpoints = frozenset([SHORT])
+    assert [view.address for view in guest.session().add(STOPPING)] == [PLAIN, TRACED, SHORT]
+    guest = without_traps()
+    guest.settings = replace(guest.settings, optimization=False)
+    assert [view.address for view in guest.session().add(STOPPING)] == [PLAIN, TRACED, SHORT]

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from gdb_optprobe.detours.arena import Lack
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import NOWHERE
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -21,6 +22,7 @@ from gdb_optprobe.guest.linux.page_allocator import Pages
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.x86_64.calling import CALLING
 from gdb_optprobe.probes.linux_arena import LinuxArena
+from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
@@ -341,6 +343,41 @@ def test_what_the_kernel_does_not_have_is_refused(is_home: bool) -> None:
     guest.machine.memory[BLOCK - START : BLOCK - START + 8] = guest.block.to_bytes(8, "little")
     session.add(TABLE)
     end(guest, session, text)
+
+
+def test_what_enable_finds_no_room_for_is_asked_for_as_by_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the probe was disabled its detour's room, and its counter's, has gone to others."""
+    guest = lending(is_home=True)
+    session = guest.session()
+    guest.settings = replace(guest.settings, optimization=False, trap=False)
+    session.add(Spec(f"*{PLAIN:#x}"))
+    session.disable()
+    data = session.optimizer.take_arena().data
+    others = data.allocate(data.largest, 0, 1 << 64, PLAIN)
+    asked: list[int] = []
+
+    def lend(optimizer: Optimizer, lack: Lack, more: int) -> None:
+        asked.append(lack.size)
+        data.free(others)
+
+    monkeypatch.setattr(Optimizer, "lend", lend)
+    guest.settings = replace(guest.settings, optimization=True)
+    session.enable()
+    assert [view.tier for view in session.views()] == ["optimized"] and asked == [8]
+    assert session.check() == ()
+
+
+def test_a_probe_is_enabled_where_the_kernel_lends_no_more() -> None:
+    guest = lending(is_home=True)
+    session = guest.session()
+    guest.settings = replace(guest.settings, optimization=False, trap=False)
+    session.add(Spec(f"*{PLAIN:#x}"))
+    session.disable()
+    data = session.optimizer.take_arena().data
+    data.allocate(data.largest, 0, 1 << 64, PLAIN)
+    guest.settings = replace(guest.settings, optimization=True)
+    session.enable()
+    assert [(view.tier, view.enabled) for view in session.views()] == [("emulated", True)]
 
 
 def actions(guest: LendingGuest, session: Session) -> None:
