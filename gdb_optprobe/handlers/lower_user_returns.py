@@ -419,7 +419,7 @@ def _copied(emit: UserReturnEmitter, table: PlacedUserCallTable, isa: UserReturn
     old, new = isa.arguments
     source, key, slot, at, word = (emit.pool.allocate() for _ in range(5))
     again, on, full = (Label() for _ in range(3))
-    emit.constant(source, table.end)
+    emit.constant(source, table.end)  # the oldest first: what is claimed later comes before others with its key
     emit.bind(again)
     emit.binary(Arithmetic.SUB, source, source, SLOT, 64, False)
     emit.branch(Comparison.NE, MemoryValue(Address(source, SPACE)), old, False, on)

@@ -237,6 +237,22 @@ def test_what_a_call_keeps_is_its_own() -> None:
     assert [call.at for call in world.calls()] == [at, at]
 
 
+@pytest.mark.parametrize("slots", [16, 1024])
+def test_a_child_has_the_calls_with_one_stack_address_in_their_order(slots: int) -> None:
+    """By tail calls: the newest comes first, here and there."""
+    world, at = World(slots, 8), addresses(8)[0]
+    world.put(0, at, CALLERS)
+    order = [0, 1, 1, 0, 1]
+    for function in order:
+        world.enter(function, 0, at)
+    world.fork(0, 1)
+    for space in (0, 1):
+        newest_first = [call.counters for call in world.calls() if call.mm == mm_of(space)]
+        assert newest_first == [world.counters[function] for function in reversed(order)]
+        assert world.leave(space, at) == CALLERS
+    assert world.calls() == []
+
+
 def test_no_stack_no_room_and_a_bound() -> None:
     """The call is missed, the program undisturbed."""
     world = World(1024, 8, most=3)

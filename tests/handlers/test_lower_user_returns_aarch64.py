@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -34,10 +36,11 @@ from tests.examples import some
 
 CODE, DATA, STACK = (place << 20 for place in range(1, 4))
 CALLER = CODE + 0x8_0000
+KERNELS = CALLER + 0x1000
 TASK, WANTED, FRAME, POINTS, TABLE = (DATA + 0x1000 * number for number in range(5))
 ENTRY, BACK = 0x40_1000, 0x40_3000
 TOP = 0x7F00_0000
-MM = 0xFFFF_0000_0123_4400
+MM, CHILD = 0xFFFF_0000_0123_4400, 0xFFFF_0000_0765_4300
 USER = ArmUser(0, Stopping(0, has_pan=False))
 RETURNING = ArmReturning(USER)
 NUMBERS = {name: getattr(arm64_const, f"UC_ARM64_REG_{name.upper()}") for name in (*GENERAL, SP)}
@@ -68,8 +71,15 @@ class World:
             left = lower_user_returns.lower_call_left(table, counters, leaving, (), USER, RETURNING)
             self.returns.append(self._put(left))
             self.write(counters, initial_counters(8))
+        self.copied = self._put(lower_user_returns.lower_space_copied(table, 0, KERNELS, RETURNING, BACKEND))
         self.write(TABLE, self.layout.initial())
         self.write(TASK, encode((MM,)))
+
+    def run_in(self, space: int) -> None:
+        self.write(TASK, encode((space,)))
+
+    def fork(self, old: int, new: int) -> None:
+        assert self._run(self.copied[0], TOP, {"x0": old, "x1": new}) == KERNELS
 
     def enter(self, at: int, wanted: bool = True, function: int = 0) -> None:
         self.write(WANTED, encode((int(wanted),)))
@@ -104,21 +114,21 @@ class World:
         self._at += len(data) + 16
         return at, at + len(data)
 
-    def _run(self, start: int, sp: int) -> int:
+    def _run(self, start: int, sp: int, arguments: Mapping[str, int] = MappingProxyType({})) -> int:
         """Where it goes; what a C function may not change is as it was."""
         frame = bytearray(random.Random(sp).randbytes(0x120))
         for name, value in ((PC, ENTRY), (SP, sp), (LR, BACK)):
             frame[REGISTERS[name] : REGISTERS[name] + 8] = value.to_bytes(8, "little")
         self.write(FRAME, bytes(frame))
         before = {name: random.Random(name).getrandbits(64) for name in GENERAL}
-        before |= {SP: STACK + 0x8000, USER.frame: FRAME, LR: CALLER}
+        before |= {SP: STACK + 0x8000, USER.frame: FRAME, LR: CALLER, **arguments}
         for name, value in before.items():
             self.machine.reg_write(NUMBERS[name], value)
         ends, self.executed = list[int](), 0
 
         def step(_: object, address: int, *__: object) -> None:
             self.executed += 1
-            if address == CALLER or any(address == end for _, end in self.entries):
+            if address in (CALLER, KERNELS) or any(address == end for _, end in self.entries):
                 ends.append(address)
                 self.machine.emu_stop()
 
@@ -179,6 +189,35 @@ def test_a_return_without_calls_under_way_searches_nothing() -> None:
     assert world.executed < 12
     world.enter(TOP, wanted=False)
     assert world.executed < 50 and world.counts() == CallCounters()
+
+
+@pytest.mark.parametrize("slots", some([64, 16, 4, 2]))
+def test_a_child_returns_from_the_calls_that_it_was_forked_in(slots: int) -> None:
+    """The last one first, each once, whatever the parent does: what finds no slot for its copy is missed."""
+    world, chosen = World(slots), random.Random(slots)
+    for _ in range(20):
+        stack, entered = list[tuple[int, int]](), list[tuple[int, int]]()
+        at = TOP
+        for depth in range(6):
+            function, missed = chosen.randrange(2), [world.counts(each).missed for each in range(2)]
+            # The other function may have left the stack as it was.
+            at -= 16 * chosen.randint((at, function) in entered, 1)
+            entered.append((at, function))
+            world.enter(at, function=function)
+            if world.counts(function).missed == missed[function]:
+                stack.append((at, function))
+            assert depth or stack
+        before = sum(world.counts(each).missed for each in range(2))
+        world.fork(MM, CHILD)
+        lost = sum(world.counts(each).missed for each in range(2)) - before
+        assert len(world.calls()) == 2 * len(stack) - lost
+        copied = {(call.at, call.counters) for call in world.calls() if call.mm == CHILD}
+        for space in chosen.sample([MM, CHILD], 2):
+            world.run_in(space)
+            for at, function in reversed(stack):
+                assert world.leave(at, function) is (space == MM or (at, world.counters[function]) in copied)
+        world.run_in(MM)
+        assert world.calls() == [] and not any(world.counts(each).active for each in range(2))
 
 
 @pytest.mark.parametrize("slots", some([32, 256, 4, 2]))
