@@ -111,7 +111,9 @@ def test_ppc64le() -> None:
     assert found.members == {"pid": 2024, "tgid": 2028, "comm": 2528}
 
 
-ENTRY, TEXT = 0xFFFF_8000_0801_0000, 0xFFFF_8000_0800_0000
+ENTRY, TEXT, IDMAP = 0xFFFF_8000_0801_0000, 0xFFFF_8000_0800_0000, 0xFFFF_8000_0802_0000
+MODULE, TRAMPOLINE = TEXT - 0x4000_0000, 0xFFFF_FFFD_FFBF_E000
+"""Text of a module, and the copy of entry text by which programs enter a kernel that is hidden from them."""
 BASES = (0xFFFF_0000_1000_0000, 0xFFFF_0000_2000_0000)
 
 
@@ -120,6 +122,7 @@ def two_cpus() -> Kernel:
     memory = Pages()
     names = {"d_nr_cpu_ids": TEXT, "d___per_cpu_offset": TEXT + 8, "d_runqueues": 0x100}
     names |= {"__entry_text_start": ENTRY, "__entry_text_end": ENTRY + 0x1000}
+    names |= {"_stext": TEXT, "_etext": TEXT + 0x80_0000, "__idmap_text_start": IDMAP, "__idmap_text_end": IDMAP + 0x1000}
     memory.put(TEXT, (2).to_bytes(4, "little"))
     memory.put_words(TEXT + 8, *BASES)
     memory.put_words(BASES[1] + 0x108, TASK)
@@ -129,7 +132,15 @@ def two_cpus() -> Kernel:
 
 @pytest.mark.parametrize(
     ("registers", "number"),
-    [({"el": 0, "pc": 0x40_1000}, 1), ({"el": 1, "pc": ENTRY + 0x80}, 1), ({"el": 1, "pc": TEXT + 0x80}, None)],
+    [
+        ({"el": 0, "pc": 0x40_1000}, 1),
+        ({"el": 1, "pc": ENTRY + 0x80}, 1),
+        ({"el": 1, "pc": TRAMPOLINE + 0x400}, 1),
+        ({"el": 1, "pc": IDMAP + 0x80}, 1),
+        ({"el": 1, "pc": 0x4008_2080}, 1),
+        ({"el": 1, "pc": TEXT + 0x80}, None),
+        ({"el": 1, "pc": MODULE}, None),
+    ],
 )
 def test_an_aarch64_cpu_has_no_thread_in_sp_el0_at_el0_and_in_entry_text(
     registers: dict[str, int], number: int | None

@@ -4,7 +4,9 @@
                                 and cpu_switch_to changes it: no probe is in either (areas.py)
     cpu_number, or since 6.11   the thread's thread_info.cpu
 `runqueues.curr` is the next thread from before the tracepoint of a switch on, and no use for that. At EL0, SP_EL0
-is the program's own stack pointer, and in entry text it may be.
+is the program's own stack pointer, and in entry text it may be: where it is linked, and in its copy far above the
+image, by which programs enter and leave a kernel that is hidden from them (KPTI). So it may be in code that runs by
+other page tables, as a CPU comes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.arch.aarch64.areas import entry_text
+from gdb_optprobe.guest.linux.arch.aarch64.areas import elsewhere, entry_text
 from gdb_optprobe.guest.linux.current import MEMBERS, STACK_SIZE, Current, or_missing, plus, room_to
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.percpu import PerCpu
@@ -23,6 +25,8 @@ from gdb_optprobe.isa.aarch64.abi import PC
 FRAME = ("sp", "x29", "x30")
 """What frame records need, and what a function that has none yet has its return address in."""
 THREAD: Expr = Register("SP_EL0")
+FARTHEST_MODULE = 1 << 31
+"""arch/arm64/kernel/module.c, MODULE_PLT: how far from the image's text that of modules is. The fixmap is farther."""
 
 
 def current(kernel: Kernel) -> Current:
@@ -35,10 +39,18 @@ def current(kernel: Kernel) -> Current:
 def outside(kernel: Kernel, machine: Machine, vcpu: Vcpu) -> int | None:
     """See LinuxArch.outside."""
     values = machine.registers(vcpu, ("el", "TPIDR_EL1", PC))
-    start, end = entry_text(kernel)
-    if values["el"] and not start <= values[PC] < end:
+    if values["el"] and _has_thread(kernel, values[PC]):
         return None
     return PerCpu.of(kernel).number(vcpu.number, values["TPIDR_EL1"])
+
+
+def _has_thread(kernel: Kernel, pc: int) -> bool:
+    """Return whether SP_EL0 has the thread in the kernel's code at `pc`: in its own text but entry text, or a module's.
+    """
+    if any(start <= pc < end for start, end in (entry_text(kernel), *elsewhere(kernel))):
+        return False
+    start, end = kernel.range("_stext", "_etext")
+    return start - FARTHEST_MODULE <= pc < end + FARTHEST_MODULE if start else True
 
 
 def _cpu(kernel: Kernel) -> Expr:
