@@ -86,6 +86,10 @@ class DerivedNames(ABC):
         """Read what was there before the guest's own kprobes wrote. `original` may look up what is derived here."""
         self._original = original
 
+    def forget_missing(self) -> None:
+        """Look again for names that were not found: the kernel has set up more since, or more of it is known."""
+        self._known = {name: at for name, at in self._known.items() if at is not None}
+
     def original(self, start: int, end: int) -> bytes:
         """Read code. Raises OptprobeError. The kernel has no kprobe on the code by which its kprobes are found, so that
         is read as it is.

@@ -25,6 +25,7 @@ from gdb_optprobe.guest.linux.arch.base import (
 from gdb_optprobe.guest.linux.backtrace import Copy, backtrace
 from gdb_optprobe.guest.linux.clock import LogClock, hertz, log_clock
 from gdb_optprobe.guest.linux.current import Current, at_stop, or_missing, unknown
+from gdb_optprobe.guest.linux.derived_data import DerivedNames
 from gdb_optprobe.guest.linux.event_name import EventName
 from gdb_optprobe.guest.linux.handler_text import HandlerText
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -163,6 +164,8 @@ class LinuxGuest(Guest):
     def note_boot(self, ended: bool) -> None:
         """Note how far the kernel is: where it has patched its text, or where it has `ended` to boot."""
         self._is_booting = not ended
+        if isinstance(symbols := self.kernel.symbols, DerivedNames):
+            symbols.forget_missing()
         self.forget()
 
     # stacks --------------------------------------------------------------------------------------------------------

@@ -122,7 +122,8 @@ def two_cpus() -> Kernel:
     memory = Pages()
     names = {"d_nr_cpu_ids": TEXT, "d___per_cpu_offset": TEXT + 8, "d_runqueues": 0x100}
     names |= {"__entry_text_start": ENTRY, "__entry_text_end": ENTRY + 0x1000}
-    names |= {"_stext": TEXT, "_etext": TEXT + 0x80_0000, "__idmap_text_start": IDMAP, "__idmap_text_end": IDMAP + 0x1000}
+    names |= {"_stext": TEXT, "_etext": TEXT + 0x80_0000}
+    names |= {"__idmap_text_start": IDMAP, "__idmap_text_end": IDMAP + 0x1000}
     memory.put(TEXT, (2).to_bytes(4, "little"))
     memory.put_words(TEXT + 8, *BASES)
     memory.put_words(BASES[1] + 0x108, TASK)

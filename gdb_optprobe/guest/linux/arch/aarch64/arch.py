@@ -87,6 +87,7 @@ class _Linux:
         kernel = Kernel(memory, symbols, structures)
         if isinstance(symbols, KernelNames):
             symbols.types = structures if isinstance(structures, KernelStructures) else None
+            symbols.forget_missing()
             symbols.read_through(lambda address, data: OriginalText(kernel, AARCH64)(address, data))
         return kernel
 

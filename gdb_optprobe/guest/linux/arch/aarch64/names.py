@@ -53,14 +53,24 @@ class KernelNames(DerivedNames):
             return found
         if name not in self._known:
             self._known[name] = None  # while it is looked for
-            if (source := _SOURCES.get(name)) is not None:
-                self._known.update(source(self))
-            elif derived_events.derives(name):
-                kernel = Kernel(self.memory, self, self.types)
-                self._known.update(derived_events.derive(self, kernel, name, lambda: self._events))
-            else:
-                self._known[name] = self._exported(name) or self._per_cpu(name)
+            try:
+                self._known.update(self._derived(name))
+            except BaseException:
+                del self._known[name]
+                raise
         return self._known[name]
+
+    def _derived(self, name: str) -> Derived:
+        if (source := _SOURCES.get(name)) is not None:
+            return source(self)
+        if derived_events.derives(name):
+            return derived_events.derive(self, Kernel(self.memory, self, self.types), name, lambda: self._events)
+        return {name: self._exported(name) or self._per_cpu(name)}
+
+    def forget_missing(self) -> None:
+        super().forget_missing()
+        for found_once in ("_events", "_exports", "_section"):
+            self.__dict__.pop(found_once, None)
 
     def constant(self, name: str) -> int | None:
         """Return the value of an enumerator; None where none is known of that name. Raises OptprobeError."""

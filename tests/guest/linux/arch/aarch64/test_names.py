@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gdb_optprobe.guest.linux.arch.aarch64 import names as finding
 from gdb_optprobe.guest.linux.arch.aarch64.names import EXPORT_ROW, KernelNames
+from gdb_optprobe.guest.linux.linux import LinuxGuest
 from gdb_optprobe.isa.aarch64.fields import to_bytes
 from tests.guest.linux.fake_kernel import Pages, symbols
 
@@ -41,6 +44,29 @@ def test_exported_ones_are_found_by_bisection() -> None:
     found = kernel(EXPORTED)
     assert {name: found.address(name.decode()) for name in EXPORTED} == EXPORTED
     assert found.address("runqueues") is None
+
+
+def test_a_search_that_was_interrupted_has_not_shown_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = kernel(EXPORTED)
+
+    def interrupted(name: str) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(found, "_exported", interrupted)
+        found.address("init_task")
+    assert found.address("init_task") == EXPORTED[b"init_task"]
+
+
+def test_what_is_not_there_while_the_kernel_boots_is_looked_for_once_it_has() -> None:
+    found, memory = kernel(EXPORTED), Pages()
+    whole, found.memory = found.memory, memory
+    assert found.address("init_task") is None
+    found.memory = whole
+    assert found.address("init_task") is None, "it is looked for once"
+    guest: Any = SimpleNamespace(kernel=SimpleNamespace(symbols=found), forget=lambda: None)
+    LinuxGuest.note_boot(guest, ended=True)
+    assert found.address("init_task") == EXPORTED[b"init_task"]
 
 
 def test_a_kernel_that_names_its_data_is_not_searched() -> None:
