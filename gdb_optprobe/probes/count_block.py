@@ -31,45 +31,15 @@ LaidOut = dict[tuple[int, int, int, bool], bytes]
 
 
 class SymbolsOf(Sequence[str]):
-    """The symbols of a block's sites. All are found once more than a few are asked for: `add` prints ten of thousands.
+    """The symbols of a block's sites, or of a slice of them. All of the block are found once more than a few are asked
+    for: `add` prints ten of thousands.
     """
 
     def __init__(self, sites: Sequence[int], find: Callable[[Sequence[int]], Sequence[str]]) -> None:
         self._sites, self._find = sites, find
         self._found: Sequence[str] = ()
         self._asked = 0
-
-    def __len__(self) -> int:
-        return len(self._sites)
-
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[str]: ...
-
-    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
-        if isinstance(place, slice):
-            return _SomeSymbols(self, range(len(self))[place])
-        self._asked += 1
-        if not self._found and self._asked <= FEW:
-            return self._find([self._sites[place]])[0]
-        return self.all()[place]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.all())
-
-    def all(self) -> Sequence[str]:
-        if not self._found:
-            self._found = self._find(self._sites)
-        return self._found
-
-
-class _SomeSymbols(Sequence[str]):
-    """Those of them at some places."""
-
-    def __init__(self, of: SymbolsOf, places: range) -> None:
-        self._of, self._places = of, places
+        self._block, self._places = self, range(len(sites))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -82,12 +52,25 @@ class _SomeSymbols(Sequence[str]):
 
     def __getitem__(self, place: int | slice) -> str | Sequence[str]:
         if isinstance(place, slice):
-            return _SomeSymbols(self._of, self._places[place])
-        return self._of[self._places[place]]
+            some = SymbolsOf((), self._find)
+            some._block, some._places = self._block, self._places[place]
+            return some
+        return self._block._at(self._places[place])
 
     def __iter__(self) -> Iterator[str]:
-        found = self._of.all()
+        found = self._block._all()
         return (found[place] for place in self._places)
+
+    def _at(self, place: int) -> str:
+        self._asked += 1
+        if not self._found and self._asked <= FEW:
+            return self._find([self._sites[place]])[0]
+        return self._all()[place]
+
+    def _all(self) -> Sequence[str]:
+        if not self._found:
+            self._found = self._find(self._sites)
+        return self._found
 
 
 @dataclass(kw_only=True)
