@@ -18,7 +18,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.base import OutOfReach, Unrelocatable
 
 LayOut = Callable[[int], Detour]
-"""The detour at an address; its length does not depend on the address."""
+"""The detour at an address; its length depends on no more of the address than what it is aligned to."""
 
 
 def install_pad(address: int, data: bytes, guest: Guest, arena: Arena) -> StopPad:
@@ -71,7 +71,7 @@ class InstalledDetour:
 
         uses: see Arena.set_references.
         """
-        detour = trial(address, lay_out, guest, arena)
+        detour = trial(address, lay_out, guest, arena, aligned)
         while True:
             slot = arena.allocate_code(detour.size, address, guest.isa.branch_reach, aligned)
             if detour.address != slot.address:
@@ -137,9 +137,11 @@ class InstalledDetour:
         return False
 
 
-def trial(address: int, lay_out: LayOut, guest: Guest, arena: Arena) -> Detour:
-    """Return the detour where code memory is free now: its length does not depend on its address. Raises Refused."""
+def trial(
+    address: int, lay_out: LayOut, guest: Guest, arena: Arena, aligned: Alignment = ANYWHERE
+) -> Detour:
+    """Return the detour where code memory is free now, for its length. Raises Refused."""
     try:
-        return lay_out(arena.free_code(address, guest.isa.branch_reach))
+        return lay_out(arena.free_code(address, guest.isa.branch_reach, aligned))
     except (Unrelocatable, OutOfReach) as stuck:
         raise Refused(Refusal.ARENA_OUT_OF_REACH.because(address=guest.text.spell(address))) from stuck

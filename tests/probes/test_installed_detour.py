@@ -11,7 +11,7 @@ from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.refusal import Refused
-from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.slots import Alignment, Slot
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
@@ -52,6 +52,20 @@ def test_as_many_as_fit(isa: Isa, size: int, number: int) -> None:
     found, code = placed_until_full(isa, size)
     assert len(found) == number
     assert code == "ARENA_FULL"
+
+
+def test_a_detour_that_is_shorter_where_it_is_aligned_takes_no_more_there() -> None:
+    """Where a trial is not, it takes one instruction more."""
+    memory = FakeMemory(CODE[0], bytes(CODE[1] - CODE[0]))
+    guest = cast(Guest, SimpleNamespace(isa=PPC64LE, machine=memory, moment=lambda: 0))
+    arena, aligned = Arena(Ranges((CODE,), (), 0), PPC64LE.alignment), Alignment(64, 8)
+    arena.allocate_code(20, HEAD, PPC64LE.branch_reach)
+
+    def lay_out(at: int) -> Detour:
+        return Detour(at, bytes([1]) * (16 if at == aligned.up(at) else 20), HEAD, ())
+
+    placed = [InstalledDetour.install(HEAD, lay_out, guest, arena, aligned=aligned) for _ in range(2)]
+    assert [one.slot for one in placed] == [Slot(CODE[0] + 56, 16), Slot(CODE[0] + 120, 16)]
 
 
 def test_a_trial_takes_nothing() -> None:
