@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import unicorn
@@ -13,20 +12,35 @@ from unicorn import arm64_const
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.linux.arch.aarch64 import event_fields
 from gdb_optprobe.guest.linux.arch.aarch64.tracepoints import TRACEPOINTS
-from gdb_optprobe.guest.linux.event_fields import EventField, EventFormat, FileLayout
+from gdb_optprobe.guest.linux.event_fields import EventFormat
 from gdb_optprobe.guest.linux.kernel import NoSuchKernel
 from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.aarch64.encodings import branch_on_zero, encode_items, number, pair, plain, scaled
 from gdb_optprobe.isa.aarch64.fields import to_bytes
 from gdb_optprobe.isa.aarch64.writer import branch
 from gdb_optprobe.isa.codegen import Label
+from tests.guest.linux.event_fields import (
+    ASSIGNS,
+    CALLER,
+    CODE,
+    COMMIT,
+    COMMITS,
+    DATA,
+    FIELD,
+    GATES,
+    LAYOUT,
+    MISSED,
+    RESERVE,
+    TOP,
+    Assigning,
+    Processor,
+    Ran,
+    check_a_probe_sees_the_entry,
+    check_an_entry_without_room_is_counted_and_not_probed,
+    check_the_kernels_own_files_pass_the_gates,
+)
 
-CODE, GATES, KERNEL, DATA, STACK = range(0x10_0000, 0x60_0000, 0x10_0000)
-RESERVE, COMMIT, ASSIGNS, CALLER = KERNEL, KERNEL + 0x100, KERNEL + 0x200, KERNEL + 0x300
-MISSED, HEAP, TOP = DATA, DATA + 0x100, STACK + 0x8000
 RETURNS = to_bytes(0xD65F_03C0)
-LAYOUT = FileLayout(call=16, trace=40, filter=24, flags=72, size=128, buffer_file=16, buffer_entry=24)
-FIELD = EventField("number", "int", 8, 4, signed=True)
 MADE = EventFormat(0xFFFF_8000_7000_0000, ASSIGNS, 0xFFFF_8000_7000_1000, RESERVE, COMMIT, LAYOUT, (FIELD,))
 
 
@@ -41,87 +55,45 @@ def assignment(size: int) -> bytes:
     middle = [branch_on_zero("cbz", "x0", out), scaled("strw", "x20", "x0", 8, 4), number("addi", "x0", "sp", 32)]
     end = [out, pair("ldr_pair", "x19", "x20", 16), pair("pop_pair", "x29", "x30", 64), plain("ret", n="x30")]
     first, second = ASSIGNS + 4 * len(start), ASSIGNS + 4 * (len(start) + 1 + len(middle))
-    to = [int.from_bytes(branch(at, gate, link=True), "little") for at, gate in ((first, GATES), (second, GATES + 256))]
+    to = [int.from_bytes(branch(at, gate, link=True), "little") for at, gate in ((first, GATES), (second, COMMITS))]
     return encode_items([*start, to[0], *middle, to[1], *end])
 
 
-@dataclass
-class Ran:
-    machine: Any
-    probed: int
-    frame: int
-
-    def register(self, name: str) -> int:
-        return int(self.machine.reg_read(getattr(arm64_const, f"UC_ARM64_REG_{name.upper()}")))
-
-    def set(self, **values: int) -> None:
-        for name, value in values.items():
-            self.machine.reg_write(getattr(arm64_const, f"UC_ARM64_REG_{name.upper()}"), value)
-
-    def word(self, at: int, size: int = 8) -> int:
-        return int.from_bytes(self.machine.mem_read(at, size), "little")
-
-    def go(self, start: int, until: int) -> None:
-        self.machine.emu_start(start, until, count=1000)
+PROCESSOR = Processor(
+    lambda: unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM),
+    lambda name: int(getattr(arm64_const, f"UC_ARM64_REG_{name.upper()}")),
+    *("pc", "sp", "x19", ("x0", "x1", "x2"), "x0"),
+)
+HANDLER = event_fields.handler(MADE, MISSED)
 
 
-def machine(size: int) -> Ran:
-    made: Any = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
-    for page in (CODE, GATES, KERNEL, DATA, STACK):
-        made.mem_map(page, 0x1_0000)
-    handler, probed, frame = event_fields.handler(MADE, MISSED)
-    pieces = {CODE: handler, GATES: event_fields.reserve(MADE, GATES), ASSIGNS: assignment(size)}
-    pieces |= {GATES + 256: event_fields.commit(MADE, GATES + 256), RESERVE: RETURNS, COMMIT: RETURNS}
-    for at, held in pieces.items():
-        made.mem_write(at, held)
-    run = Ran(made, CODE + probed, frame)
-    run.set(sp=TOP, x0=1, x1=4242, x19=77, x29=TOP + 64, x30=CALLER)
-    return run
+def called(size: int) -> Ran:
+    gates = {GATES: event_fields.reserve(MADE, GATES), COMMITS: event_fields.commit(MADE, COMMITS)}
+    kernels = {ASSIGNS: assignment(size), RESERVE: RETURNS, COMMIT: RETURNS}
+    return Assigning(PROCESSOR, MADE, HANDLER, gates | kernels, {"x29": TOP + 64, "x30": CALLER}).called()
 
 
 def test_a_probe_sees_the_entry_and_the_caller_gets_all_back() -> None:
-    run = machine(size=16)
+    run = called(size=16)
+    check_a_probe_sees_the_entry(run)
+    assert run.register("x29") == TOP + 64
+
+
+def test_a_probe_knows_the_caller() -> None:
+    run = called(size=16)
     run.go(CODE, run.probed)
-    assert run.register("pc") == run.probed
-    file = run.register("sp")
-    assert run.word(file + MADE.entry + FIELD.offset, 4) == 4242
-    assert (run.word(file + LAYOUT.call), run.word(file + LAYOUT.trace)) == (MADE.call, MADE.trace)
-    assert run.word(file + LAYOUT.flags) == 0, "no trigger, no filter: the kernel's own functions would do no harm"
     registers = {name: run.register(name) for name in ("x29", "x30", "sp", "pc")}
-    called = TRACEPOINTS.caller(registers, run.frame, lambda at, size: bytes(run.machine.mem_read(at, size)))
-    assert (called["pc"], called["sp"], called["x29"]) == (CALLER, TOP, TOP + 64)
-    run.go(run.probed, CALLER)
-    assert [run.register(name) for name in ("pc", "sp", "x19", "x29")] == [CALLER, TOP, 77, TOP + 64]
-    assert run.word(MISSED) == 0
+    found = TRACEPOINTS.caller(registers, HANDLER[2], lambda at, size: bytes(run.machine.mem_read(at, size)))
+    assert (found["pc"], found["sp"], found["x29"]) == (CALLER, TOP, TOP + 64)
 
 
 def test_an_entry_that_has_no_room_is_counted_and_not_probed() -> None:
-    run = machine(size=MADE.room + 1)
-    passed: list[int] = []
-    run.machine.hook_add(unicorn.UC_HOOK_CODE, lambda _, at, size, data: passed.append(at))
-    run.go(CODE, CALLER)
-    assert [run.register(name) for name in ("pc", "sp", "x19")] == [CALLER, TOP, 77]
-    assert run.probed not in passed and run.word(MISSED) == 1
+    check_an_entry_without_room_is_counted_and_not_probed(called(size=MADE.room + 1))
 
 
 @pytest.mark.parametrize("size", [16, 4096])
 def test_the_kernels_own_files_pass_the_gates(size: int) -> None:
-    """A file without our mark: the kernel's functions run, with their arguments."""
-    run = machine(size)
-    passed: list[tuple[int, int, int]] = []
-
-    def note(_: object, at: int, size: int, data: object) -> None:
-        if at in (RESERVE, COMMIT):
-            passed.append((at, run.register("x1"), run.register("x2")))
-        if at == RESERVE:  # as the kernel's own function does
-            run.machine.mem_write(run.register("x0") + LAYOUT.buffer_file, HEAP.to_bytes(8, "little"))
-            run.set(x0=HEAP + 0x400)
-
-    run.machine.hook_add(unicorn.UC_HOOK_CODE, note)
-    run.set(x0=HEAP, x1=5)
-    run.go(ASSIGNS, CALLER)
-    assert [at for at, *_ in passed] == [RESERVE, COMMIT]
-    assert passed[0][1:] == (HEAP, size) and run.word(HEAP + 0x408, 4) == 5
+    check_the_kernels_own_files_pass_the_gates(called(size), size)
 
 
 def test_a_handler_without_fields_does_nothing_and_its_caller_is_in_the_link_register() -> None:
