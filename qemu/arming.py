@@ -21,7 +21,7 @@ from .debugger import Debugger
 from .guest import Guest, GuestError, Options
 from .rsp_proxy import RspProxy
 
-__all__ = ["DEPTH", "ROOT", "Arming", "Line", "as_json", "report"]
+__all__ = ["AGAIN", "DEPTH", "FIRST", "KNOWN", "NEW", "ROOT", "Arming", "Line", "as_json", "cache_in", "report"]
 
 ROOT, DEPTH = "do_exit", 4
 CACHE = "OPTPROBE_CACHE"
@@ -78,7 +78,7 @@ class Arming:
             with ExitStack() as stack:
                 guest = stack.enter_context(Guest.start(self.options))
                 proxy = stack.enter_context(RspProxy(guest.gdb_socket)) if is_counted else None
-                with _cache_in(self.cache / str(int(is_counted))):
+                with cache_in(self.cache / str(int(is_counted))):
                     debugger = stack.enter_context(Debugger(proxy.path if proxy is not None else guest.gdb_socket))
                 debugger(MEASURE)
                 for graph in (FIRST, AGAIN):
@@ -96,7 +96,7 @@ class Arming:
 
 
 @contextmanager
-def _cache_in(folder: Path) -> Iterator[None]:
+def cache_in(folder: Path) -> Iterator[None]:
     """Have a GDB that is started within the block keep what it finds in `folder`."""
     before = os.environ.get(CACHE)
     os.environ[CACHE] = str(folder)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from . import arming, bpftrace_costs, bpftrace_guest, calls, graphs, live_view, scale, scale_load, timediff
+from . import arming, bpftrace_costs, bpftrace_guest, calls, first_add, graphs, live_view, scale, scale_load, timediff
 from .arming import Arming
 from .bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, BenchTarget, hits
 from .cache import say
@@ -29,6 +29,7 @@ from .costs.page import page
 from .costs.table import as_json, table
 from .debian import FetchError
 from .debugger import Debugger, DebuggerError
+from .first_add import FirstAdd
 from .graphs import Graphs
 from .guest import Guest, GuestError, Options
 from .linux_event import FILTER, TRIGGER, linux_event
@@ -53,7 +54,7 @@ def main() -> int:
     arguments = top.parse_args()
     if arguments.time_difference and arguments.arch != "ppc64le":
         top.error("the timebase is one of --arch ppc64le")
-    own_tables = arguments.scale, arguments.bpftrace, arguments.top, arguments.graph, arguments.arming
+    own_tables = arguments.scale, arguments.bpftrace, arguments.top, arguments.graph, arguments.arming, arguments.first
     others = arguments.time_difference, arguments.programs, *own_tables
     for option, file in (("--chart", arguments.chart), ("--html", arguments.html)):
         if file and any(others):
@@ -61,7 +62,7 @@ def main() -> int:
         if file and not file.parent.is_dir():
             top.error(f"{option}: no folder {file.parent}; make it first")
     if arguments.append is None:
-        arguments.append = "" if arguments.arming else "mitigations=off"
+        arguments.append = "" if arguments.arming or arguments.first else "mitigations=off"
     ending_on_signals()
     try:
         if arguments.bpftrace:
@@ -70,6 +71,8 @@ def main() -> int:
             return viewed(arguments)
         if arguments.arming:
             return armed(arguments)
+        if arguments.first:
+            return added_first(arguments)
         return many(arguments) if arguments.scale else bench(arguments)
     except (GuestError, ChannelError, FetchError, DebuggerError, ValueError, OSError) as error:
         say(str(error))
@@ -121,10 +124,16 @@ def parser() -> argparse.ArgumentParser:
         "a later boot of it, and packets; --quick: of some hundred functions",
     )
     top.add_argument(
+        "--first",
+        action="store_true",
+        help="instead: how long the first `add -glob '*'` of a boot takes, of a kernel that is new and in two later "
+        "boots of it; --quick: of functions that begin with v",
+    )
+    top.add_argument(
         "--append",
         metavar="TEXT",
         help="added to the guest's command line (default: mitigations=off, which favours Linux's own probes; with "
-        "--arming nothing: without them calls through pointers are other ones)",
+        "--arming and --first nothing: without them calls through pointers are other ones)",
     )
     return top
 
@@ -194,6 +203,15 @@ def armed(arguments: argparse.Namespace) -> int:
         depth = 2 if arguments.quick else arming.DEPTH
         lines = Arming(options, Path(folder), say, depth=depth).run()
     print("\n".join(map(json.dumps, arming.as_json(lines)) if arguments.json else arming.report(lines)))
+    return 0
+
+
+def added_first(arguments: argparse.Namespace) -> int:
+    """Print what the first `add` of every function in a boot takes."""
+    options = Options(arch=arguments.arch, cpu=arguments.cpu, append=arguments.append)
+    with tempfile.TemporaryDirectory(prefix="optprobe-") as folder:
+        lines = [*FirstAdd(options, Path(folder), say, "v*" if arguments.quick else first_add.GLOB).run()]
+    print("\n".join(map(json.dumps, first_add.as_json(lines)) if arguments.json else first_add.report(lines)))
     return 0
 
 

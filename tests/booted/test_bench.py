@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from qemu.bench_target import BENCH_TARGETS, BREAK, FUNCTION, PROGRAMS, RECORDS, BenchTarget, hits
+from qemu.cache import say
 from qemu.calls import Calls
 from qemu.costs.estimate import Cost, cost
 from qemu.costs.measure import Reading
 from qemu.debugger import Debugger
+from qemu.first_add import FirstAdd
 from qemu.guest import Guest, Options
 from qemu.reads import Reads
 from qemu.rsp_proxy import RspProxy
@@ -116,3 +119,12 @@ def test_programs_beside_linux_s_own_events(measured: Measured) -> None:
     }
     for ours, theirs in (("uprobe", "Linux's event"), ("uretprobe", "Linux's event, return")):
         assert 0 < rows[ours].instructions <= rows[theirs].instructions / 2
+
+
+def test_what_the_first_add_of_a_boot_takes_is_printed(tmp_path: Path) -> None:
+    """The same probes are put in each time."""
+    lines = [*FirstAdd(Options(), tmp_path, say, glob="v*", boots=2).run()]
+    kinds = [(kernel, add) for kernel in ("new", "known") for add in ("first", "again")]
+    assert [(line.kernel, line.add) for line in lines] == kinds
+    assert len({line.probes for line in lines}) == 1 and lines[0].probes > 100
+    assert all(min(line.seconds, line.gdb, line.qemu) > 0 for line in lines)
