@@ -195,7 +195,7 @@ DEFINITIONS: Mapping[str, Schema] = {
                     {
                         "address": _COUNTED["address"],
                         "symbol": _COUNTED["symbol"],
-                        "text": _a("string", "Why: what was typed does not fit it"),
+                        "text": _a("string", "Why: what was typed does not fit, say, or a hit would stop the guest"),
                     },
                 ),
                 "Of the first probe that was just added for a glob",

@@ -255,7 +255,7 @@ def unprobeable_view(address: int, why: Reason, guest: Guest) -> ExplainView:
 
 
 def left_out_view(address: int, error: OptprobeError, guest: Guest) -> ExplainView:
-    """Return the view of a function among a glob's for which the handler does not compile."""
+    """Return the view of a function that a glob leaves out for the reason in `error`."""
     return ExplainView(address, guest.symbol(address), "", None, (), (), note=glob_note(error))
 
 

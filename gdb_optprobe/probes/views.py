@@ -217,7 +217,7 @@ class GatheredView:
 
 @dataclass(frozen=True, slots=True)
 class LeftOutView:
-    """A function among a glob's that has no probe. text: why the handler does not compile for it, as an error's."""
+    """A function among a glob's that has no probe. text: why, as an error's message."""
 
     address: int
     symbol: str
