@@ -16,12 +16,9 @@ from tests.booted.conftest import FULL
 from tests.booted.gdb import TRACING, Console, release
 from tests.booted.returning_program import CROWD, DEPTH, RETURNS, RETURNS_I386, RETURNS_PPC64LE
 from tests.booted.test_recover import fill
+from tests.booted.users.every_return import FINE, PATH, SAID, WAITS, every_way
 
 COUNT = 500 if FULL else 10
-PATH = "/tmp/returns"
-SAID = f"{PATH}; echo said $?"
-FINE = "said 42\n"
-WAITS = f"(sleep 300 | {PATH} wait; echo said $? >> /tmp/said) > /dev/null 2>&1 &"
 GO_ON = "killall sleep; while ! [ -s /tmp/said ]; do sleep 0.1; done; cat /tmp/said"
 
 
@@ -98,31 +95,11 @@ def test_every_way_to_return_in_32_bits(linux: Guest, tmp_path: Path) -> None:
 def test_every_way_to_return_on_ppc64le(ppc_guest: Guest, tmp_path: Path) -> None:
     """The same without signals and threads; and forks for whose calls there is no room, in code without a frame."""
     answer.put(ppc_guest, returning_program.build(tmp_path, COUNT, "ppc64le"), PATH)
-    names = (*RETURNS_PPC64LE, "crowds")
-    script: list[str | Workload] = [f"optprobe add -user {PATH}:{name} -return" for name in names]
-    script += [
-        Workload(f"for i in 1 2 3; do ({SAID}) & done; wait"),
-        keep("all", "optprobe list"),
-        Workload(f"{PATH} more; echo said $?"),
-        keep("crowd", "optprobe list"),
-        "optprobe check",
-        "optprobe delete",
-        Workload(SAID),
-        keep("none", "optprobe list"),
-    ]
-    finished = batch(ppc_guest, script)
+    _, crowd = every_way(ppc_guest, {name: COUNT * count for name, count in RETURNS_PPC64LE.items()}, "more")
     ppc_guest.run(f"rm {PATH}")
-    assert finished.status == 0, finished.output
-    assert finished.workloads == (FINE * 3, FINE, FINE)
-    found = {probe["location"].partition(":")[2]: probe for probe in finished.json("all")}
-    assert {name: found[name]["hits"] for name in RETURNS_PPC64LE} == {
-        name: 3 * COUNT * count for name, count in RETURNS_PPC64LE.items()
-    }
-    *_, crowds = finished.json("crowd")
+    *_, crowds = crowd
     assert 0 < crowds["hits"] < 2 * CROWD and crowds["calls"]["dropped"]
-    assert not any(probe["active"] or probe["missed"] for probe in finished.json("crowd"))
-    assert finished.json("none") == []
-    assert finished.output.count("holds what we wrote") == 1
+    assert not any(probe["active"] or probe["missed"] for probe in crowd)
 
 
 def test_a_fork_for_whose_calls_there_is_no_room(linux: Guest, program: Path) -> None:

@@ -15,12 +15,9 @@ from tests.booted.conftest import Boot
 from tests.booted.gdb import Console, release
 from tests.booted.returning_program import CROWD, DEPTH, RETURNS_AARCH64
 from tests.booted.test_ppc64le import ATTEMPT, attempt
+from tests.booted.users.every_return import FINE, PATH, SAID, WAITS, every_way
 
 COUNT = 5
-PATH = "/tmp/returns"
-SAID = f"{PATH}; echo said $?"
-FINE = "said 42\n"
-WAITS = f"(sleep 300 | {PATH} wait; echo said $? >> /tmp/said) > /dev/null 2>&1 &"
 GO_ON = "killall sleep; touch /tmp/said; while ! grep -q said /tmp/said; do sleep 0.1; done; cat /tmp/said"
 
 
@@ -32,48 +29,27 @@ def guest(arm_guest: Guest, tmp_path: Path) -> Iterator[Guest]:
     arm_guest.run(f"rm -f {PATH} /tmp/said")
 
 
-def every_way(guest: Guest) -> None:
+def check_every_way(guest: Guest) -> None:
     """Recursion, jumps out of functions and into them from signals, threads, fork, vfork; forks without room."""
-    names = (*RETURNS_AARCH64, "crowds")
-    script: list[str | Workload] = [f"optprobe add -user {PATH}:{name} -return" for name in names]
-    script += [
-        Workload(f"for i in 1 2 3; do ({SAID}) & done; wait"),
-        keep("all", "optprobe list"),
-        Workload(f"{PATH} all of them; echo said $?"),
-        keep("crowd", "optprobe list"),
-        "optprobe check",
-        "optprobe delete",
-        Workload(SAID),
-        keep("none", "optprobe list"),
-        "optprobe check",
-    ]
-    finished = batch(guest, script)
-    assert finished.status == 0, finished.output
-    assert finished.workloads == (FINE * 3, FINE, FINE)
-    found = {probe["location"].partition(":")[2]: probe for probe in finished.json("all")}
-    hits = {name: 3 * COUNT * count for name, count in RETURNS_AARCH64.items()}
-    assert {name: found[name]["hits"] for name in RETURNS_AARCH64} == hits
+    found, crowd = every_way(guest, {name: COUNT * count for name, count in RETURNS_AARCH64.items()}, "all of them")
     assert not any(probe["missed"] for probe in found.values())
     assert found["left"]["calls"]["dropped"] > 0
     assert [name for name, probe in found.items() if probe["active"]] == [], "their processes have ended"
-    *_, crowds = finished.json("crowd")
-    calls = crowds["calls"]
+    calls = crowd[-1]["calls"]
     assert CROWD < calls["returns"] < 2 * (CROWD + 1), "all of the parent's, and those of the child for which was room"
     assert calls["missed"] == 2 * (CROWD + 1) - calls["returns"] and calls["dropped"] == calls["active"] == 0
-    assert finished.json("none") == []
-    assert finished.output.count("holds what we wrote") == 2
     assert guest.problems() == []
 
 
 def test_every_way_to_return(guest: Guest) -> None:
-    every_way(guest)
+    check_every_way(guest)
 
 
 def test_every_way_to_return_with_signed_addresses(boot: Boot, tmp_path: Path) -> None:
     """Of Debian's 6.12, on four CPUs, with page tables of 52 bits."""
     guest = boot(arch="aarch64", suite="trixie", cpu="max,pauth-impdef=on", smp=4)
     put(guest, returning_program.build(tmp_path, COUNT, "aarch64"), PATH)
-    every_way(guest)
+    check_every_way(guest)
 
 
 def test_conditions_and_what_is_kept(guest: Guest) -> None:
