@@ -170,7 +170,7 @@ def test_the_journal_tells_of_every_range_and_of_the_loan() -> None:
 def test_a_kernel_that_boots_has_no_memory_to_give() -> None:
     """It still frees and protects the pages of its image."""
     room = Room(((0, 8),), (8, 16), 0)
-    anything: Any = SimpleNamespace(forget=lambda: None, alignment=4)
+    anything: Any = SimpleNamespace(forget=lambda: None, alignment=4, symbols=None)
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
     linux = linux_guest(*[anything] * 8, port)
     linux.note_boot(ended=False)

@@ -159,14 +159,19 @@ class LinuxGuest(Guest):
         """
         if self._is_booting is None and boot.has_ended(self.kernel.symbols, self.memory.read) is not False:
             self._is_booting = False
+            self._forget_missing_names()
         return self._is_booting is not False
 
     def note_boot(self, ended: bool) -> None:
         """Note how far the kernel is: where it has patched its text, or where it has `ended` to boot."""
         self._is_booting = not ended
+        self._forget_missing_names()
+        self.forget()
+
+    def _forget_missing_names(self) -> None:
+        """Look again for names that the kernel had no data for while it booted."""
         if isinstance(symbols := self.kernel.symbols, DerivedNames):
             symbols.forget_missing()
-        self.forget()
 
     # stacks --------------------------------------------------------------------------------------------------------
 

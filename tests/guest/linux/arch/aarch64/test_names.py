@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,7 @@ def test_what_is_not_there_while_the_kernel_boots_is_looked_for_once_it_has() ->
     found.memory = whole
     assert found.address("init_task") is None, "it is looked for once"
     guest: Any = SimpleNamespace(kernel=SimpleNamespace(symbols=found), forget=lambda: None)
+    guest._forget_missing_names = partial(LinuxGuest._forget_missing_names, guest)
     LinuxGuest.note_boot(guest, ended=True)
     assert found.address("init_task") == EXPORTED[b"init_task"]
 
