@@ -20,7 +20,7 @@ from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.block_planner import BlockPlanner
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.kinds import Kinds
-from gdb_optprobe.probes.kprobes import WOULD_STOP, LeftOut
+from gdb_optprobe.probes.kprobes import LeftOut
 from gdb_optprobe.probes.module_tracker import ModuleTracker
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe import Probe
@@ -45,6 +45,9 @@ OWN_UNWINDER = (
     "end where a probed function returns; GDB's do not, and optprobe report has what the guest prints of an oops, whole"
 )
 OWN_TABLE = OptprobeError("a return probe with a table of calls of its own is for few functions: name them")
+NO_BRANCH = OptprobeError(
+    "a hit would stop the guest (optprobe add FUNCTION takes it), or it cannot be probed: optprobe explain FUNCTION says why"
+)
 NO_ROOM = OptprobeError("there is no room for more detours and counters")
 NO_CALL = OptprobeError(
     "its detour cannot call what the others share, and for all such functions there is no room: name those that matter"
@@ -270,7 +273,7 @@ class Adding:
             return [LeftOut(address, NO_ROOM) for address in sorted(addresses)]
         stopping = self.planner.stopping(spec, addresses)
         rest = [] if self.batches.fit_singly(blocks, len(addresses) - len(stopping)) else {*addresses} - stopping
-        why = {**dict.fromkeys(stopping, WOULD_STOP), **dict.fromkeys(rest, NO_CALL)}
+        why = {**dict.fromkeys(stopping, NO_BRANCH), **dict.fromkeys(rest, NO_CALL)}
         return [LeftOut(address, why[address]) for address in sorted(why)]
 
     def _note(self, probe: Probe, is_first: bool) -> str:
