@@ -39,17 +39,18 @@ def bounds(places: Iterable[tuple[int, int]], gap: int = GAP, longest: float = L
 
     gap: bytes between two places that are read along. longest: bytes of a run.
     """
-    start = end = None
-    for first, last in places:
-        if start is None or end is None:
-            start, end = first, last
-        elif first - end <= gap and last - start <= longest:
+    following = iter(places)
+    start, end = next(following, (None, 0))
+    if start is None:
+        return
+    limit = start + longest
+    for first, last in following:
+        if first - end <= gap and last <= limit:
             end = max(end, last)
         else:
             yield start, end
-            start, end = first, last
-    if start is not None and end is not None:
-        yield start, end
+            start, end, limit = first, last, first + longest
+    yield start, end
 
 
 def read(places: Iterable[tuple[int, int]], memory: Memory) -> list[Run]:

@@ -13,10 +13,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 
-from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.block import WORD
 from gdb_optprobe.detours.detour import count_code
@@ -33,6 +32,7 @@ from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import LEAST, BlockPlanner, least
 from gdb_optprobe.probes.block_routines import BlockRoutines
+from gdb_optprobe.probes.block_text import BlockText
 from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.count_block import CountBlock, call_code, call_offset
 from gdb_optprobe.probes.entry_plans import Shape
@@ -47,10 +47,9 @@ from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
+STAY = "these count, and a later GDB can take them over, or out: optprobe recover"
 SLOT = 64
 """Bytes of code that most counts do not exceed."""
-Change = tuple[tuple[int, int], bytes, bytes]
-"""A place in the text, as (start, end), what it holds before and what it holds after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,7 @@ class Batches:
     routines: BlockRoutines
     planner: BlockPlanner
     members: BlockMembers
+    text: BlockText = field(default_factory=BlockText)
 
     # into the guest --------------------------------------------------------------------------------------------------
 
@@ -305,14 +305,26 @@ class Batches:
         self._arm(blocks)
 
     def _arm(self, blocks: Sequence[CountBlock]) -> None:
-        """Lead the text to the detours, which are written. Raises OptprobeError, the text as it was."""
+        """Lead the text to the detours, which are written. Raises OptprobeError, the text as it was, or the number of
+        branches that could not be undone: the tracer is kept off these.
+        """
         traced = _traced_sites(blocks)
         self.target.tracer.hold_all(traced)
         try:
-            self._exchange(_changes(blocks))
-        except BaseException:
-            self.target.tracer.release_all(traced)
+            self.text.write(blocks, self.target.guest.machine)
+        except BaseException as error:
+            stay = {site for block in blocks for site in self._led(block)}
+            self.target.tracer.release_all([site for site in traced if site not in stay])
+            if stay:
+                raise OptprobeError(f"{error}; {len(stay)} branches could not be undone", STAY) from error
             raise
+
+    def _led(self, block: CountBlock) -> list[int]:
+        """Return the sites at which the text leads to the detours of a block."""
+        places = block.places()
+        texts = runs.at(places, runs.read(places, self.target.guest.machine))
+        rows = zip(places, texts, block.branches(block.isa), strict=True)
+        return [site for (site, _), text, branch in rows if text == branch]
 
     def _disarm(self, blocks: Sequence[CountBlock]) -> list[Probe]:
         """Take the branches out of the text. Return the members that leave their blocks instead: others have changed
@@ -320,26 +332,18 @@ class Batches:
         """
         alone = list[Probe]()
         try:
-            self._exchange((place, new, old) for place, old, new in _changes(blocks))
+            self.text.take_away(blocks, self.target.guest.machine)
         except TextChanged:  # nothing was written
             alone = [probe for block in blocks for probe in self._unpack_changed(block)]
-            self._exchange((place, new, old) for place, old, new in _changes(blocks))
+            self.text.take_away(blocks, self.target.guest.machine)
         self.target.tracer.release_all(_traced_sites(blocks))
         return alone
-
-    def _exchange(self, changes: Iterable[Change]) -> None:
-        """Write the second bytes in place of the first at each place: what lies near each other is written at once."""
-        ordered = sorted(changes)
-        places, old, new = zip(*ordered, strict=True) if ordered else ((), (), ())
-        patch.exchange_in_runs(places, old, new, self.target.guest.machine)
 
     def _forget(self, blocks: Sequence[CountBlock], arena: Arena) -> None:
         """Free what was allocated, unless a branch leads there: one that could not be undone."""
         machine = self.target.guest.machine
         for block in blocks:
-            places = block.places()
-            texts = runs.at(places, runs.read(places, machine))
-            if any(text == branch for text, branch in zip(texts, block.branches(block.isa), strict=True)):
+            if self._led(block):
                 self.routines.leave(block)
                 continue
             arena.wipe([block.code], machine)
@@ -376,6 +380,7 @@ class Batches:
                 self.members.drop(block, arena)
                 for start, end in block.runs():
                     self._retire_piece(block, start, end, arena)
+            self.text.forget()
         self.returns.end_hooks()
         return alone
 
@@ -514,12 +519,6 @@ def _can_be_laid_out(block: CountBlock) -> bool:
         made = block.detour(index).data
         assert code[index * block.step :][: len(made)] == made
     return not block.offset or all(map(block.calls_in_place, block.members))
-
-
-def _changes(blocks: Iterable[CountBlock]) -> Iterator[Change]:
-    """Yield the change of the text at each member."""
-    for block in blocks:
-        yield from zip(block.places(), block.texts(), block.branches(block.isa), strict=True)
 
 
 def _traced_sites(blocks: Iterable[CountBlock]) -> list[int]:
