@@ -485,7 +485,7 @@ class Arena:
     ) -> list[Patch]:
         """Return the patches that fill `slots` with `codes` and padding. Raises TextChanged where one does not fit."""
         places = sorted((slot.address, slot.end) for slot in slots)
-        texts = runs.at(places, runs.read(places, memory))
+        texts = runs.held(places, memory)
         held = {start: text for (start, _), text in zip(places, texts, strict=True)}
         fill = self.ranges.fill
         for slot in slots:

@@ -59,6 +59,12 @@ def read(places: Iterable[tuple[int, int]], memory: Memory) -> list[Run]:
     return [Run(start, data) for (start, _), data in zip(spans, read_spans(spans, memory), strict=True)]
 
 
+def held(places: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
+    """Return what memory holds at each of `places`, ascending (start, end) pairs. Raises Unreadable."""
+    found = memory.read_each(places) if len(places) >= MANY and isinstance(memory, ReadsMany) else None
+    return found if found is not None else list(at(places, read(places, memory)))
+
+
 def read_spans(spans: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
     """Return what memory holds in each of `spans`, ascending (start, end) pairs. Raises Unreadable."""
     many = len(spans) >= MANY or sum(end - start for start, end in spans) >= MUCH
@@ -69,9 +75,14 @@ def read_spans(spans: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
 
 def heads(addresses: Sequence[int], size: int, memory: Memory) -> Iterator[bytes]:
     """Yield `size` bytes at each of the ascending `addresses`; none of those in a run that cannot be read."""
+    places = [(one, one + size) for one in addresses]
+    found = memory.read_each(places) if len(places) >= MANY and isinstance(memory, ReadsMany) else None
+    if found is not None:
+        yield from found
+        return
     following = iter(addresses)
     address = next(following, None)
-    spans = list(bounds((one, one + size) for one in addresses))
+    spans = list(bounds(places))
     for (start, end), data in zip(spans, _readable(spans, memory), strict=True):
         while address is not None and address + size <= end:
             yield data[address - start : address - start + size]

@@ -207,13 +207,13 @@ class Batches:
             if spec.is_return:
                 raise
             return
-        busy = self.planner.busy(plans)
+        busy, is_plain = self.planner.busy(plans), handler.is_plain
         shapes: dict[tuple[Shape, RoutineCalls | None, int], list[Plan]] = {}
-        lay_out, known = count_code if handler.is_plain else call_code, self.planner.entry_plans
+        lay_out, known = count_code if is_plain else call_code, self.planner.entry_plans
         new = [plan.head for plan in plans if plan.head not in busy and not known.has_shape(plan, lay_out)]
         free = arena.free_code_of_all(min(new), max(new), guest.isa.branch_reach) if new else None
         for plan in plans:
-            calls = calls_of(guest.isa, plan.dead) if not handler.is_plain else None
+            calls = calls_of(guest.isa, plan.dead) if not is_plain else None
             if calls is not None and not _may_call(calls, plan, guest.isa, spec):
                 continue
             if plan.head not in busy and (shape := known.shape(plan, guest.isa, arena, lay_out, free)) is not None:
@@ -322,7 +322,7 @@ class Batches:
     def _led(self, block: CountBlock) -> list[int]:
         """Return the sites at which the text leads to the detours of a block."""
         places = block.places()
-        texts = runs.at(places, runs.read(places, self.target.guest.machine))
+        texts = runs.held(places, self.target.guest.machine)
         rows = zip(places, texts, block.branches(block.isa), strict=True)
         return [site for (site, _), text, branch in rows if text == branch]
 
@@ -388,7 +388,7 @@ class Batches:
         """Have members leave an enabled block where the text is not theirs any more: by themselves they are reported.
         """
         places = block.places()
-        texts = runs.at(places, runs.read(places, self.target.guest.machine))
+        texts = runs.held(places, self.target.guest.machine)
         wanted = block.branches(block.isa)
         changed = [index for index, text, own in zip(block.members, texts, wanted, strict=True) if text != own]
         return [self.members.unpack(block, index) for index in changed]
@@ -471,7 +471,7 @@ class Batches:
         guest = self.target.guest
         for block in self.registry.blocks:
             places = block.places()
-            texts = runs.at(places, runs.read(places, guest.machine))
+            texts = runs.held(places, guest.machine)
             for (address, _), text, own in zip(places, texts, block.branches(block.isa), strict=True):
                 if block.enabled and text != own:
                     found.append(TextChanged(address, own, text).message)

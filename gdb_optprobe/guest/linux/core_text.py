@@ -282,7 +282,7 @@ class CoreText(ABC):
             return probed.isdisjoint(range(start, end)) and not self.ftrace.within(start, end)
 
         found = [place for place in places if place in ordinary and is_steady(*place)]
-        held = dict(zip(found, runs.at(found, runs.read(found, self._kernel.memory)), strict=True))
+        held = dict(zip(found, runs.held(found, self._kernel.memory), strict=True))
         return [held.get(place) for place in places]
 
     def _untouched(self, addresses: Sequence[int], data: bytes) -> IdleSites:
@@ -296,7 +296,7 @@ class CoreText(ABC):
         if probed:
             found = [at for at in found if probed.isdisjoint(range(at, at + size))]
         places = [(at, at + size) for at in found]
-        held = runs.at(places, runs.read(places, self._kernel.memory))
+        held = runs.held(places, self._kernel.memory)
         return IdleSites([at for at, there in zip(found, held, strict=True) if there == data], data)
 
     def _ordinary_of(self, addresses: Sequence[int], size: int) -> list[int]:
