@@ -59,6 +59,28 @@ def read(places: Iterable[tuple[int, int]], memory: Memory) -> list[Run]:
     return [Run(start, data) for (start, _), data in zip(spans, read_spans(spans, memory), strict=True)]
 
 
+@dataclass
+class Ahead:
+    """Memory that is asked for piece by piece in one stop, upwards: `size` bytes are read at once.
+
+    _read: what was read, as of _address. Nothing that is asked for twice is read again.
+    """
+
+    memory: Memory
+    size: int
+    _address: int = 0
+    _read: bytes = b""
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return what memory holds, or held since the first read. Raises Unreadable."""
+        if not self._address <= address <= address + size <= self._address + len(self._read):
+            try:
+                self._address, self._read = address, self.memory.read(address, max(size, self.size))
+            except Unreadable:  # not all that is ahead is memory
+                return self.memory.read(address, size)
+        return self._read[address - self._address :][:size]
+
+
 def held(places: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
     """Return what memory holds at each of `places`, ascending (start, end) pairs. Raises Unreadable."""
     found = memory.read_each(places) if len(places) >= MANY and isinstance(memory, ReadsMany) else None

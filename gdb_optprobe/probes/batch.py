@@ -222,10 +222,13 @@ class Batches:
                     at = arena.free_code(plan.head, guest.isa.branch_reach)
                     offset = call_offset(plan, guest.isa, at, at + COUNTER_DISTANCE)
                 shapes.setdefault((shape, calls, offset), []).append(plan)
+        ahead = runs.Ahead(guest.machine, sum(len(some) * arena.rounded(key[0].size) for key, some in shapes.items()))
         for (shape, _, offset), some in shapes.items():
             sites = array("Q", [plan.head for plan in some])
             originals = [plan.original for plan in some]
-            yield from self._allocate(spec, handler, sites, originals, shape.size, some, False, before, offset)
+            yield from self._allocate(
+                spec, handler, sites, originals, shape.size, some, before=before, offset=offset, read=ahead.read
+            )
             before += len(sites)
 
     def _allocate(
@@ -239,13 +242,14 @@ class Batches:
         is_uniform: bool = False,
         before: int = 0,
         offset: int = 0,
+        read: Callable[[int, int], bytes] | None = None,
     ) -> Iterator[CountBlock]:
         """Yield a block with memory; none where there is none, or its code cannot be laid out there.
 
-        before, offset: see CountBlock.
+        before, offset: see CountBlock. read: reads code that was free in this stop.
         """
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
-        step = arena.rounded(size)
+        step, read = arena.rounded(size), read or self.target.guest.machine.read
         bounds = sites[0], sites[-1] + len(originals[-1])
         try:
             code, data = arena.allocate_counts(len(sites), step, WORD, bounds, isa.branch_reach, isa.data_reach)
@@ -274,7 +278,7 @@ class Batches:
             moved=() if is_uniform else [known.moved(plan, isa) for plan in plans],
         )
         try:
-            fits = arena.claim_block(code, self.target.guest.machine) and self.routines.install(block, arena)
+            fits = arena.claim_block(code, read) and self.routines.install(block, arena)
             if fits and spec.is_return:
                 block = self.optimizer.with_memory(lambda: self.returns.with_hook(block, arena), arena)
         except BaseException:
@@ -296,8 +300,11 @@ class Batches:
             self.members.note(block, arena)
         arena.journal.flush()
         written = dict[int, tuple[bytes, int]]()
+        counters = sorted((block.data.address, block.data.end) for block in blocks)
+        for (start, end), found in zip(counters, runs.read_spans(counters, machine), strict=True):
+            if found != bytes(end - start):
+                machine.write(start, bytes(end - start))
         for block in blocks:
-            machine.write(block.data.address, bytes(block.data.size))
             code, block.laid = block.laid or block.detours(), b""
             arena.write_block(block.code.address, code, block.step, machine)
             written[block.code.address] = code, block.step

@@ -54,6 +54,22 @@ def test_functions_of_a_run_that_cannot_be_read_have_no_heads() -> None:
     assert [found[address] for address in far] == [content(address, 16) for address in far]
 
 
+def test_what_is_asked_for_upwards_is_read_once() -> None:
+    memory = Memory()
+    ahead = runs.Ahead(memory, 0x100)
+    for at, size in ((0x1000, 16), (0x1010, 0x20), (0x10F0, 0x10), (0x1100, 0x200), (0x2000, 8), (0x1FF8, 8)):
+        assert ahead.read(at, size) == content(at, size)
+    assert memory.sizes == [0x100, 0x200, 0x100, 0x100]
+
+
+def test_what_is_ahead_need_not_be_memory() -> None:
+    memory = Memory()
+    ahead = runs.Ahead(memory, 0x100)
+    assert ahead.read(HOLE.start - 8, 8) == content(HOLE.start - 8, 8)
+    with pytest.raises(Unreadable):
+        ahead.read(HOLE.start - 8, 16)
+
+
 class Dumped(Memory):
     """Reads many places at once, where `works` says so."""
 

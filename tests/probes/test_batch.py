@@ -162,6 +162,19 @@ def test_nothing_is_left_of_a_deleted_batch(ran: bool) -> None:
     assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
 
 
+def test_what_an_earlier_batch_has_counted_is_not_counted_again() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    run(guest)
+    session.delete()
+    session.commit(0)
+    session.add(GLOB)
+    assert {view.hits for view in session.views()} == {0}
+    run(guest)
+    assert {view.hits for view in session.views()} == {THREADS}
+
+
 def test_one_of_a_batch_is_a_probe_like_any() -> None:
     guest = functions()
     session = guest.session()

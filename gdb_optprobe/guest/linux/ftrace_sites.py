@@ -25,6 +25,7 @@ from struct import Struct, unpack
 
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.text import FtraceSite
 
@@ -200,9 +201,9 @@ class FtraceSites:
         """
         at_of, size, found = self.record_at.get, self._shape.record.size, dict[int, int]()
         words, rest = size // WORD, bytes(size - WORDS.size)
-        for start, end in _joined(sorted(filter(None, map(at_of, ips))), WORDS.size, size):
-            data = self._kernel.read(start, end) + rest
-            held = unpack(f"<{len(data) // WORD}Q", data)
+        spans = list(_joined(sorted(filter(None, map(at_of, ips))), WORDS.size, size))
+        for (start, end), data in zip(spans, runs.read_spans(spans, self._kernel.memory), strict=True):
+            held = unpack(f"<{(len(data) + len(rest)) // WORD}Q", data + rest)
             sites, flags, places = held[::words], held[1::words], range(start, end, size)
             if all(map(eq, map(at_of, sites), places)):
                 found.update(zip(sites, flags, strict=True))
