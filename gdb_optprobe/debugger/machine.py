@@ -100,6 +100,11 @@ class GdbMachine:
             return self.memory.read_many(spans)
         return [self.read(start, end - start) for start, end in spans]
 
+    def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        if not self.runs and isinstance(self.memory, ReadsMany):
+            return self.memory.read_each(places)
+        return None
+
     def write(self, address: int, data: bytes) -> None:
         self.check_stopped()
         self.memory.write(address, data)

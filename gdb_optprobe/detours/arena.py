@@ -485,7 +485,7 @@ class Arena:
     ) -> list[Patch]:
         """Return the patches that fill `slots` with `codes` and padding. Raises TextChanged where one does not fit."""
         places = sorted((slot.address, slot.end) for slot in slots)
-        texts = runs.at(places, runs.read(places, memory))
+        texts = runs.held(places, memory)
         held = {start: text for (start, _), text in zip(places, texts, strict=True)}
         fill = self.ranges.fill
         for slot in slots:
@@ -522,9 +522,9 @@ class Arena:
                     self._overwritten[Slot(start, end - start)] = held[start - cuts[0] : end - cuts[0]]
         self.journal.put(Item.DATA, data[1].address, data[1].size)
 
-    def claim_block(self, code: Slot, memory: Memory) -> bool:
-        """Return whether `code` holds nothing of others."""
-        held = memory.read(code.address, code.size)
+    def claim_block(self, code: Slot, read: Callable[[int, int], bytes]) -> bool:
+        """Return whether `code` holds nothing of others. read: memory as it is in this stop."""
+        held = read(code.address, code.size)
         if self.ranges.fill is None:
             self._overwritten[code] = held
             return True

@@ -241,7 +241,7 @@ def restoring_patches(contents: ArenaContents, memory: Memory, isa: Isa) -> tupl
 def _branches_of(block: BlockRecord, memory: Memory, isa: Isa) -> Iterator[Patch]:
     """Yield the patches that take the branches of a block out of the text, where they are in it. Raises TextChanged."""
     places = block.places()
-    held = runs.at(places, runs.read(places, memory))
+    held = runs.held(places, memory)
     try:
         branches = block.branches(isa)
     except OutOfReach:

@@ -42,8 +42,18 @@ class Patch:
         return Patch(self.address, self.new, self.old)
 
 
-_END = ((1 << 64, 1 << 64), b"", b"")
-"""Behind the last place."""
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What runs of memory, at (start, end) each, held before they were written, and what was read back since."""
+
+    spans: Sequence[tuple[int, int]] = ()
+    before: Sequence[bytes] = ()
+    after: Sequence[bytes] = ()
+
+    @property
+    def reverse(self) -> Exchange:
+        """Return the exchange that restores what was before."""
+        return Exchange(self.spans, self.after, self.before)
 
 
 class TextChanged(OptprobeError):
@@ -75,10 +85,11 @@ def apply(patches: Sequence[Patch], memory: Memory) -> None:
             memory.write(patch.address, patch.new)
         for difference in _differences([patch.reverse for patch in patches], memory):
             raise difference
-    except OptprobeError:
+    except BaseException:  # of GDB's own errors too
         for patch in reversed(written):
-            if _holds(memory, patch.address, patch.new):
-                memory.write(patch.address, patch.old)
+            with suppress(Exception):  # the first error tells
+                if memory.read(patch.address, len(patch.new)) == patch.new:
+                    memory.write(patch.address, patch.old)
         raise
 
 
@@ -93,32 +104,55 @@ def apply_in_runs(patches: Sequence[Patch], memory: Memory) -> None:
 
 def exchange_in_runs(
     places: Sequence[tuple[int, int]], old: bytes | Sequence[bytes], new: bytes | Sequence[bytes], memory: Memory
-) -> None:
+) -> Exchange:
     """Write `new` in place of `old` at `places`, ascending, or change nothing. Raises TextChanged, Unreadable.
 
     old, new: of each place, or the same for all. A Ctrl-C waits. Where the guest cannot be reached any more, what was
     written stays.
     """
     if not places:
-        return
+        return Exchange()
     olds, news = (repeat(each, len(places)) if isinstance(each, bytes) else each for each in (old, new))
     with held():
-        before = runs.read(places, memory)
-        after = [*_patched(before, zip(places, olds, news, strict=True))]
-        written: list[tuple[runs.Run, runs.Run]] = []
-        try:
-            for one, other in zip(before, after, strict=True):
-                written.append((one, other))
-                memory.write(other.address, other.data)
-            held_now = runs.read_spans([(one.address, one.end) for one in after], memory)
-            for wanted_run, data in zip(after, held_now, strict=True):
-                if data != wanted_run.data:
-                    raise TextChanged(wanted_run.address, wanted_run.data, data)
-        except BaseException:  # of GDB's own errors too: the connection broke
-            for one, _ in reversed(written):
-                with suppress(Exception):  # the first error tells; the caller looks at the text where it matters
-                    memory.write(one.address, one.data)
-            raise
+        spans = list(runs.bounds(places))
+        before = runs.read_spans(spans, memory)
+        done = Exchange(spans, before, list(_patched(spans, before, zip(places, olds, news, strict=True))))
+        _carry_out(done, memory)
+    return done
+
+
+def take_back(done: Exchange, memory: Memory) -> Exchange | None:
+    """Write what was before an exchange, and return that as one; None where any of its runs holds other bytes by now:
+    then nothing is written. Raises TextChanged, Unreadable, as `exchange_in_runs` does.
+
+    All bytes of the runs are compared, so no place in them has to be looked at.
+    """
+    with held():
+        if runs.read_spans(done.spans, memory) != done.after:
+            return None
+        _carry_out(done.reverse, memory)
+    return done.reverse
+
+
+def _carry_out(wanted: Exchange, memory: Memory) -> None:
+    """Write the runs of an exchange, which hold what was before, and read them back. What was written is restored where
+    that fails.
+    """
+    written = list[tuple[int, bytes]]()
+    try:
+        for (start, _), before, after in zip(wanted.spans, wanted.before, wanted.after, strict=True):
+            written.append((start, before))
+            memory.write(start, after)
+        for (start, _), after, found in zip(
+            wanted.spans, wanted.after, runs.read_spans(wanted.spans, memory), strict=True
+        ):
+            if found != after:
+                raise TextChanged(start, after, found)
+    except BaseException:  # of GDB's own errors too: the connection broke
+        for start, before in reversed(written):
+            with suppress(Exception):  # the first error tells; the caller looks at the text where it matters
+                memory.write(start, before)
+        raise
 
 
 def revert(patches: Sequence[Patch], memory: Memory) -> None:
@@ -133,24 +167,22 @@ def _differences(patches: Iterable[Patch], memory: Memory) -> Iterable[TextChang
             yield TextChanged(patch.address, patch.old, found)
 
 
-def _holds(memory: Memory, address: int, data: bytes) -> bool:
-    try:
-        return memory.read(address, len(data)) == data
-    except OptprobeError:
-        return False
-
-
 def _patched(
-    before: Iterable[runs.Run], changes: Iterator[tuple[tuple[int, int], bytes, bytes]]
-) -> Iterator[runs.Run]:
-    """Yield what runs hold after `changes`, ascending (place, old bytes, new bytes). Raises TextChanged."""
-    (start, end), old, new = next(changes)
-    for run in before:
-        data, address, behind = bytearray(run.data), run.address, run.end
-        while start < behind:
-            first, last = start - address, end - address
-            if data[first:last] != old:
-                raise TextChanged(start, old, bytes(data[first:last]))
-            data[first:last] = new
-            (start, end), old, new = next(changes, _END)
-        yield runs.Run(address, bytes(data))
+    spans: Iterable[tuple[int, int]], before: Iterable[bytes], changes: Iterable[tuple[tuple[int, int], bytes, bytes]]
+) -> Iterator[bytes]:
+    """Yield what the runs at `spans` hold after `changes`, ascending (place, old bytes, new bytes): one in each run at
+    least. Raises TextChanged.
+    """
+    following = zip(spans, before, strict=True)
+    (address, behind), data = next(following)
+    changed = bytearray(data)
+    for (start, end), old, new in changes:
+        if start >= behind:
+            yield bytes(changed)
+            (address, behind), data = next(following)
+            changed = bytearray(data)
+        first, last = start - address, end - address
+        if data[first:last] != old:
+            raise TextChanged(start, old, data[first:last])
+        changed[first:last] = new
+    yield bytes(changed)

@@ -31,6 +31,9 @@ class ReadsMany(Protocol):
     def read_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return what memory holds in each of `spans`, ascending (start, end) pairs. Raises Unreadable."""
 
+    def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        """Return the same of small `places` near each other; None where they are better read as runs."""
+
 
 class PhysicalMemory(Protocol):
     """Guest-physical memory. Raises errors.Unreadable."""

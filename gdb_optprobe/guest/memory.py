@@ -102,6 +102,11 @@ class KernelMemory:
             return found
         return [self.read(start, end - start) for start, end in spans]
 
+    def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        """See machine.ReadsMany."""
+        is_whole = bool(places) and places[0][0] >> KERNEL_BIT & 1 and self._whole(places) is not None
+        return self._dumped(places) if is_whole else None
+
     def _dumped(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
         """Return what the kernel's memory holds in each of `spans`; None where it cannot be read at once."""
         if self._dump is None:

@@ -39,23 +39,52 @@ def bounds(places: Iterable[tuple[int, int]], gap: int = GAP, longest: float = L
 
     gap: bytes between two places that are read along. longest: bytes of a run.
     """
-    start = end = None
-    for first, last in places:
-        if start is None or end is None:
-            start, end = first, last
-        elif first - end <= gap and last - start <= longest:
+    following = iter(places)
+    start, end = next(following, (None, 0))
+    if start is None:
+        return
+    limit = start + longest
+    for first, last in following:
+        if first - end <= gap and last <= limit:
             end = max(end, last)
         else:
             yield start, end
-            start, end = first, last
-    if start is not None and end is not None:
-        yield start, end
+            start, end, limit = first, last, first + longest
+    yield start, end
 
 
 def read(places: Iterable[tuple[int, int]], memory: Memory) -> list[Run]:
     """Return the runs that hold `places`, ascending pairs, as memory holds them now."""
     spans = list(bounds(places))
     return [Run(start, data) for (start, _), data in zip(spans, read_spans(spans, memory), strict=True)]
+
+
+@dataclass
+class Ahead:
+    """Memory that is asked for piece by piece in one stop, upwards: `size` bytes are read at once.
+
+    _read: what was read, as of _address. Nothing that is asked for twice is read again.
+    """
+
+    memory: Memory
+    size: int
+    _address: int = 0
+    _read: bytes = b""
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return what memory holds, or held since the first read. Raises Unreadable."""
+        if not self._address <= address <= address + size <= self._address + len(self._read):
+            try:
+                self._address, self._read = address, self.memory.read(address, max(size, self.size))
+            except Unreadable:  # not all that is ahead is memory
+                return self.memory.read(address, size)
+        return self._read[address - self._address :][:size]
+
+
+def held(places: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
+    """Return what memory holds at each of `places`, ascending (start, end) pairs. Raises Unreadable."""
+    found = memory.read_each(places) if len(places) >= MANY and isinstance(memory, ReadsMany) else None
+    return found if found is not None else list(at(places, read(places, memory)))
 
 
 def read_spans(spans: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
@@ -68,9 +97,14 @@ def read_spans(spans: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
 
 def heads(addresses: Sequence[int], size: int, memory: Memory) -> Iterator[bytes]:
     """Yield `size` bytes at each of the ascending `addresses`; none of those in a run that cannot be read."""
+    places = [(one, one + size) for one in addresses]
+    found = memory.read_each(places) if len(places) >= MANY and isinstance(memory, ReadsMany) else None
+    if found is not None:
+        yield from found
+        return
     following = iter(addresses)
     address = next(following, None)
-    spans = list(bounds((one, one + size) for one in addresses))
+    spans = list(bounds(places))
     for (start, end), data in zip(spans, _readable(spans, memory), strict=True):
         while address is not None and address + size <= end:
             yield data[address - start : address - start + size]

@@ -13,10 +13,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 
-from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.block import WORD
 from gdb_optprobe.detours.detour import count_code
@@ -33,6 +32,7 @@ from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import LEAST, BlockPlanner, least
 from gdb_optprobe.probes.block_routines import BlockRoutines
+from gdb_optprobe.probes.block_text import BlockText
 from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.count_block import CountBlock, call_code, call_offset
 from gdb_optprobe.probes.entry_plans import Shape
@@ -47,10 +47,9 @@ from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
+STAY = "these count, and a later GDB can take them over, or out: optprobe recover"
 SLOT = 64
 """Bytes of code that most counts do not exceed."""
-Change = tuple[tuple[int, int], bytes, bytes]
-"""A place in the text, as (start, end), what it holds before and what it holds after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,7 @@ class Batches:
     routines: BlockRoutines
     planner: BlockPlanner
     members: BlockMembers
+    text: BlockText = field(default_factory=BlockText)
 
     # into the guest --------------------------------------------------------------------------------------------------
 
@@ -207,13 +207,13 @@ class Batches:
             if spec.is_return:
                 raise
             return
-        busy = self.planner.busy(plans)
+        busy, is_plain = self.planner.busy(plans), handler.is_plain
         shapes: dict[tuple[Shape, RoutineCalls | None, int], list[Plan]] = {}
-        lay_out, known = count_code if handler.is_plain else call_code, self.planner.entry_plans
+        lay_out, known = count_code if is_plain else call_code, self.planner.entry_plans
         new = [plan.head for plan in plans if plan.head not in busy and not known.has_shape(plan, lay_out)]
         free = arena.free_code_of_all(min(new), max(new), guest.isa.branch_reach) if new else None
         for plan in plans:
-            calls = calls_of(guest.isa, plan.dead) if not handler.is_plain else None
+            calls = calls_of(guest.isa, plan.dead) if not is_plain else None
             if calls is not None and not _may_call(calls, plan, guest.isa, spec):
                 continue
             if plan.head not in busy and (shape := known.shape(plan, guest.isa, arena, lay_out, free)) is not None:
@@ -222,10 +222,13 @@ class Batches:
                     at = arena.free_code(plan.head, guest.isa.branch_reach)
                     offset = call_offset(plan, guest.isa, at, at + COUNTER_DISTANCE)
                 shapes.setdefault((shape, calls, offset), []).append(plan)
+        ahead = runs.Ahead(guest.machine, sum(len(some) * arena.rounded(key[0].size) for key, some in shapes.items()))
         for (shape, _, offset), some in shapes.items():
             sites = array("Q", [plan.head for plan in some])
             originals = [plan.original for plan in some]
-            yield from self._allocate(spec, handler, sites, originals, shape.size, some, False, before, offset)
+            yield from self._allocate(
+                spec, handler, sites, originals, shape.size, some, before=before, offset=offset, read=ahead.read
+            )
             before += len(sites)
 
     def _allocate(
@@ -239,13 +242,14 @@ class Batches:
         is_uniform: bool = False,
         before: int = 0,
         offset: int = 0,
+        read: Callable[[int, int], bytes] | None = None,
     ) -> Iterator[CountBlock]:
         """Yield a block with memory; none where there is none, or its code cannot be laid out there.
 
-        before, offset: see CountBlock.
+        before, offset: see CountBlock. read: reads code that was free in this stop.
         """
         isa, arena = self.target.guest.isa, self.optimizer.take_arena()
-        step = arena.rounded(size)
+        step, read = arena.rounded(size), read or self.target.guest.machine.read
         bounds = sites[0], sites[-1] + len(originals[-1])
         try:
             code, data = arena.allocate_counts(len(sites), step, WORD, bounds, isa.branch_reach, isa.data_reach)
@@ -274,7 +278,7 @@ class Batches:
             moved=() if is_uniform else [known.moved(plan, isa) for plan in plans],
         )
         try:
-            fits = arena.claim_block(code, self.target.guest.machine) and self.routines.install(block, arena)
+            fits = arena.claim_block(code, read) and self.routines.install(block, arena)
             if fits and spec.is_return:
                 block = self.optimizer.with_memory(lambda: self.returns.with_hook(block, arena), arena)
         except BaseException:
@@ -296,8 +300,11 @@ class Batches:
             self.members.note(block, arena)
         arena.journal.flush()
         written = dict[int, tuple[bytes, int]]()
+        counters = sorted((block.data.address, block.data.end) for block in blocks)
+        for (start, end), found in zip(counters, runs.read_spans(counters, machine), strict=True):
+            if found != bytes(end - start):
+                machine.write(start, bytes(end - start))
         for block in blocks:
-            machine.write(block.data.address, bytes(block.data.size))
             code, block.laid = block.laid or block.detours(), b""
             arena.write_block(block.code.address, code, block.step, machine)
             written[block.code.address] = code, block.step
@@ -305,14 +312,26 @@ class Batches:
         self._arm(blocks)
 
     def _arm(self, blocks: Sequence[CountBlock]) -> None:
-        """Lead the text to the detours, which are written. Raises OptprobeError, the text as it was."""
+        """Lead the text to the detours, which are written. Raises OptprobeError, the text as it was, or the number of
+        branches that could not be undone: the tracer is kept off these.
+        """
         traced = _traced_sites(blocks)
         self.target.tracer.hold_all(traced)
         try:
-            self._exchange(_changes(blocks))
-        except BaseException:
-            self.target.tracer.release_all(traced)
+            self.text.write(blocks, self.target.guest.machine)
+        except BaseException as error:
+            stay = {site for block in blocks for site in self._led(block)}
+            self.target.tracer.release_all([site for site in traced if site not in stay])
+            if stay:
+                raise OptprobeError(f"{error}; {len(stay)} branches could not be undone", STAY) from error
             raise
+
+    def _led(self, block: CountBlock) -> list[int]:
+        """Return the sites at which the text leads to the detours of a block."""
+        places = block.places()
+        texts = runs.held(places, self.target.guest.machine)
+        rows = zip(places, texts, block.branches(block.isa), strict=True)
+        return [site for (site, _), text, branch in rows if text == branch]
 
     def _disarm(self, blocks: Sequence[CountBlock]) -> list[Probe]:
         """Take the branches out of the text. Return the members that leave their blocks instead: others have changed
@@ -320,26 +339,18 @@ class Batches:
         """
         alone = list[Probe]()
         try:
-            self._exchange((place, new, old) for place, old, new in _changes(blocks))
+            self.text.take_away(blocks, self.target.guest.machine)
         except TextChanged:  # nothing was written
             alone = [probe for block in blocks for probe in self._unpack_changed(block)]
-            self._exchange((place, new, old) for place, old, new in _changes(blocks))
+            self.text.take_away(blocks, self.target.guest.machine)
         self.target.tracer.release_all(_traced_sites(blocks))
         return alone
-
-    def _exchange(self, changes: Iterable[Change]) -> None:
-        """Write the second bytes in place of the first at each place: what lies near each other is written at once."""
-        ordered = sorted(changes)
-        places, old, new = zip(*ordered, strict=True) if ordered else ((), (), ())
-        patch.exchange_in_runs(places, old, new, self.target.guest.machine)
 
     def _forget(self, blocks: Sequence[CountBlock], arena: Arena) -> None:
         """Free what was allocated, unless a branch leads there: one that could not be undone."""
         machine = self.target.guest.machine
         for block in blocks:
-            places = block.places()
-            texts = runs.at(places, runs.read(places, machine))
-            if any(text == branch for text, branch in zip(texts, block.branches(block.isa), strict=True)):
+            if self._led(block):
                 self.routines.leave(block)
                 continue
             arena.wipe([block.code], machine)
@@ -376,6 +387,7 @@ class Batches:
                 self.members.drop(block, arena)
                 for start, end in block.runs():
                     self._retire_piece(block, start, end, arena)
+            self.text.forget()
         self.returns.end_hooks()
         return alone
 
@@ -383,7 +395,7 @@ class Batches:
         """Have members leave an enabled block where the text is not theirs any more: by themselves they are reported.
         """
         places = block.places()
-        texts = runs.at(places, runs.read(places, self.target.guest.machine))
+        texts = runs.held(places, self.target.guest.machine)
         wanted = block.branches(block.isa)
         changed = [index for index, text, own in zip(block.members, texts, wanted, strict=True) if text != own]
         return [self.members.unpack(block, index) for index in changed]
@@ -466,7 +478,7 @@ class Batches:
         guest = self.target.guest
         for block in self.registry.blocks:
             places = block.places()
-            texts = runs.at(places, runs.read(places, guest.machine))
+            texts = runs.held(places, guest.machine)
             for (address, _), text, own in zip(places, texts, block.branches(block.isa), strict=True):
                 if block.enabled and text != own:
                     found.append(TextChanged(address, own, text).message)
@@ -514,12 +526,6 @@ def _can_be_laid_out(block: CountBlock) -> bool:
         made = block.detour(index).data
         assert code[index * block.step :][: len(made)] == made
     return not block.offset or all(map(block.calls_in_place, block.members))
-
-
-def _changes(blocks: Iterable[CountBlock]) -> Iterator[Change]:
-    """Yield the change of the text at each member."""
-    for block in blocks:
-        yield from zip(block.places(), block.texts(), block.branches(block.isa), strict=True)
 
 
 def _traced_sites(blocks: Iterable[CountBlock]) -> list[int]:

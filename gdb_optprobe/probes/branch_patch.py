@@ -17,7 +17,6 @@ from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code, Dead, OutOfReach, joined
@@ -73,7 +72,7 @@ def install(
             target.tracer.hold(plan.ftrace)
         # The text must be the one that was planned for: the guest may have run since.
         patch.apply([change if old is None else replace(change, old=old.patch.new)], target.guest.machine)
-    except OptprobeError:
+    except BaseException:  # of GDB's own errors too
         if plan.tier is Tier.TRAPPED and old is not None:
             traps.set_detour(plan.head, old.detour.address, arena)
         elif plan.tier is Tier.TRAPPED:

@@ -105,7 +105,7 @@ class EntryPlans:
         all_plans = (self._plans[address] for address in addresses)
         plans = [found for found in all_plans if found is not None and _is_alone(found, anywhere)]
         places = [(one.head, one.end) for one in plans]
-        texts = runs.at(places, runs.read(places, guest.machine))
+        texts = runs.held(places, guest.machine)
         wanted = (b"".join([insn.data for insn in one.displaced]) for one in plans)
         return [one for one, text, data in zip(plans, texts, wanted, strict=True) if text == data]
 

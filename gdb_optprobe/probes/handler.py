@@ -190,7 +190,7 @@ class Handler:
                 return found
         return None
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether it counts every hit, and that is all."""
         nothing_else = self.program.condition is None and len(self.program.actions) == 1

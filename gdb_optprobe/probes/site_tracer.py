@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from gdb_optprobe.detours import patch
+from gdb_optprobe.detours.patch import Exchange
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FLAGS, FtraceSites, State, is_in_use
+from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, WORDS, FtraceSites, is_in_use
 from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.text import FtraceSite
 
-WORD = 8
+MANY = 64
+"""Sites of which it is worth knowing what was changed in the records."""
 
 
 class NoSuchRecord(OptprobeError):
@@ -23,13 +25,15 @@ class SiteTracer:
     """Implements probes.target.Tracer by the flags in the tracer's records (guest/linux/ftrace_sites.py).
 
     held: sites with a branch. _still_disabled: sites without one, while a tracer runs that has not counted them, in the
-    order in which they came: thousands are then sorted already.
+    order in which they came: thousands are then sorted already. _marked: sites that were disabled together, with what
+    that changed in their records.
     """
 
     def __init__(self, text: LoadedText, memory: Memory) -> None:
         self._text, self._memory = text, memory
         self._held: set[int] = set()
         self._still_disabled: dict[int, None] = {}
+        self._marked: tuple[Sequence[int], Exchange] | None = None
 
     def hold(self, site: FtraceSite) -> None:
         self.hold_all([site.address])
@@ -39,16 +43,18 @@ class SiteTracer:
 
     def hold_all(self, addresses: Sequence[int]) -> None:
         """Mark the sites as disabled, all or none. Raises Refused when a tracer has come since they were planned."""
-        states = self._states(addresses)
-        for address in addresses if len(states) < len(addresses) else ():
-            if address not in states:
+        flags = self._flags(addresses)
+        for address in addresses if len(flags) < len(addresses) else ():
+            if address not in flags:
                 raise NoSuchRecord(f"the tracer's record of {self._text.spell(address)} is gone")
         # Few words differ among thousands of records.
-        used = {flags for flags in {flags for _, flags in states.values()} if not flags & DISABLED and is_in_use(flags)}
-        for address, (_, flags) in states.items() if used else ():
-            if flags in used:
+        used = {word for word in {*flags.values()} if not word & DISABLED and is_in_use(word)}
+        for address, word in flags.items() if used else ():
+            if word in used:
                 raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(address)))
-        self._set_disabled(states, True)
+        done, count = self._set_disabled(flags, True)
+        if count >= MANY:
+            self._marked = (tuple(addresses), done) if count == len(addresses) else None
         for address in addresses if self._still_disabled else ():
             self._still_disabled.pop(address, None)
         self._held.update(addresses)
@@ -72,17 +78,28 @@ class SiteTracer:
         """Enable the sites that are still disabled, as soon as no tracer runs."""
         if not self._still_disabled or self._text.ftrace.tracing():
             return
-        # Of a module that is about to be unloaded the guest has dropped the records first.
-        self._set_disabled(self._states(self._still_disabled), False)
+        if not self._unmark():
+            # Of a module that is about to be unloaded the guest has dropped the records first.
+            self._set_disabled(self._flags(self._still_disabled), False)
         self._still_disabled.clear()
+
+    def _unmark(self) -> bool:
+        """Enable the sites that are still disabled, where they are those that were disabled together and nothing was
+        changed near their records since. Return whether they were.
+        """
+        if self._marked is None or list(self._still_disabled) != list(self._marked[0]):
+            return False
+        _, done = self._marked
+        self._marked = None
+        return patch.take_back(done, self._memory) is not None
 
     @property
     def kept_off(self) -> frozenset[int]:
         return frozenset(self._still_disabled)
 
-    def _states(self, addresses: Collection[int]) -> dict[int, State]:
-        """Return the records of the sites at `addresses`; other addresses are left out."""
-        found = self._text.ftrace.states(addresses)  # of the kernel's own text, as nearly all are
+    def _flags(self, addresses: Collection[int]) -> dict[int, int]:
+        """Return the flags of the sites at `addresses`; other addresses are left out."""
+        found = self._text.ftrace.flags(addresses)  # of the kernel's own text, as nearly all are
         by_text: dict[int, tuple[FtraceSites, list[int]]] = {}
         for address in addresses if len(found) < len(addresses) else ():
             if address in found:
@@ -90,14 +107,21 @@ class SiteTracer:
             sites = self._text.ftrace_of(address)
             by_text.setdefault(id(sites), (sites, []))[1].append(address)
         for sites, some in by_text.values():
-            found |= sites.states(some)
+            found |= sites.flags(some)
         return found
 
-    def _set_disabled(self, states: Mapping[int, State], disabled: bool) -> None:
-        """Set or clear the flag in these records, where it is not so."""
-        changed = sorted(state for state in states.values() if bool(state[1] & DISABLED) != disabled)
-        places = [(at + FLAGS, at + FLAGS + WORD) for at, _ in changed]
-        words = {flags: flags.to_bytes(WORD, "little") for flags in {flags for _, flags in changed}}
-        words |= {flags ^ DISABLED: (flags ^ DISABLED).to_bytes(WORD, "little") for flags in words}
-        olds, news = [words[flags] for _, flags in changed], [words[flags ^ DISABLED] for _, flags in changed]
-        patch.exchange_in_runs(places, olds, news, self._memory)
+    def _set_disabled(self, flags: Mapping[int, int], disabled: bool) -> tuple[Exchange, int]:
+        """Set or clear the flag in the records of these sites, where it is not so. Return what that changed, and of how
+        many.
+        """
+        at = self._text.ftrace.record_at.get
+        changed = sorted(
+            (at(site) or self._text.ftrace_of(site).record_at[site], site, word)
+            for site, word in flags.items()
+            if bool(word & DISABLED) != disabled
+        )
+        # With its address: the record must still be this site's.
+        places = [(start, start + WORDS.size) for start, _, _ in changed]
+        olds = [WORDS.pack(site, word) for _, site, word in changed]
+        news = [WORDS.pack(site, word ^ DISABLED) for _, site, word in changed]
+        return patch.exchange_in_runs(places, olds, news, self._memory), len(changed)

@@ -106,7 +106,7 @@ def _without_trap(branches: Sequence[Branch], error: BaseException, memory: Memo
     if isinstance(error, TextChanged) and wanted.get(error.address) == error.expected:
         return [one.address for one in ordered]  # before the first write; the kernel's own may be there
     places = [(one.address, one.end) for one in ordered]
-    texts = runs.at(places, runs.read(places, memory))
+    texts = runs.held(places, memory)
     return [one.address for one, text in zip(ordered, texts, strict=True) if text == one.old]
 
 

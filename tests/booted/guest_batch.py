@@ -27,7 +27,7 @@ def flags() -> dict[int, int]:
     """The flags of each site of the guest's tracer, by its address."""
     assert attachments.current is not None and attachments.current.linux is not None
     sites = attachments.current.linux.text.ftrace
-    return {address: word for address, (_, word) in sites.states(sites.addresses).items()}
+    return sites.flags(sites.addresses)
 
 
 def _used() -> str:

@@ -18,9 +18,9 @@ from gdb_optprobe.debugger.attach import attachments, current_session
 session, linux = current_session(), attachments.current.linux
 def states():
     ftrace, machine = linux.text.core.ftrace, session.target.guest.machine
-    sites = ftrace.states(ftrace.within(*linux.kernel.range("_stext", "_etext")))
+    sites = ftrace.flags(ftrace.within(*linux.kernel.range("_stext", "_etext")))
     some = [at for at in sites if "vfs" in linux.symbol(at)]
-    return {at: flags for at, (_, flags) in sites.items()}, {at: machine.read(at - 4, 9) for at in some}
+    return sites, {at: machine.read(at - 4, 9) for at in some}
 before = states()
 def hits(symbol):
     return {view.symbol.partition("+")[0]: view.hits for view in session.views()}[symbol]

@@ -205,7 +205,11 @@ def test_places_of_one_piece_of_memory_are_read_as_one() -> None:
     (at, size), *_ = kernel.extents(BASE, PAGE)
     spans = [(BASE + 8, BASE + 24), (BASE + 64, BASE + 64), (BASE + 100, BASE + size)]
     assert kernel.read_many(spans) == [plain.read(start, end - start) for start, end in spans]
-    assert asked == [[(at + 8, size - 8)]]
+    assert kernel.read_each(spans) == kernel.read_many(spans)
+    assert asked == [[(at + 8, size - 8)]] * 3
+    assert plain.read_each(spans) is None and kernel.read_each([]) is None
+    assert kernel.read_each([(BASE + 8, BASE + 24), (BASE + 5 * PAGE, BASE + 5 * PAGE + 8)]) is None, "not in one piece"
+    assert kernel.read_each([(0x1000, 0x1008)]) is None, "a program's memory is not where the kernel's is"
 
 
 @pytest.mark.parametrize("works", [True, False])

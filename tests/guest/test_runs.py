@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,3 +52,44 @@ def test_functions_of_a_run_that_cannot_be_read_have_no_heads() -> None:
     found = dict(zip(addresses := sorted(near + far), runs.heads(addresses, 16, Memory()), strict=True))
     assert [found[address] for address in near] == [b"", b""]
     assert [found[address] for address in far] == [content(address, 16) for address in far]
+
+
+def test_what_is_asked_for_upwards_is_read_once() -> None:
+    memory = Memory()
+    ahead = runs.Ahead(memory, 0x100)
+    for at, size in ((0x1000, 16), (0x1010, 0x20), (0x10F0, 0x10), (0x1100, 0x200), (0x2000, 8), (0x1FF8, 8)):
+        assert ahead.read(at, size) == content(at, size)
+    assert memory.sizes == [0x100, 0x200, 0x100, 0x100]
+
+
+def test_what_is_ahead_need_not_be_memory() -> None:
+    memory = Memory()
+    ahead = runs.Ahead(memory, 0x100)
+    assert ahead.read(HOLE.start - 8, 8) == content(HOLE.start - 8, 8)
+    with pytest.raises(Unreadable):
+        ahead.read(HOLE.start - 8, 16)
+
+
+class Dumped(Memory):
+    """Reads many places at once, where `works` says so."""
+
+    def __init__(self, works: bool) -> None:
+        super().__init__()
+        self.works = works
+
+    def read_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read(start, end - start) for start, end in spans]
+
+    def read_each(self, places: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        return [content(start, end - start) for start, end in places] if self.works else None
+
+
+@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize("count", [1, runs.MANY, 200])
+def test_what_is_held_at_places_is_the_same_however_it_is_read(works: bool, count: int) -> None:
+    addresses = [0x40 * number + number % 3 for number in range(count)]
+    places = [(at, at + 1 + at % 9) for at in addresses]
+    memory = Dumped(works)
+    assert runs.held(places, memory) == [content(start, end - start) for start, end in places]
+    assert list(runs.heads(addresses, 16, memory)) == [content(at, 16) for at in addresses]
+    assert bool(memory.sizes) == (not works or count < runs.MANY), "runs are read where it is not possible"

@@ -18,7 +18,19 @@ from gdb_optprobe.probes.count_block import FEW, SymbolsOf
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
-from tests.fake_guest import CODE, DATA, FILL, JOURNAL, START, TABLES, THREADS, Body, FakeGuest, fail_at_write
+from tests.fake_guest import (
+    CODE,
+    DATA,
+    FILL,
+    JOURNAL,
+    START,
+    TABLES,
+    THREADS,
+    Body,
+    FakeGuest,
+    FakeTracer,
+    fail_at_write,
+)
 
 COUNT, STEP = 70, 32
 FIRST, LOOP = START + 0x2000, START + 0x6000
@@ -150,6 +162,19 @@ def test_nothing_is_left_of_a_deleted_batch(ran: bool) -> None:
     assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
 
 
+def test_what_an_earlier_batch_has_counted_is_not_counted_again() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    run(guest)
+    session.delete()
+    session.commit(0)
+    session.add(GLOB)
+    assert {view.hits for view in session.views()} == {0}
+    run(guest)
+    assert {view.hits for view in session.views()} == {THREADS}
+
+
 def test_one_of_a_batch_is_a_probe_like_any() -> None:
     guest = functions()
     session = guest.session()
@@ -173,6 +198,59 @@ def test_a_site_that_others_changed_is_left_alone() -> None:
         session.delete()
     left = [at for at in AT if guest.machine.read(at, 5) != BODY[:5]]
     assert left == [AT[9]]
+
+
+@pytest.mark.parametrize("changed", [AT[9] + 8, AT[9] + 9])
+def test_what_others_wrote_between_two_sites_is_kept(changed: int) -> None:
+    """As the guest does where it patches its own text: in a branch's run, behind it."""
+    guest, plain = functions(), functions()
+    session = guest.session()
+    session.add(GLOB)
+    for machine in (guest.machine, plain.machine):
+        machine.write(changed, b"\xf4")
+    session.disable()
+    assert text(guest) == text(plain)
+    for machine in (guest.machine, plain.machine):
+        machine.write(changed, b"\xf5")
+    session.enable()
+    assert session.check() == () and guest.machine.read(changed, 1) == b"\xf5"
+    session.delete()
+    assert text(guest) == text(plain)
+
+
+def test_members_that_left_are_deleted_with_the_others() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    session.add(Spec(f"*{AT[6]:#x}", actions=("count", "hist($rax)")))
+    session.delete([COUNT + 1])
+    session.disable()
+    session.enable()
+    session.delete()
+    assert text(guest) == text(functions())
+
+
+def test_the_tracer_is_kept_off_branches_that_could_not_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = functions()
+    session, write, into_text = guest.session(), guest.machine.write, list[int]()
+
+    def written(address: int, data: bytes) -> None:
+        if START <= address < LOOP:
+            into_text.append(address)
+            if len(into_text) > 1:
+                raise OptprobeError("the connection does not answer")
+        write(address, data)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(guest.machine, "write", written)
+        with pytest.raises(OptprobeError, match="branches could not be undone") as raised:
+            session.add(GLOB)
+    left = [at for at in AT if guest.machine.read(at, 5) != BODY[:5]]
+    assert 0 < len(left) < COUNT and f"; {len(left)} branches" in raised.value.message
+    tracer = session.target.tracer
+    assert isinstance(tracer, FakeTracer)
+    assert [at for at in AT if guest.machine.read(tracer.records[at], 1) == b"\1"] == left
+    assert text(recovered(functions().after(list(guest.machine.writes)))) == text(functions())
 
 
 def test_what_cannot_be_in_a_batch_is_put_in_alone() -> None:

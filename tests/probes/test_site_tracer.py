@@ -14,6 +14,7 @@ from gdb_optprobe.guest.linux.arch.x86_64 import nops
 from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites
 from gdb_optprobe.guest.linux.loaded_text import LoadedText
 from gdb_optprobe.guest.text import FtraceSite
+from gdb_optprobe.probes import site_tracer
 from gdb_optprobe.probes.site_tracer import SiteTracer
 from tests.guest.linux.fake_kernel import Pages, kernel
 
@@ -137,3 +138,71 @@ def test_a_site_that_could_not_be_given_back_is_given_back_later(monkeypatch: py
     assert world.flags(SITE) == DISABLED
     world.tracer.give_back()
     assert world.flags(SITE) == 0
+
+
+USED = 3
+FLAGS = [0, 1 << 20, 0, USED] * (site_tracer.MANY * 9 // 16)
+HELD = [TEXT + 0x100 * number for number, word in enumerate(FLAGS) if number % 3 and word != USED]
+
+
+def hold_many() -> tuple[World, bytes]:
+    """Return a tracer that is kept off half of the sites, with the records as they were before."""
+    world = World(*FLAGS)
+    before = records(world)
+    world.tracer.hold_all(HELD)
+    assert records(world) != before
+    return world, before
+
+
+def records(world: World) -> bytes:
+    return world.memory.read(RECORDS + 0x40, 16 * len(FLAGS))
+
+
+def test_many_are_given_back_as_they_were() -> None:
+    world, before = hold_many()
+    world.tracer.release_all(HELD)
+    assert records(world) == before and world.tracer.kept_off == frozenset()
+
+
+def test_what_a_tracer_has_counted_between_many_is_kept() -> None:
+    """A record near those of ours has another word by then."""
+    world, before = hold_many()
+    world.memory.put_words(RECORDS + 0x40 + 16 * 6 + 8, 1)
+    world.tracer.release_all(HELD)
+    assert records(world) == before[: 16 * 6 + 8] + (1).to_bytes(8, "little") + before[16 * 7 :]
+
+
+def test_of_many_one_that_is_another_site_s_by_then_is_left_alone() -> None:
+    world, before = hold_many()
+    place = world.ftrace.record_at[HELD[1]]
+    world.memory.put_words(place, TEXT + 0x500000, DISABLED)
+    world.tracer.release_all(HELD)
+    at = place - RECORDS - 0x40
+    assert records(world) == before[:at] + pack("<QQ", TEXT + 0x500000, DISABLED) + before[at + 16 :]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_many_and_one_that_was_owed_are_all_given_back(alone: bool) -> None:
+    """alone: the one was held by itself before, so that the others alone were disabled together."""
+    world, before = hold_many()
+    if alone:
+        world.tracer.hold(SITE)
+    world.trace(True)
+    world.tracer.release_all([*HELD, SITE.address] if alone else HELD)
+    world.tracer.hold_all(HELD[1:])
+    world.tracer.release_all(HELD[1:])
+    world.trace(False)
+    world.tracer.give_back()
+    assert records(world) == before and world.tracer.passed_over() == ()
+
+
+def test_one_that_is_owed_is_given_back_with_many() -> None:
+    world = World(*FLAGS)
+    before = records(world)
+    world.tracer.hold_all(HELD[:1])
+    world.trace(True)
+    world.tracer.release_all(HELD[:1])
+    world.tracer.hold_all(HELD)
+    world.trace(False)
+    world.tracer.release_all(HELD)
+    assert records(world) == before

@@ -243,10 +243,10 @@ class CoreText(ABC):
 
     def _busy(self, sites: Collection[int]) -> frozenset[int]:
         """Return the tracer's sites that are in use, or have other bytes than unused ones."""
-        states, idle = self.ftrace.states(sites), self.ftrace.idle
+        flags, idle = self.ftrace.flags(sites), self.ftrace.idle
 
         def is_busy(site: int) -> bool:
-            return site not in states or is_in_use(states[site][1]) or self._read(site, site + len(idle)) != idle
+            return site not in flags or is_in_use(flags[site]) or self._read(site, site + len(idle)) != idle
 
         return frozenset(filter(is_busy, sites))
 
@@ -260,9 +260,12 @@ class CoreText(ABC):
         if self.originals.missing:
             return IdleSites()
         start, end = self._text
-        states = self.ftrace.states(at for at in addresses if start <= at < end)
-        ours = frozenset(kept_off)
-        idle = (ip for ip, (_, flags) in states.items() if is_idle(flags & ~DISABLED if ip in ours else flags))
+        flags = self.ftrace.flags([at for at in addresses if start <= at < end])
+        # Few words differ among thousands of records.
+        words, ours = {*flags.values()}, frozenset(kept_off)
+        unused = {word for word in words if is_idle(word)}
+        but_for_us = {word for word in words if is_idle(word & ~DISABLED)}
+        idle = [ip for ip, word in flags.items() if word in unused or (word in but_for_us and ip in ours)]
         return self._untouched(sorted(idle), self.ftrace.idle)
 
     def steady(self, places: Sequence[tuple[int, int]]) -> Sequence[bytes | None]:
@@ -279,7 +282,7 @@ class CoreText(ABC):
             return probed.isdisjoint(range(start, end)) and not self.ftrace.within(start, end)
 
         found = [place for place in places if place in ordinary and is_steady(*place)]
-        held = dict(zip(found, runs.at(found, runs.read(found, self._kernel.memory)), strict=True))
+        held = dict(zip(found, runs.held(found, self._kernel.memory), strict=True))
         return [held.get(place) for place in places]
 
     def _untouched(self, addresses: Sequence[int], data: bytes) -> IdleSites:
@@ -293,7 +296,7 @@ class CoreText(ABC):
         if probed:
             found = [at for at in found if probed.isdisjoint(range(at, at + size))]
         places = [(at, at + size) for at in found]
-        held = runs.at(places, runs.read(places, self._kernel.memory))
+        held = runs.held(places, self._kernel.memory)
         return IdleSites([at for at, there in zip(found, held, strict=True) if there == data], data)
 
     def _ordinary_of(self, addresses: Sequence[int], size: int) -> list[int]:

@@ -16,20 +16,21 @@ while no tracer runs at all: one that was started meanwhile has not counted this
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
-from operator import itemgetter, lt
-from struct import Struct
+from operator import eq, itemgetter, lt
+from struct import Struct, unpack
 
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.text import FtraceSite
 
 WORDS = Struct("<QQ")  # the beginning of every record
-FLAGS = 8  # where they are in a record
+WORD = 8
 DISABLED = 1 << 25  # FTRACE_FL_DISABLED
 HISTORY = 1 << 20 | 1 << 19  # FTRACE_FL_TOUCHED (6.5), FTRACE_FL_MODIFIED (6.8): the site was used once
 # Limits (budget.py), and what Debian's kernels have at the most.
@@ -53,10 +54,6 @@ class Shape:
 
 NO_SITE = Shape(b"", Struct("<QQ"))
 """An address at which no site is."""
-
-
-State = tuple[int, int]
-"""Where the record of a site is, and its flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,23 +190,27 @@ class FtraceSites:
         return found
 
     @cached_property
-    def _record_at(self) -> dict[int, int]:
+    def record_at(self) -> Mapping[int, int]:
         """Return the addresses of the records, by site."""
         return dict(zip(*self._index, strict=True))
 
-    def states(self, ips: Iterable[int]) -> dict[int, State]:
-        """Return the records of these sites as they are now, of thousands: all records around them are read.
+    def flags(self, ips: Collection[int]) -> dict[int, int]:
+        """Return the flags of these sites as they are now, of thousands: all records around them are read.
 
         An address that is no site is left out.
         """
-        record_at, size = self._record_at, self._shape.record.size
-        wanted = {at: ip for ip in ips if (at := record_at.get(ip)) is not None}
-        words, rest = Struct(f"<QQ{size - WORDS.size}x"), bytes(size - WORDS.size)
-        found: dict[int, State] = {}
-        for start, end in _joined(sorted(wanted), WORDS.size, size):
-            rows = zip(range(start, end, size), words.iter_unpack(self._kernel.read(start, end) + rest), strict=True)
-            found |= {ip: (at, flags) for at, (ip, flags) in rows if wanted.get(at) == ip}
-        return found
+        at_of, size, found = self.record_at.get, self._shape.record.size, dict[int, int]()
+        words, rest = size // WORD, bytes(size - WORDS.size)
+        spans = list(_joined(sorted(filter(None, map(at_of, ips))), WORDS.size, size))
+        for (start, end), data in zip(spans, runs.read_spans(spans, self._kernel.memory), strict=True):
+            held = unpack(f"<{(len(data) + len(rest)) // WORD}Q", data + rest)
+            sites, flags, places = held[::words], held[1::words], range(start, end, size)
+            if all(map(eq, map(at_of, sites), places)):
+                found.update(zip(sites, flags, strict=True))
+            else:  # another site is in a record by now
+                rows = zip(sites, flags, places, strict=True)
+                found |= {ip: word for ip, word, at in rows if at_of(ip) == at}
+        return {ip: found[ip] for ip in ips if ip in found}
 
     @property
     def addresses(self) -> Sequence[int]:

@@ -52,14 +52,13 @@ def test_ftrace_states() -> None:
 
 
 @pytest.mark.parametrize("asked", [range(9), [8, 3, 4], [0, 8], [5]])
-def test_states_of_many(asked: Sequence[int]) -> None:
+def test_flags_of_many(asked: Sequence[int]) -> None:
     """Of what is asked alone, wherever the records are; a record that is another site's by now is left out."""
     memory, sites = ftrace(*range(9))
-    assert sites.states([*(TEXT + 0x100 * n for n in asked), TEXT + 1]) == {
-        TEXT + 0x100 * n: (TABLE + 0x100 * (n // 2) + 0x40 + 16 * (n % 2), n) for n in asked
-    }
+    assert sites.flags([*(TEXT + 0x100 * n for n in asked), TEXT + 1]) == {TEXT + 0x100 * n: n for n in asked}
+    assert sites.record_at[TEXT + 0x300] == TABLE + 0x100 + 0x40 + 16
     memory.put_words(TABLE + 0x200 + 0x50, TEXT + 0x5000)
-    assert [*sites.states(TEXT + 0x100 * n for n in asked)] == [TEXT + 0x100 * n for n in sorted(asked) if n != 5]
+    assert sites.flags([TEXT + 0x100 * n for n in asked]) == {TEXT + 0x100 * n: n for n in asked if n != 5}
 
 
 def test_flags_are_read_anew() -> None:

@@ -92,6 +92,8 @@ class EarlierText:
         another one.
         """
         slide = base - self.base
+        if self.proven and slide and (whole := self._moved_whole(text, slide)) is not None:
+            return whole, self
         found, size, word, pack = bytearray(text), len(text), Struct("<I").unpack_from, Struct("<I").pack_into
         known = list[Fields]()
         for fields, by in ((self.rising, slide), (self.falling, -slide)) if slide else ():
@@ -109,6 +111,25 @@ class EarlierText:
         if sha256(found).digest() != self.digest:
             return None
         return bytes(found), replace(self, rising=known[0], falling=known[1]) if known else self
+
+    def _moved_whole(self, text: bytes, slide: int) -> bytes | None:
+        """Return the text, moved by `slide`, as it was in that boot, where all fields have moved with it; None where
+        one has not, or may not, or it is another text.
+        """
+        found, size, pack = bytearray(text), len(text), Struct("<I").pack_into
+        for fields, by in (self.rising, slide), (self.falling, -slide):
+            offsets, values = fields.offsets, fields.values  # of tens of thousands
+            moved = array("I", [value + by & LOW for value in values])
+            # Of one behind the text there is nothing.
+            if Struct(f"<{len(moved)}I").pack(*moved) != b"".join([text[at : at + WORD] for at in offsets]):
+                return None
+            for some, base in (values, self.base), (moved, self.base + slide):
+                leading_in = [row for row in zip(offsets, some, strict=True) if (row[0] + WORD + row[1] & LOW) < size]
+                if not all(_may_move(at, value, size, base) for at, value in leading_in):
+                    return None
+            for at, value in zip(offsets, values, strict=True):
+                pack(found, at, value)
+        return bytes(found) if sha256(found).digest() == self.digest else None
 
     def pack(self) -> bytes:
         columns = (self.rising.offsets, self.rising.values, self.falling.offsets, self.falling.values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from struct import pack_into
 
@@ -84,6 +85,37 @@ def test_a_displacement_into_the_text_is_never_moved_back() -> None:
     down = low - 0xFF_F000
     inside = text_at(down, {0x500: 0x1000})
     assert known.moved_back(inside, down) is None
+
+
+def proven(base: int) -> EarlierText:
+    """Return what is kept of a text once it is proven."""
+    found = earlier(base).moved_back(text_at(MOVED), MOVED)
+    assert found is not None
+    return replace(found[1], proven=True)
+
+
+@pytest.mark.parametrize("base", [MOVED, AGAIN, BASE])
+def test_text_that_is_proven_is_moved_back_whole(base: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = proven(BASE)
+    monkeypatch.setattr(moved_text, "_may_move", None)  # of a field by itself: none is asked
+    assert known.moved_back(text_at(base), base) == (text_at(BASE), known)
+
+
+@pytest.mark.parametrize("at", [0, 0x12, 0x301, 0x2000, SIZE - 1, *FIELDS])
+def test_another_text_is_not_taken_for_a_proven_one(at: int) -> None:
+    other = bytearray(text_at(MOVED))
+    other[at] ^= 1
+    assert proven(BASE).moved_back(bytes(other), MOVED) is None
+    assert proven(BASE).moved_back(bytes(other)[: SIZE // 2], MOVED) is None
+
+
+def test_a_displacement_into_the_text_is_not_moved_back_once_it_is_proven() -> None:
+    low = 0xFFFF_FFFF_8100_0000
+    down = low - 0xFF_F000
+    known = EarlierText.of(hostile := text_at(low, {0x500: 0x100_0000}), low, (low, low + IMAGE), PER_CPU)
+    other = known.moved_back(text_at(low + 0x1000, {0x500: 0x100_1000}), low + 0x1000)
+    assert other is not None and other[0] == hostile and 0x500 in other[1].rising.offsets
+    assert replace(other[1], proven=True).moved_back(text_at(down, {0x500: 0x1000}), down) is None
 
 
 @pytest.mark.parametrize(("first", "later"), [(0x9AA0_0000, 0x8100_0000), (0x8120_0000, 0xBE00_0000)])
