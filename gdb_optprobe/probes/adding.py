@@ -46,7 +46,7 @@ OWN_UNWINDER = (
 )
 OWN_TABLE = OptprobeError("a return probe with a table of calls of its own is for few functions: name them")
 NO_BRANCH = OptprobeError(
-    "a hit would stop the guest (optprobe add FUNCTION takes it), or it cannot be probed: optprobe explain FUNCTION says why"
+    "a hit would stop the guest (optprobe add takes it), or it cannot be probed: optprobe explain FUNCTION says which"
 )
 NO_ROOM = OptprobeError("there is no room for more detours and counters")
 NO_CALL = OptprobeError(
