@@ -141,8 +141,8 @@ class Lifecycle:
         count = len(attachment.session.registry)
         before, attachment.gone = attachment.gone, bool(count) and not attachment.is_current()
         if attachment.gone and not before:
-            is_gone = "is" if count == 1 else "are"
-            warn(f"the guest was reset, or put back to a snapshot: its {_counted(count)} {is_gone} gone")
+            # A snapshot may have some of them, as they were then: the next command looks.
+            warn(f"the guest was reset, or put back to a snapshot: its {_counted(count)} may be gone")
         return attachment.gone
 
     def _resumed(self, _: object) -> None:
