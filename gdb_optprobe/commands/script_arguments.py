@@ -87,4 +87,5 @@ def check_parameters(text: str, parameters: tuple[str, ...]) -> None:
     """Refuse an option behind a script that takes no arguments: without it the script may never end."""
     behind = next((parameter for parameter in parameters if parameter in OPTIONS), None)
     if behind is not None and not _PARAMETER.search(text):
-        raise OptprobeError(f"{behind} is behind the script, which takes no arguments", "options come before FILE or -e")
+        message = f"{behind} is behind the script, which takes no arguments"
+        raise OptprobeError(message, "options come before FILE or -e")
