@@ -200,7 +200,10 @@ def take_option(line: Line, word: Fragment, known: Mapping[str, str], options: d
     argument = line.word(line.skip(word.end))
     if not argument.text:
         raise fault(f"{name} needs a value", word, f"{name} {known[name]}")
-    options[name] = Option(word, argument, unquoted(argument.text))
+    value = unquoted(argument.text)
+    if not value.strip():
+        raise fault(f"{name} needs a value", argument, f"{name} {known[name]}")
+    options[name] = Option(word, argument, value)
     return argument.end
 
 
@@ -225,8 +228,6 @@ def parse_selection(text: str, known: Mapping[str, str]) -> Selection:
                 raise fault(f"{other} and -folded exclude each other", options[other].where, "report -json has stacks")
     html = options.get("-html")
     if html is not None:
-        if not html.value:
-            raise fault("-html needs the name of a file", html.argument)
         for other in ("-json", "-timeline", "-folded"):
             if other in options:
                 raise fault(f"{other} and -html exclude each other", options[other].where, "a page has all of it")

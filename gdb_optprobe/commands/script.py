@@ -8,7 +8,7 @@ import gdb
 
 from gdb_optprobe.commands.base import Subcommand, end_gdb
 from gdb_optprobe.commands.output import Output
-from gdb_optprobe.commands.script_arguments import OPTIONS, ScriptArguments, parse_script
+from gdb_optprobe.commands.script_arguments import OPTIONS, ScriptArguments, check_parameters, parse_script
 from gdb_optprobe.commands.script_running import compiled, warn, written
 from gdb_optprobe.debugger import attach
 from gdb_optprobe.debugger.parameters import current_settings
@@ -73,6 +73,7 @@ class ScriptCommand(Subcommand[ScriptArguments]):
             out.lines([*_listed(ScriptKernel(session.target), args.pattern)])
             return
         text = _read(args.file) if args.file else args.text
+        check_parameters(text, args.parameters)
         found = compiled(session, text, args.parameters, args.unsafe, args.keep)
         told = warn if args.warns else _nothing
         for warning in found.script.warnings:

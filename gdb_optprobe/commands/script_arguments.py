@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ OPTIONS = (
     "-e", "-for", "-guest", "-f", "-json", "-o", "-q", "-no-warnings", "-unsafe", "-keep", "-dry-run", "-d", "-l",
 )  # fmt: skip
 _WITH_VALUE = ("-e", "-for", "-guest", "-f", "-o", "-l")
+_PARAMETER = re.compile(r"\$[\d#]", re.ASCII)
 USAGE = "optprobe script FILE [ARG...], or optprobe script -e 'PROGRAM' [ARG...]"
 
 
@@ -52,7 +54,9 @@ def parse_script(text: str) -> ScriptArguments:
         if option not in OPTIONS:
             raise OptprobeError(f"no option '{one_line(option)}'", USAGE)
         takes = option in _WITH_VALUE
-        if takes and not words:
+        if option in given:
+            raise OptprobeError(f"{option} is given twice", USAGE)
+        if takes and not (words and (words[0].strip() or option == "-e")):
             raise OptprobeError(f"{option} takes a value", USAGE)
         given[option] = words.pop(0) if takes else ""
     if given.get("-f", "text") not in ("text", "json"):
@@ -77,3 +81,11 @@ def parse_script(text: str) -> ScriptArguments:
         warns="-no-warnings" not in given,
         dry="-dry-run" in given,
     )
+
+
+def check_parameters(text: str, parameters: tuple[str, ...]) -> None:
+    """Refuse an option behind a script that takes no arguments: without it the script may never end."""
+    behind = next((parameter for parameter in parameters if parameter in OPTIONS), None)
+    if behind is not None and not _PARAMETER.search(text):
+        message = f"{behind} is behind the script, which takes no arguments"
+        raise OptprobeError(message, "options come before FILE or -e")

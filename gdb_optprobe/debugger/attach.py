@@ -114,7 +114,7 @@ class Attachments:
     def __init__(self, isas: Sequence[Isa] = ISAS, arches: Sequence[LinuxArch] = ARCHES) -> None:
         self._isas, self._arches = isas, arches
         self.current: Attachment | None = None
-        self._unsettled = self._moved = self._has_forgotten = False
+        self._unsettled = self._moved = self._has_forgotten = self._is_abandoned = False
         self.installed: list[object] = []
         self.guard = GuardianProcess()
         self._vain = KnownFailures()
@@ -253,8 +253,12 @@ class Attachments:
 
     def parted(self, connection: gdb.TargetConnection) -> None:
         """End what depends on `connection`, which GDB has closed."""
-        if self.current is not None and self.current.connection is connection:
+        if self.current is not None and self.current.connection is connection and not self._is_abandoned:
             self.guard.dismiss()
+
+    def abandon(self) -> None:
+        """Have the guardian free the guest as if GDB had died: GDB ends without detaching from it."""
+        self._is_abandoned = True
 
     @held()
     def _setting_changed(self, name: str) -> None:

@@ -40,6 +40,10 @@ class GuestCommand:
         with self._lock:
             return self._told
 
+    @property
+    def has_begun(self) -> bool:
+        return self._command.has_begun
+
     def when_ended(self, act: Callable[[], None]) -> None:
         with self._lock:
             self._act = act

@@ -7,6 +7,7 @@
     kill               the guest is gone: forget it
     a lost connection  nothing; the next connection shows whether the guest is the same (attach.py)
     any of the last three   the guardian is dismissed: GDB has not died
+    an end by Ctrl-D, a hang-up or a signal   as quit; where the guest runs then, the guardian frees it
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import gdb
 
 from gdb_optprobe.debugger.attach import Attachment, Attachments, choose_live_memory
 from gdb_optprobe.debugger.event_loop import exit_safely, post
-from gdb_optprobe.debugger.interrupter import mark_running, mark_stopped
+from gdb_optprobe.debugger.interrupter import is_running, mark_running, mark_stopped
 from gdb_optprobe.debugger.machine import flush
 from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.debugger.parameters import current_settings, machine_interface
@@ -77,6 +78,10 @@ class Lifecycle:
         except KeyboardInterrupt:
             if self._attachments.current is not None:
                 self._keep(self._attachments.current)
+        finally:
+            if is_running():
+                # GDB cannot detach now: QEMU would keep its breakpoints, and the guest wait at the next one for ever.
+                self._attachments.abandon()
 
     def leave(self) -> None:
         """Keep or remove the probes: GDB is about to disconnect. Raises KeyboardInterrupt where the user cancels it."""
@@ -141,8 +146,8 @@ class Lifecycle:
         count = len(attachment.session.registry)
         before, attachment.gone = attachment.gone, bool(count) and not attachment.is_current()
         if attachment.gone and not before:
-            is_gone = "is" if count == 1 else "are"
-            warn(f"the guest was reset, or put back to a snapshot: its {_counted(count)} {is_gone} gone")
+            # A snapshot may have some of them, as they were then: the next command looks.
+            warn(f"the guest was reset, or put back to a snapshot: its {_counted(count)} may be gone")
         return attachment.gone
 
     def _resumed(self, _: object) -> None:

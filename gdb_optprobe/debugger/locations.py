@@ -92,6 +92,16 @@ class Locations:
         bounds = (self._modules.bounds(start) for start in starts)
         return tuple(start + distance for start, end in filter(None, bounds) if start + distance < end)
 
+    def lacking(self, location: str) -> str:
+        """Return that the module of MODULE:FUNCTION is loaded and has no such function; "" where that is not so."""
+        module, rest = self._of_module(location.strip())
+        named = _NAME.fullmatch(rest)
+        if self._modules is None or not module or named is None:
+            return ""
+        if any(name == named[1] for name, _ in self._modules.names(module)):
+            return ""
+        return f"the module {module} is loaded and has no such function"
+
     def _entries(self, starts: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted({*self._entries_of({*starts})}))
 

@@ -26,7 +26,7 @@ import gdb
 
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.program_frames import StoppedPrograms
-from gdb_optprobe.debugger.running import run_for
+from gdb_optprobe.debugger.running import is_stopped, run_for
 from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Memory, ReadsMany, Vcpu
 from gdb_optprobe.guest.memory import MUCH, Dump
@@ -325,8 +325,9 @@ class GdbMachine:
             hit = isinstance(reached, gdb.BreakpointEvent) and any(stop in reached.breakpoints for stop in stops)
             return self.selected() if hit else None
         finally:
-            for stop in stops:
-                stop.delete()
+            if is_stopped():  # GDB ends otherwise, and cannot take out a breakpoint: the guardian does
+                for stop in stops:
+                    stop.delete()
 
 
 class _RawVirtual:

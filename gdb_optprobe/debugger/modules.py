@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.messages import warn
+from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import abi
 from gdb_optprobe.guest.linux.linux import LinuxGuest
@@ -40,6 +41,10 @@ class LinuxModules(NoModules):
             name, why = next(iter(strange.items()))
             raise OptprobeError(f"{f'the module {name}' if name else 'the loaded modules'} cannot be read: {why}")
         return found
+
+    def waits(self, location: str, why: str) -> Reason:
+        lacking = self.locations.lacking(location)
+        return super().waits(location, why or (f": {lacking}" if lacking else ""))
 
     def loading_text(self, module: int) -> tuple[int, int]:
         return self.linux.text.arriving(module).module.text

@@ -9,14 +9,25 @@ from typing import Literal, Protocol, TypeAlias
 
 import gdb
 
-from gdb_optprobe.debugger.interrupter import interrupting, is_stopped
+from gdb_optprobe.debugger.interrupter import interrupting, is_running, is_stopped
 from gdb_optprobe.debugger.stop_report import StopReport
 from gdb_optprobe.debugger.ticks import Ticker
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes.target import Ticks
 
-__all__ = ["HandsOver", "Interrupted", "describe", "is_stopped", "never", "run_for"]
+__all__ = ["HandsOver", "Interrupted", "NotAwaited", "describe", "is_stopped", "never", "run_for"]
 
 Interrupted: TypeAlias = Literal["interrupted"]
+
+
+class NotAwaited(OptprobeError):
+    """GDB has let the guest run and does not wait for it; no stop is seen any more."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "GDB ends without waiting for the guest, which must run for this",
+            "'optprobe recover -remove' in a new GDB takes out what is left; 'quit' ends GDB in order",
+        )
 
 
 class HandsOver(Protocol):
@@ -82,6 +93,8 @@ def run_for(
 
     heeds: whether a Ctrl-C of the user ends the run too. until: when this has ended, the time is up. ticks: what is
     done meanwhile; when that wants to end, the time is up too. What it raises is raised at the end.
+
+    Raises NotAwaited, with the guest running, where GDB is about to end and does not wait.
     """
     seen: list[gdb.StopEvent] = []
     ticker: Ticker | None = None
@@ -99,6 +112,10 @@ def run_for(
             # to_string keeps GDB's "[Switching to Thread …]" of silent stops off the screen, but not handlers' words.
             with report, redirect_stdout(said):
                 _Continue().run()
+        # At its end by Ctrl-D or by a signal GDB shows a prompt, so that no command waits for the guest
+        # (all_uis_on_sync_execution_starting in infrun.c).
+        if is_running():
+            raise NotAwaited
     except gdb.error:
         # A hit that stops the guest for us ends the commands of its breakpoint with an error.
         handed_over = stops is not None and stops.handed_over()

@@ -37,6 +37,11 @@ class Command:
         self._socket.connect(str(socket_path))
         self._socket.sendall(f"{self._token} {command}\n".encode())
 
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the guest has said that it runs the command. Any thread may ask."""
+        return f"\1begin {self._token}\n".encode() in self._received
+
     def outcome(self, timeout: float = 60.0) -> tuple[int, bytes]:
         """Return the exit status and what the command printed (both streams), once it has ended.
 

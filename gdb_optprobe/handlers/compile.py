@@ -185,7 +185,8 @@ class _Compiler:
         wanted = conversions(text, literal.where)
         if len(arguments) != len(wanted):
             where = arguments[len(wanted)].where if len(arguments) > len(wanted) else literal.where
-            raise fault(f"the format takes {len(wanted)} arguments, not {len(arguments)}", where, ACTIONS["print"].text)
+            takes = "1 argument" if len(wanted) == 1 else f"{len(wanted)} arguments"
+            raise fault(f"the format takes {takes}, not {len(arguments)}", where, ACTIONS["print"].text)
         fields: list[Operand] = []
         columns: list[Column] = []
         for order, (conversion, argument) in enumerate(zip(wanted, arguments, strict=True)):

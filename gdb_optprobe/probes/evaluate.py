@@ -47,6 +47,8 @@ class _Writer:
     def __init__(self, found: NamesAt, hit: Hit, guest: Guest) -> None:
         self._names, self._typer, self._guest = found.names, Typer(found.names), guest
         self._hit = interpreted_hit(hit, found.reads, guest.isa.system.per_cpu)
+        self._has_read = False
+        self._fault: Fault | None = None
 
     def of_text(self, part: Fragment) -> list[str]:
         node = parse_expression(part, self._names.is_type)
@@ -56,6 +58,8 @@ class _Writer:
                 return [self._string(text)]
             meaning = self._typer.meaning(node)
             lines = self._value(meaning, part, 0)
+            if self._fault is not None and not self._has_read:  # an object of which no member can be read
+                raise self._fault
         except Fault as error:
             raise OptprobeError(f"'{part.text}' has no value: {error}") from error
         is_object = isinstance(meaning.type, Pointer) and not isinstance(meaning.type.target, Function)
@@ -107,12 +111,14 @@ class _Writer:
         try:
             return self._value(place, where, depth)
         except Fault as error:
+            self._fault = self._fault or error
             return [f"<{error}>"]
         except OptprobeError:
             return [f"<{describe(place.type)}>" if place.type else "<?>"]
 
     def _scalar(self, value: Rvalue) -> str:
         word = interpreter.evaluate(value.expr, self._hit)
+        self._has_read = True
         match value.type:
             case Pointer():
                 symbol = self._guest.symbol(word)
@@ -134,6 +140,7 @@ class _Writer:
 
     def _string(self, text: StringValue) -> str:
         data = interpreter.data(text.operand(MOST_CHARACTERS), self._hit)
+        self._has_read = True
         more = "…" if text.size is None and len(data.rstrip(b"\0")) == MOST_CHARACTERS else ""
         return f'"{until_zero(data)}"{more}'
 

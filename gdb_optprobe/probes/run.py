@@ -22,6 +22,7 @@ SLICE = 0.1
 LONGEST_SLICE = 1.0
 """Seconds between two looks at what a run waits for: at first, and at most."""
 STILL_RUNS = "the command still runs in the guest; another waits until it ends"
+NOT_BEGUN = "the guest has not begun the command: it is at another one, or has lost the line while it booted"
 
 
 @dataclass
@@ -102,8 +103,9 @@ class Runs:
         try:
             looks = _Looks(self.target.guest.machine, every, then, live) if every is not None else None
             said = self._run(seconds, until_hits, timeout, command, looks)
-            still_runs = command is not None and not command.outcome() and self.is_same_guest()
-            return f"{said}\n{STILL_RUNS}" if still_runs else said
+            if command is None or command.outcome() or not self.is_same_guest():
+                return said
+            return f"{said}\n{STILL_RUNS if command.has_begun else NOT_BEGUN}"
         finally:
             if command is not None:
                 command.close()

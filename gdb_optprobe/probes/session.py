@@ -570,11 +570,12 @@ class Session:
     def check_alive(self) -> None:
         """Raises OptprobeError where the guest was rebooted, or is another one; it is forgotten then."""
         number = len(self.registry)
-        gone = {0: "what was known of it is forgotten", 1: "its 1 probe is gone"}
+        of = {0: "it", 1: "its 1 probe"}.get(number, f"its {number} probes")
         lost = OptprobeError(
-            "the guest is not the one that was probed (rebooted, or a snapshot?): "
-            + gone.get(number, f"its {number} probes are gone"),
-            "add what you want of them again" if number else "give the command again",
+            f"the guest is not the one that was probed (rebooted, or a snapshot?): what was known of {of} is forgotten",
+            "optprobe list tells whether it has probes, as a snapshot may: recover those, or add them again"
+            if number
+            else "give the command again",
         )
         try:
             same = self.target.debugger.is_same_guest()

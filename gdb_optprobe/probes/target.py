@@ -22,6 +22,10 @@ _FUNCTION = re.compile(r"([A-Za-z_][\w-]*:)?[A-Za-z_.$][\w.$]*(\s*\+\s*(0[xX][0-
 class Command(Protocol):
     """A command that runs in the guest."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the guest has begun it: it may be at another one, or have lost the line while it booted."""
+
     def outcome(self) -> str:
         """Return what it printed and how it ended; "" while it runs."""
 

@@ -45,7 +45,7 @@ WRONG = {
     "optprobe add vfs_read do lhist($arg3, 0, 10, 3)": "no multiple of the step",
     "optprobe add vfs_read do stack()": "stack takes no parentheses",
     "set optprobe table-keys 1": "table-keys cannot be 1",
-    'optprobe add vfs_read do print("%d")': "the format takes 1 arguments",
+    'optprobe add vfs_read do print("%d")': "the format takes 1 argument",
     "optprobe add vfs_read do conut": "conut",
     "optprobe add vfs_read,no_such_function do count": "no_such_function",
     "optprobe explain vfs_read,no_such_function": "no_such_function",

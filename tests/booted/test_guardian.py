@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -89,6 +90,25 @@ def test_killed_after_it_took_over_while_the_guest_stands(linux: Guest, then: st
         gdb.kill()
         frees_itself(linux)
     batch(linux, ["set optprobe exit-on-error off", "optprobe recover -remove"])
+
+
+@pytest.mark.parametrize("how", ["Ctrl-D", "a hang-up"])
+def test_an_end_at_which_gdb_does_not_wait_leaves_a_guest_that_runs(linux: Guest, how: str) -> None:
+    """To take a handler off a tracepoint the guest must run; GDB cannot detach then, and QEMU keeps its breakpoints."""
+    with Console(linux) as gdb:
+        gdb("set optprobe on-exit remove")
+        assert "optimized" in gdb("optprobe add tracepoint:sched:sched_switch")
+        assert "optimized" in gdb("optprobe add vfs_read")
+        if how == "Ctrl-D":
+            gdb.send("\x04")
+        else:
+            gdb.process.send_signal(signal.SIGHUP)
+        assert "GDB ends without waiting for the guest" in gdb.rest()
+    frees_itself(linux)
+    linux.check(read_one(7))
+    assert running(linux)
+    said = batch(linux, ["optprobe recover", "optprobe list", "optprobe check"])
+    assert "No probes." in said.output and "holds what we wrote" in said.output
 
 
 def frees_itself(guest: Guest) -> None:

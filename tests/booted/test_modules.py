@@ -186,6 +186,8 @@ def test_another_gdb_takes_them_over(linux: Guest, events: Any, meanwhile: str) 
     with Console(linux) as gdb:
         for line in (STATISTICS, f"{STATISTICS} if $arg1 do count by $comm", "vfs_fsync", "absent -pending"):
             assert "optprobe:" not in gdb(f"optprobe add {line}")
+        lacks = "pending: dummy:absent is not there yet: the module dummy is loaded and has no such function"
+        assert lacks in gdb("optprobe add dummy:absent -pending")
         gdb.send("continue")
         linux.check(USE)
         gdb.kill()

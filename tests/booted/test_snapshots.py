@@ -91,7 +91,7 @@ def test_who_goes_on_from_a_snapshot_without_a_command_of_ours_finds_nothing_of_
     assert left[3][0] != "optimized" and left[4:] == [("optimized", True)] * 2, left
     assert f"<{STOPS}+" in finished.output
     before, after = finished.output.split("@@@")
-    assert before.count("the guest was reset, or put back to a snapshot: its 6 probes are gone") == 1
+    assert before.count("the guest was reset, or put back to a snapshot: its 6 probes may be gone") == 1
     assert after.count("is not the one that was probed (rebooted, or a snapshot?)") == 1
     assert "No probes." in after and "holds what we wrote" in after
     assert not re.search("Traceback|Python Exception|internal error|cannot access", finished.output), finished.output

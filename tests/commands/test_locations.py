@@ -47,6 +47,22 @@ def test_a_hint_leads_somewhere(location: str, message: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("ext4:sync_fs", ""),
+        ("ext4:sync_fs+4", ""),
+        ("ext4:nothing", "the module ext4 is loaded and has no such function"),
+        ("ext4:nothing+0x4", "the module ext4 is loaded and has no such function"),
+        ("brd:nothing", ""),
+        ("nothing", ""),
+    ],
+)
+def test_what_a_loaded_module_lacks_is_told_of_a_probe_that_waits(location: str, said: str) -> None:
+    script = SCRIPT.replace(".resolve({location})", f".lacking({location!r})").removeprefix("python\n")
+    assert shared_gdb(f"python exec({script!r})").out.strip() == said
+
+
+@pytest.mark.parametrize(
     ("glob", "addresses"),
     [("vfs_*", "(8,)"), ("'vfs_*'", "(8,)"), ('"vfs_*"', "(8,)"), ("*", "(5, 8)"), ("'*'", "(5, 8)")],
 )

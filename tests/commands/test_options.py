@@ -36,6 +36,13 @@ def test_report_clears() -> None:
     assert parse_selection("1 -clear", REPORT_OPTIONS) == Selection((1,), clear=True)
 
 
+@pytest.mark.parametrize("text", ["-guest ''", '-guest " "', "-for 1 -guest ''"])
+def test_an_empty_value_is_refused(text: str) -> None:
+    """`-guest ''` let the guest run without an end, as no command did."""
+    with pytest.raises(OptprobeError, match="-guest needs a value"):
+        parse_run(text)
+
+
 @pytest.mark.parametrize("text", ["3-1", "0x", "1-", "-clear", "1,2", "1-99999999", "(1"])
 def test_selection_refuses(text: str) -> None:
     with pytest.raises(OptprobeError):

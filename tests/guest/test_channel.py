@@ -44,3 +44,24 @@ def test_an_end_in_pieces_is_found(tmp_path: Path) -> None:
 def test_a_line_that_ends_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ChannelError, match="the guest went away during: true"):
         answered(tmp_path / "socket", lambda token: [f"\1begin {token}\n\1end {token} 1".encode()])
+
+
+def test_a_command_that_the_guest_is_not_at_has_not_begun(tmp_path: Path) -> None:
+    """A line that comes while the guest boots is lost: nothing may tell then that the command runs."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        command = Command(path, "true")
+        line, _ = server.accept()
+        with line:
+            token = line.recv(100).split()[0].decode()
+            line.sendall(b"\1begin 0.0\n")
+            with pytest.raises(ChannelError, match="did not finish"):
+                command.outcome(0.01)
+            assert not command.has_begun
+            line.sendall(f"\1begin {token}\nprinted".encode())
+            with pytest.raises(ChannelError, match="did not finish"):
+                command.outcome(0.1)
+            assert command.has_begun
+        command.close()

@@ -63,8 +63,8 @@ WRONG: dict[str, list[tuple[str, str, str | None]]] = {
         (f"if {DEEP} > 3", "the program is too large", None),
     ],
     "formats": [
-        ('do print("%d")', "the format takes 1 arguments, not 0", '"%d"'),
-        ('do print("%d", fd, count)', "the format takes 1 arguments, not 2", "count"),
+        ('do print("%d")', "the format takes 1 argument, not 0", '"%d"'),
+        ('do print("%d", fd, count)', "the format takes 1 argument, not 2", "count"),
         ('do print("%q", fd)', "'%q' is no format", "%q"),
         ('do print("%f", fd)', "floating point is not supported", "%f"),
         ('do print("%d", count)', "'count' has 64 bits: 'unsigned long'", "%d"),

@@ -104,12 +104,18 @@ def test_a_struct_is_written_with_its_members() -> None:
     whole = value_lines("*file", HIT, GUEST)
     assert whole[:4] == ["{", "    pos = -5", f"    pair = {PAIR:#x} <pairs>", r'    name = "ze\033[o"']
     assert f"    gone = {GONE:#x}" in whole
+    assert value_lines("*(struct pair *)0x3ff8", HIT, GUEST)[1:3] == [
+        "    left = 0",
+        "    right = <cannot access 8 bytes of guest memory at 0x4000>",
+    ]
 
 
 @pytest.mark.parametrize(
     ("typed", "error"),
     [
         ("file->gone->left", "'file->gone->left' has no value: cannot access 8 bytes"),
+        ("*file->gone", "'*file->gone' has no value: cannot access 8 bytes of guest memory at 0x9000"),
+        ("((struct file *)0x9000)->numbers", "has no value: cannot access 4 bytes of guest memory at 0x9028"),
         ("file->nosuch", "has no member 'nosuch'"),
         ("1 / (file->pos + 5)", "'1 / (file->pos + 5)' has no value: division by zero"),
         ("file pos", "not expected"),

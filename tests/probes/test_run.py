@@ -14,6 +14,7 @@ from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.probes.follower import Follower
+from gdb_optprobe.probes.run import NOT_BEGUN, STILL_RUNS
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
@@ -29,6 +30,7 @@ class Ended:
 
     runs = 0
     is_open = True
+    has_begun = True
 
     def outcome(self) -> str:
         self.runs += 1
@@ -68,6 +70,16 @@ def probed(stop: str | None = None, *addresses: int) -> Session:
 def test_the_line_has_time_and_hits() -> None:
     said = probed("stopped at breakpoint 3", PLAIN, TRACED).run(LONG)
     assert re.fullmatch(rf"stopped at breakpoint 3\nran for [\d.e-]+ s: {2 * THREADS} hits of 2 probes", said)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_command_that_goes_on_is_told_from_one_that_never_began(begun: bool) -> None:
+    session = probed("interrupted")
+    command = session.target.debugger.begin("dd")
+    assert isinstance(command, Ended)
+    command.has_begun, command.runs = begun, -9
+    said = session.run(guest="dd")
+    assert said.endswith(STILL_RUNS if begun else NOT_BEGUN)
 
 
 def test_hits_of_earlier_runs_do_not_count() -> None:
