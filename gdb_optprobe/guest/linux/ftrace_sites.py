@@ -24,7 +24,8 @@ from operator import itemgetter, lt
 from struct import Struct
 
 from gdb_optprobe.budget import Budget
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.text import FtraceSite
 
@@ -161,19 +162,12 @@ class FtraceSites:
         """
         if (found := self._nop()) is not None:
             return found
-        ips = self._index[0]
-        some = self.records(ips[:: max(1, len(ips) // SAMPLES)]).values()
-        size = len(self._shape.nop)
-        unused = [data for record in some if not record.flags and (data := self._at(record.ip, size))]
+        ips, size = self._index[0], len(self._shape.nop)
+        some = self.states(ips[:: max(1, len(ips) // SAMPLES)])
+        # Init text is freed: where a site cannot be read, nothing is yielded.
+        unused = [*runs.heads([ip for ip, (_, flags) in some.items() if not flags], size, self._kernel.memory)]
         most = max(set(unused), key=unused.count, default=b"")
         return most if 2 * unused.count(most) > len(unused) else self._shape.nop
-
-    def _at(self, ip: int, size: int) -> bytes:
-        """Read text; b"" where there is none: init text is freed."""
-        try:
-            return self._kernel.memory.read(ip, size)
-        except Unreadable:
-            return b""
 
     def within(self, start: int, end: int) -> Sequence[int]:
         """Return the sites that overlap [start, end)."""
@@ -206,8 +200,9 @@ class FtraceSites:
         wanted = {at: ip for ip in ips if (at := record_at.get(ip)) is not None}
         words, rest = Struct(f"<QQ{size - WORDS.size}x"), bytes(size - WORDS.size)
         found: dict[int, State] = {}
-        for start, end in _joined(sorted(wanted), WORDS.size, size):
-            rows = zip(range(start, end, size), words.iter_unpack(self._kernel.read(start, end) + rest), strict=True)
+        spans = [*_joined(sorted(wanted), WORDS.size, size)]
+        for (start, end), data in zip(spans, runs.read_spans(spans, self._kernel.memory), strict=True):
+            rows = zip(range(start, end, size), words.iter_unpack(data + rest), strict=True)
             found |= {ip: (at, flags) for at, (ip, flags) in rows if wanted.get(at) == ip}
         return found
 

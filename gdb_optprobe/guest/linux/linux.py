@@ -556,7 +556,9 @@ class LinuxGuest(Guest):
         ordered = sorted(function for function in functions if function not in self._entries)
         start, end = self.recovered.text
         found = dict[int, int]()
-        for function, head in zip(ordered, runs.heads(ordered, HEAD, self.memory), strict=True):
+        is_own = bool(ordered) and start <= ordered[0] and ordered[-1] + HEAD <= end
+        memory = self.core.reader(len(ordered)) if is_own else self.memory
+        for function, head in zip(ordered, runs.heads(ordered, HEAD, memory), strict=True):
             at = self.arch.entry_by_head(function, head)
             if at is None and start <= function < end and not self.core.originals.missing:
                 at = self.arch.entry_by_head(function, self.core.originals(function, head), original=True)

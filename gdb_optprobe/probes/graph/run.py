@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.guest import runs
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Pointer
 from gdb_optprobe.maps.ring import START, Record, RingLayout, RingPosition
@@ -291,7 +292,8 @@ class GraphRun:
         size, reach = gate.SIZE + layout.size, guest.isa.data_reach
         memory = self.session.optimizer.with_memory(lambda: arena.allocate_data(size, near, reach), arena)
         self._shared = SharedRecords(layout, memory, gate.SIZE)
-        guest.machine.write(memory.address, bytes(gate.SIZE) + layout.initial())
+        # What an earlier graph had is mostly as it is needed.
+        runs.fill(memory.address, bytes(gate.SIZE) + layout.initial(), guest.machine)
         self._gate = self.functions.gate(memory.address)
 
     def _put_in(self, functions: Sequence[Traced], pointers: Mapping[int, tuple[Pointer, int]]) -> None:
