@@ -124,7 +124,8 @@ def translate(read_physical: ReadPhysical, cr3: int, address: int, *, la57: bool
 
 def walk(read_physical: ReadPhysical, cr3: int, address: int, *, la57: bool = False) -> tuple[int, int] | None:
     """Return where `address` is in physical memory, and for how many bytes what follows it does so there, too: to the
-    end of its page, or of what one table maps on behind it. None where nothing maps it. Raises what `read_physical` raises.
+    end of its page, or of what one table maps on behind it. None where nothing maps it. Raises what `read_physical`
+    raises.
     """
     page = translate(read_physical, cr3, address, la57=la57)
     if page is None:
