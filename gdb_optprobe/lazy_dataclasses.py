@@ -2,7 +2,7 @@
 
     @dataclass(frozen=True, slots=True)        at import: fields, slots, and a placeholder for each method
     class Site: …                              first Site(…): the placeholder sets the fields, one by one
-                                               33rd Site(…): `__init__` is compiled, and put in its place
+                                               13th Site(…): `__init__` is compiled, and put in its place
 
 A session makes objects of a third of the 750 classes, most of them of few, and compares, hashes or prints fewer. The
 standard library makes the fields, and `__repr__` for a class with the same fields.
@@ -25,7 +25,7 @@ _UNDERSTOOD = {"frozen", "slots"}
 _METHODS = ("__init__", "__repr__", "__eq__", "__hash__")
 _NONE = object()
 """In place of an argument that a factory makes."""
-_FEW = 32
+_FEW = 12
 """Objects of a class that are made before compiling pays."""
 
 

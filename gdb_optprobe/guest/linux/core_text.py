@@ -153,16 +153,18 @@ class CoreText(ABC):
         spans = sorted({(one.start, one.end) for one in places if start <= one.start and one.end <= end})
         if self.originals.missing:  # then decoding shows which bytes are not original
             return [None] * len(places)
-        read = runs.read(spans, self.reader(len(spans)))
+        read = runs.read(spans, self.reader(spans))
         found = {span: self.originals(span[0], data) for span, data in zip(spans, runs.at(spans, read), strict=True)}
         return [found.get((one.start, one.end)) for one in places]
 
-    def reader(self, places: int) -> Readable:
-        """Return what so many more places of the text are read from. Those that follow calls through it ask for few at
-        a time: once all they have asked for are many, all text is read at once, until it is forgotten.
+    def reader(self, spans: Sequence[tuple[int, int]]) -> Readable:
+        """Return what these more places, ascending, are read from. Those that follow calls through the text ask for few
+        at a time: once all they have asked for are many, all text is read at once, until it is forgotten.
         """
-        if self._image is None and places < runs.MANY:
-            self._asked += places
+        if not spans or spans[0][0] < self._text[0] or spans[-1][1] > self._text[1]:
+            return self._kernel.memory
+        if self._image is None and len(spans) < runs.MANY:
+            self._asked += len(spans)
             if self._asked >= FEW_AT_A_TIME:
                 self._asked, self._image = 0, runs.image(*self._text, self._kernel.memory)
         return self._image or self._kernel.memory
@@ -209,7 +211,8 @@ class CoreText(ABC):
         for at in range(first, end, PIECE):
             if at not in self._pieces:
                 low, high = max(at, self._text[0]), min(at + PIECE, self._text[1])
-                self._pieces[at] = bytes(low - at) + self.originals.read(low, high)
+                held = (self._image or self._kernel.memory).read(low, high - low)
+                self._pieces[at] = bytes(low - at) + self.originals(low, held)
         return b"".join(self._pieces[at] for at in range(first, end, PIECE))[start - first : end - first]
 
     def shelved(self) -> ShelvedText | None:

@@ -15,11 +15,13 @@ while no tracer runs at all: one that was started meanwhile has not counted this
 
 from __future__ import annotations
 
+import sys
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter, lt
 from struct import Struct
 
@@ -87,10 +89,12 @@ def is_idle(flags: int) -> bool:
     return not flags & ~HISTORY
 
 
-def _first_words(data: bytes, step: int) -> tuple[int, ...]:
-    """Return the first word of each `step` bytes."""
-    rows = Struct(f"<Q{step - 8}x").iter_unpack(data)
-    return tuple(chain.from_iterable(rows))
+def _first_words(data: bytes, step: int) -> array[int]:
+    """Return the first word of each `step` bytes, which are words."""
+    words = array("Q", data)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words[:: step // words.itemsize]
 
 
 class FtraceSites:
@@ -164,8 +168,8 @@ class FtraceSites:
             return found
         ips, size = self._index[0], len(self._shape.nop)
         some = self.states(ips[:: max(1, len(ips) // SAMPLES)])
-        # Init text is freed: where a site cannot be read, nothing is yielded.
-        unused = [*runs.heads([ip for ip, (_, flags) in some.items() if not flags], size, self._kernel.memory)]
+        never = sorted(ip for ip, (_, flags) in some.items() if not flags)
+        unused = [data for data in runs.heads(never, size, self._kernel.memory) if data]  # init text is freed
         most = max(set(unused), key=unused.count, default=b"")
         return most if 2 * unused.count(most) > len(unused) else self._shape.nop
 
@@ -210,6 +214,9 @@ class FtraceSites:
     def addresses(self) -> Sequence[int]:
         """Return the sites, ascending."""
         return self._index[0]
+
+    def is_site(self, address: int) -> bool:
+        return address in self._record_at
 
     def record(self, ip: int) -> Record | None:
         return self.records([ip]).get(ip)

@@ -21,7 +21,7 @@ class JumpLabels:
     def __init__(self, kernel: Kernel) -> None:
         start, stop = kernel.range("__start___jump_table", "__stop___jump_table")
         self._rows = sorted(
-            (at + code & MASK, at + 4 + target & MASK) for at, (code, target, _) in kernel.rows(start, stop, ROW)
+            [(at + code & MASK, at + 4 + target & MASK) for at, (code, target, _) in kernel.rows(start, stop, ROW)]
         )
 
     def within(self, start: int, end: int) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.garbage import uncollected
 from gdb_optprobe.guest import runs
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Pointer
@@ -122,6 +123,10 @@ class GraphRun:
 
     def prepare(self) -> None:
         """Find the functions of the graph, and put their probes in. Raises OptprobeError, with none in the guest."""
+        with uncollected():
+            self._prepare()
+
+    def _prepare(self) -> None:
         session, optimizer = self.session, self.session.optimizer
         session.check_alive()
         clear_leftovers(session.target, optimizer, session.uprobes)

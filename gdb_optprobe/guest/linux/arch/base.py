@@ -99,8 +99,8 @@ class LinuxText(Text, Protocol):
     def read_ahead(self) -> None:
         """See guest.Guest."""
 
-    def reader(self, places: int) -> Readable:
-        """Return what so many more places of the text are read from."""
+    def reader(self, spans: Sequence[tuple[int, int]]) -> Readable:
+        """Return what these more places, ascending, are read from."""
 
     def lasting(self) -> LastingText | None:
         """See guest.Guest.lasting_text."""
