@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,3 +50,40 @@ def test_functions_of_a_run_that_cannot_be_read_have_no_heads() -> None:
     found = dict(zip(addresses := sorted(near + far), runs.heads(addresses, 16, Memory()), strict=True))
     assert [found[address] for address in near] == [b"", b""]
     assert [found[address] for address in far] == [content(address, 16) for address in far]
+
+
+class Written:
+    """Memory from 0 on. images: whether it can be had at once."""
+
+    def __init__(self, data: bytes, images: bool) -> None:
+        self.data, self.images = bytearray(data), images
+        self.writes: list[tuple[int, int]] = []
+
+    def read(self, address: int, size: int) -> bytes:
+        return bytes(self.data[address : address + size])
+
+    def write(self, address: int, data: bytes) -> None:
+        self.writes.append((address, len(data)))
+        self.data[address : address + len(data)] = data
+
+    def image(self, start: int, end: int) -> Written | None:
+        return Written(self.data, False) if self.images else None
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_only_what_differs_is_filled(images: bool) -> None:
+    size, wanted = 3 * runs.MUCH // 2, content(0, 3 * runs.MUCH // 2)
+    memory = Written(wanted + b"behind", images)
+    for at in (0, 5 * runs.LONGEST, 6 * runs.LONGEST - 1, 6 * runs.LONGEST, size - 1):
+        memory.data[at] ^= 1
+    runs.fill(0, wanted, memory)
+    assert memory.data == wanted + b"behind"
+    last = size // runs.LONGEST * runs.LONGEST
+    differ = [(0, runs.LONGEST), (5 * runs.LONGEST, 2 * runs.LONGEST), (last, size - last)]
+    assert memory.writes == (differ if images else [(0, size)])
+
+
+def test_little_is_filled_without_a_look() -> None:
+    memory = Written(bytes(64), images=True)
+    runs.fill(8, b"data", memory)
+    assert memory.writes == [(8, 4)] and memory.read(8, 4) == b"data"
