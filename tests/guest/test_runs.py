@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest import runs
+from gdb_optprobe.guest.memory import MUCH
 
 HOLE = range(0x4000, 0x5000)
 
@@ -72,7 +73,7 @@ class Written:
 
 @pytest.mark.parametrize("images", [True, False])
 def test_only_what_differs_is_filled(images: bool) -> None:
-    size, wanted = 3 * runs.MUCH // 2, content(0, 3 * runs.MUCH // 2)
+    size, wanted = 3 * MUCH // 2, content(0, 3 * MUCH // 2)
     memory = Written(wanted + b"behind", images)
     for at in (0, 5 * runs.LONGEST, 6 * runs.LONGEST - 1, 6 * runs.LONGEST, size - 1):
         memory.data[at] ^= 1
