@@ -132,7 +132,7 @@ def costs(debugger: Debugger, reads: Reads, arch: str) -> list[str]:
 
 
 def rows_of(took: Sequence[tuple[str, int, float | None]]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a table of seconds, the first of them the unit; of a busy host some cannot be told."""
+    """Yield the rows of a table of seconds, the first of them the unit; on a busy host some may lack a time."""
     unprobed = took[0][2]
     for name, count, each in took:
         if each is None:

@@ -56,7 +56,7 @@ class VirtualMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What memory held from `start` on when the image was taken. What is written since is not in it."""
+    """What memory held from `start` on when the image was taken. Later writes are not in it."""
 
     start: int
     data: bytes | mmap
@@ -118,7 +118,7 @@ class KernelMemory:
         return [self.read(start, end - start) for start, end in spans]
 
     def image(self, start: int, end: int) -> Image | None:
-        """See machine.HasImages: only what is in one piece of physical memory is had so."""
+        """See machine.HasImages. Memory in several physical pieces has no image."""
         try:
             pieces = self.extents(start, end - start) if self._dump is not None else ()
         except Unreadable:

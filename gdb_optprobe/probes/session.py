@@ -157,7 +157,7 @@ class Session:
         return self._added(specs, is_told=True).views
 
     def put_in(self, *specs: Spec) -> Sequence[Probe]:
-        """Do as `add`, and return the probes: without what there is to be told of them."""
+        """Do as `add`, but return the probes, not their views."""
         return self._added(specs, is_told=False).probes
 
     def _added(self, specs: Sequence[Spec], is_told: bool) -> Added:
