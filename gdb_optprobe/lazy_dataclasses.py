@@ -1,10 +1,11 @@
-"""Dataclasses with methods that are compiled at their first use: compiling them all was half of a start in GDB.
+"""Dataclasses with methods that are made at their first use: compiling them all was half of a start in GDB.
 
     @dataclass(frozen=True, slots=True)        at import: fields, slots, and a placeholder for each method
-    class Site: …                              first Site(…): `__init__` is compiled, and put in its place
+    class Site: …                              first Site(…): the placeholder sets the fields, one by one
+                                               13th Site(…): `__init__` is compiled, and put in its place
 
-A session makes objects of a third of the 750 classes, and compares, hashes or prints fewer. The standard library makes
-both fields and methods, the latter for a class with the same fields.
+A session makes objects of a third of the 750 classes, most of them of few, and compares, hashes or prints fewer. The
+standard library makes the fields, and `__repr__` for a class with the same fields.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, FrozenInstanceError, dataclass, is_dataclass
+from operator import attrgetter
 from typing import Any
 
 __all__ = ["while_importing"]
@@ -23,6 +25,8 @@ _UNDERSTOOD = {"frozen", "slots"}
 _METHODS = ("__init__", "__repr__", "__eq__", "__hash__")
 _NONE = object()
 """In place of an argument that a factory makes."""
+_FEW = 12
+"""Objects of a class that are made before compiling pays."""
 
 
 @contextmanager
@@ -67,31 +71,96 @@ def _waiting(cls: type, frozen: bool = False, slots: bool = False) -> type:
 
 
 def _placeholder(owner: type, name: str, frozen: bool) -> Callable[..., Any]:
-    def method(self: object, *args: Any, **keywords: Any) -> Any:
-        setattr(owner, name, _compiled(owner, name, frozen))
-        return getattr(owner, name)(self, *args, **keywords)
+    if name == "__init__":
+        return _few_inits(owner, frozen)
+
+    def method(self: object, *args: Any) -> Any:
+        setattr(owner, name, _named(_made(owner, name), owner, name))
+        return getattr(owner, name)(self, *args)
 
     return method
 
 
-def _compiled(owner: type, name: str, frozen: bool) -> Callable[..., Any]:
-    """Return a method as the standard library makes it for a class with the same fields."""
-    method = _init(owner, frozen) if name == "__init__" else _of_library(owner, name)
+def _few_inits(owner: type, frozen: bool) -> Callable[..., Any]:
+    """Return an `__init__` for the first objects of a class, which then puts the compiled one in its place."""
+    fields, left = tuple[dataclasses.Field[Any], ...](), _FEW
+
+    def method(__self: object, /, *args: Any, **keywords: Any) -> None:
+        nonlocal fields, left
+        fields, left = fields or dataclasses.fields(owner), left - 1
+        values = _values(fields, args, keywords) if left >= 0 else None
+        if values is None:  # the compiled one tells, too, what is wrong with the arguments
+            owner.__init__ = compiled = _named(_init(owner, frozen), owner, "__init__")  # type: ignore[misc]
+            compiled(__self, *args, **keywords)
+            return
+        for name, value in values.items():
+            object.__setattr__(__self, name, value)
+        if hasattr(owner, "__post_init__"):
+            __self.__post_init__()  # type: ignore[attr-defined]
+
+    return _named(method, owner, "__init__")
+
+
+def _values(
+    fields: tuple[dataclasses.Field[Any], ...], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return the values of fields by these arguments; None where they do not fit."""
+    values, used, place = dict[str, Any](), 0, 0
+    for each in fields:
+        if each.init and not each.kw_only and place < len(args):
+            values[each.name] = args[place]
+            place += 1
+            if each.name in keywords:
+                return None
+        elif each.init and each.name in keywords:
+            values[each.name] = keywords[each.name]
+            used += 1
+        elif each.default is not MISSING:
+            values[each.name] = each.default
+        elif each.default_factory is not MISSING:
+            values[each.name] = each.default_factory()
+        elif each.init:
+            return None
+    return values if place == len(args) and used == len(keywords) else None
+
+
+def _named(method: Callable[..., Any], owner: type, name: str) -> Callable[..., Any]:
     method.__qualname__ = f"{owner.__qualname__}.{name}"
     return method
 
 
-def _of_library(owner: type, name: str) -> Callable[..., Any]:
+def _made(owner: type, name: str) -> Callable[..., Any]:
+    """Return a method that does as the standard library's for a class with the same fields."""
+    if name == "__repr__":
+        return _repr(owner)
+    fields = dataclasses.fields(owner)
+    if name == "__eq__":
+        values = _getter([each.name for each in fields if each.compare])
+
+        def equal(self: object, other: object) -> Any:
+            return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
+
+        return equal
+    hashed = _getter([each.name for each in fields if (each.compare if each.hash is None else each.hash)])
+    return lambda self: hash(hashed(self))
+
+
+def _getter(names: list[str]) -> Callable[[object], tuple[Any, ...]]:
+    """Return what gets these attributes of an object, as a tuple."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda one: tuple([getattr(one, name) for name in names])
+
+
+def _repr(owner: type) -> Callable[..., Any]:
     alike = dataclasses.make_dataclass(
         owner.__name__,
         [(each.name, each.type, _copied(each)) for each in dataclasses.fields(owner)],
         namespace={"__doc__": owner.__name__},  # or it is made of a signature, at length
         init=False,
-        repr=name == "__repr__",
-        eq=name in ("__eq__", "__hash__"),
-        unsafe_hash=name == "__hash__",
+        eq=False,
     )
-    method: Callable[..., Any] = alike.__dict__[name]
+    method: Callable[..., Any] = alike.__dict__["__repr__"]
     return method
 
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -29,6 +29,7 @@ from .rsp_proxy import RspProxy
 
 ENTRY, MIDDLE, RARE = FUNCTION, "vfs_write", "ksys_sync"
 MANY, FEW = 100_000, 60
+NOISY = "too noisy to tell"
 # As far behind a function's entry a probe's address is looked for, and how many instructions.
 NOT_BEFORE, TRIES = 16, 40
 READS = "dd if=/dev/zero of=/dev/null bs=1 count=100000"
@@ -127,19 +128,26 @@ def costs(debugger: Debugger, reads: Reads, arch: str) -> list[str]:
         ("GDB's break … if", FEW, (f"break *{own.entry} if {own.size} == 4321",), ("delete",)),
     ]
     took = [(name, count, wall(debugger, reads, count, before, after)) for name, count, before, after in rows]
+    return ["", *aligned([("a read of one byte", "reads", "µs each", "ratio"), *rows_of(took)]), ""]
+
+
+def rows_of(took: Sequence[tuple[str, int, float | None]]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a table of seconds, the first of them the unit; on a busy host some may lack a time."""
     unprobed = took[0][2]
-    cells = [("a read of one byte", "reads", "µs each", "ratio")]
-    cells += [(name, f"{count:,}", number(each * 1e6), number(each / unprobed)) for name, count, each in took]
-    return ["", *aligned(cells), ""]
+    for name, count, each in took:
+        if each is None:
+            yield name, f"{count:,}", NOISY, "-"
+        else:
+            yield name, f"{count:,}", number(each * 1e6), number(each / unprobed) if unprobed is not None else "-"
 
 
-def wall(debugger: Debugger, reads: Reads, count: int, before: Sequence[str], after: Sequence[str]) -> float:
+def wall(debugger: Debugger, reads: Reads, count: int, before: Sequence[str], after: Sequence[str]) -> float | None:
     for line in before:
         debugger(line)
-    reading = reads.best(count, 2)
+    took = reads.wall(count, 3)
     for line in after:
         debugger(line)
-    return reading.wall
+    return took
 
 
 # the probes ----------------------------------------------------------------------------------------------------------

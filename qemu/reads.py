@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from .costs.measure import Reading, each, least
 from .debugger import Debugger
@@ -58,9 +59,22 @@ class Reads:
         short, long = ([self._run(count) for _ in range(times)] for count in (1, 1 + reads))
         return each(least(short), least(long), reads)
 
+    def wall(self, reads: int, times: int) -> float | None:
+        """Return the host's seconds of one read, by the least disturbed runs; None where they are not clearly more than
+        what runs of no reads differ by.
+        """
+        short, long = ([self._run(count).wall for _ in range(times)] for count in (1, 1 + reads))
+        return clear_difference(short, long, reads)
+
     def _run(self, reads: int) -> Reading:
         pids = (self._guest.pid, self._debugger.pid)
         before, cpu, start = self._proxy.count(), cpu_seconds(pids), time.monotonic()
         printed = self.guest(f"sh {SCRIPT} {reads:<{WIDTH}}")
         wall, used, through = time.monotonic() - start, cpu_seconds(pids) - cpu, self._proxy.count() - before
         return Reading(int(printed), through.stops, through.packets, used, wall)
+
+
+def clear_difference(short: Sequence[float], long: Sequence[float], reads: int) -> float | None:
+    """Return what each of so many reads takes: runs with them are `long`. None where that is below the noise."""
+    took = min(long) - min(short)
+    return took / reads if took > max(short) - min(short) else None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gdb_optprobe import lazy_dataclasses
 from gdb_optprobe.lazy_dataclasses import while_importing
 
 SOURCE = '''
@@ -149,17 +150,28 @@ ACTS: Mapping[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.parametrize("few", [0, 2, lazy_dataclasses._FEW])
 @pytest.mark.parametrize("act", ACTS)
-def test_it_does_what_any_dataclass_does(act: str) -> None:
+def test_it_does_what_any_dataclass_does(act: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy_dataclasses, "_FEW", few)
     assert outcome(ACTS[act], waiting()) == outcome(ACTS[act], made())
 
 
-def test_a_method_is_compiled_when_it_is_first_called() -> None:
+def test_a_method_is_made_when_it_is_first_called() -> None:
     known = waiting()
-    before = known.Point.__init__, known.Point.__eq__
-    assert known.Point(1) is not None
-    assert known.Point.__init__ is not before[0] and known.Point.__eq__ is before[1]
-    assert known.Point(1) == known.Point(1) and known.Point.__eq__ is not before[1]
+    before = known.Point.__eq__, known.Point.__hash__
+    assert known.Point(1) == known.Point(1) and known.Point.__eq__ is not before[0]
+    assert known.Point.__hash__ is before[1]
+
+
+def test_many_objects_of_a_class_are_made_by_compiled_code() -> None:
+    known = waiting()
+    before = known.Point.__init__
+    points = [known.Point(at) for at in range(lazy_dataclasses._FEW)]
+    assert known.Point.__init__ is before
+    points.append(known.Point(len(points)))
+    assert known.Point.__init__ is not before
+    assert [point.x for point in points] == [*range(len(points))]
 
 
 def test_the_standard_library_is_as_it_was() -> None:

@@ -18,6 +18,7 @@ from gdb_optprobe.debugger.boot import NOT_STARTED, BootTracker, Nowhere, move_u
 from gdb_optprobe.debugger.gdb_symbols import GdbSymbols
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.guest_command import GuestCommand
+from gdb_optprobe.debugger.interrupter import is_running
 from gdb_optprobe.debugger.live_reader import live_memory
 from gdb_optprobe.debugger.locations import Locations
 from gdb_optprobe.debugger.machine import GdbMachine
@@ -365,6 +366,9 @@ def stopped_guest() -> gdb.RemoteTargetConnection:
     """Return the connection. Raises OptprobeError where no stopped guest is connected."""
     inferior = gdb.selected_inferior()
     connection = inferior.connection
+    # Asked for its threads, GDB would ask the guest, and refuse that while it runs.
+    if isinstance(connection, gdb.RemoteTargetConnection) and is_running():
+        raise OptprobeError(RUNNING, INTERRUPT)
     if connection is None or not inferior.threads():
         raise OptprobeError("no guest is connected", "target remote PATH-OF-THE-GDB-SOCKET (or :PORT)")
     if not isinstance(connection, gdb.RemoteTargetConnection):

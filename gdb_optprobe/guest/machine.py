@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,10 +16,14 @@ class Vcpu:
     name: str
 
 
-class Memory(Protocol):
-    """Kernel memory by virtual address, whatever each vCPU is doing. Raises errors.Unreadable."""
+class Readable(Protocol):
+    """Memory that is read. Raises errors.Unreadable."""
 
     def read(self, address: int, size: int) -> bytes: ...
+
+
+class Memory(Readable, Protocol):
+    """Kernel memory by virtual address, whatever each vCPU is doing. Raises errors.Unreadable."""
 
     def write(self, address: int, data: bytes) -> None: ...
 
@@ -35,12 +39,33 @@ class ReadsMany(Protocol):
         """Return the same of small `places` near each other; None where they are better read as runs."""
 
 
+@runtime_checkable
+class HasImages(Protocol):
+    """Memory of which much can be had at once."""
+
+    def image(self, start: int, end: int) -> Readable | None:
+        """Return what memory holds from `start` to `end` now, to be read from; None where it is not had at once."""
+
+
 class PhysicalMemory(Protocol):
     """Guest-physical memory. Raises errors.Unreadable."""
 
     def read_physical(self, address: int, size: int) -> bytes: ...
 
     def write_physical(self, address: int, data: bytes) -> None: ...
+
+
+@runtime_checkable
+class SwitchesMode(Protocol):
+    """Physical memory for which something is switched at each access."""
+
+    def physical_mode(self) -> AbstractContextManager[None]:
+        """Leave it switched within the block, in which nothing else is asked for."""
+
+
+def physically(memory: PhysicalMemory) -> AbstractContextManager[None]:
+    """Return a block in which only physical memory is accessed, some more times."""
+    return memory.physical_mode() if isinstance(memory, SwitchesMode) else nullcontext()
 
 
 class Machine(Memory, PhysicalMemory, Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from mmap import mmap
 from typing import Protocol
@@ -17,7 +18,7 @@ from typing import Protocol
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.machine import PhysicalMemory
 
-__all__ = ["KernelMemory", "VirtualMemory", "Walk", "by_page"]
+__all__ = ["Image", "KernelMemory", "VirtualMemory", "Walk", "by_page"]
 
 PAGE = 4096
 # Set in every kernel address. Others belong to the program of the selected vCPU: the kernel's tables do not have them.
@@ -51,6 +52,20 @@ class VirtualMemory(Protocol):
     def read_virtual(self, address: int, size: int) -> bytes: ...
 
     def write_virtual(self, address: int, data: bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What memory held from `start` on when the image was taken. Later writes are not in it."""
+
+    start: int
+    data: bytes | mmap
+
+    def read(self, address: int, size: int) -> bytes:
+        at = address - self.start
+        if not 0 <= at <= at + size <= len(self.data):
+            raise Unreadable(address, size)
+        return self.data[at : at + size]
 
 
 class KernelMemory:
@@ -106,6 +121,17 @@ class KernelMemory:
         """See machine.ReadsMany."""
         is_whole = bool(places) and places[0][0] >> KERNEL_BIT & 1 and self._whole(places) is not None
         return self._dumped(places) if is_whole else None
+
+    def image(self, start: int, end: int) -> Image | None:
+        """See machine.HasImages. Memory in several physical pieces has no image."""
+        try:
+            pieces = self.extents(start, end - start) if self._dump is not None else ()
+        except Unreadable:
+            return None
+        if self._dump is None or len(pieces) != 1 or end - start > MOST_AT_ONCE:
+            return None
+        held = self._dump(pieces)
+        return Image(start, held[0]) if held is not None else None
 
     def _dumped(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
         """Return what the kernel's memory holds in each of `spans`; None where it cannot be read at once."""

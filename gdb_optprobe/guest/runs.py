@@ -7,11 +7,12 @@ A run is one packet to the stub, which is carried out whole or not at all: no pl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.machine import Memory, ReadsMany
+from gdb_optprobe.guest.machine import HasImages, Memory, Readable, ReadsMany
 from gdb_optprobe.guest.memory import MUCH
 
 LONGEST = 1984
@@ -53,7 +54,7 @@ def bounds(places: Iterable[tuple[int, int]], gap: int = GAP, longest: float = L
     yield start, end
 
 
-def read(places: Iterable[tuple[int, int]], memory: Memory) -> list[Run]:
+def read(places: Iterable[tuple[int, int]], memory: Readable) -> list[Run]:
     """Return the runs that hold `places`, ascending pairs, as memory holds them now."""
     spans = list(bounds(places))
     return [Run(start, data) for (start, _), data in zip(spans, read_spans(spans, memory), strict=True)]
@@ -87,7 +88,7 @@ def held(places: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
     return found if found is not None else list(at(places, read(places, memory)))
 
 
-def read_spans(spans: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
+def read_spans(spans: Sequence[tuple[int, int]], memory: Readable) -> list[bytes]:
     """Return what memory holds in each of `spans`, ascending (start, end) pairs. Raises Unreadable."""
     many = len(spans) >= MANY or sum(end - start for start, end in spans) >= MUCH
     if many and isinstance(memory, ReadsMany):
@@ -95,7 +96,7 @@ def read_spans(spans: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
     return [memory.read(start, end - start) for start, end in spans]
 
 
-def heads(addresses: Sequence[int], size: int, memory: Memory) -> Iterator[bytes]:
+def heads(addresses: Sequence[int], size: int, memory: Readable) -> Iterator[bytes]:
     """Yield `size` bytes at each of the ascending `addresses`; none of those in a run that cannot be read."""
     places = [(one, one + size) for one in addresses]
     found = memory.read_each(places) if len(places) >= MANY and isinstance(memory, ReadsMany) else None
@@ -111,7 +112,7 @@ def heads(addresses: Sequence[int], size: int, memory: Memory) -> Iterator[bytes
             address = next(following, None)
 
 
-def _readable(spans: Sequence[tuple[int, int]], memory: Memory) -> Iterator[bytes]:
+def _readable(spans: Sequence[tuple[int, int]], memory: Readable) -> Iterator[bytes]:
     """Yield what memory holds in each of `spans`; nothing of those that cannot be read."""
     try:
         yield from read_spans(spans, memory)
@@ -123,6 +124,23 @@ def _readable(spans: Sequence[tuple[int, int]], memory: Memory) -> Iterator[byte
             yield memory.read(start, end - start)
         except Unreadable:
             yield b""
+
+
+def fill(address: int, data: bytes, memory: Memory) -> None:
+    """Write `data` at `address`; of what is read at once, only the runs that differ."""
+    held = image(address, address + len(data), memory) if len(data) >= MUCH else None
+    if held is None:
+        memory.write(address, data)
+        return
+    pieces = [(at, data[at : at + LONGEST]) for at in range(0, len(data), LONGEST)]
+    differ = [at for at, piece in pieces if held.read(address + at, len(piece)) != piece]
+    for start, end in bounds(((at, at + LONGEST) for at in differ), 0, math.inf):
+        memory.write(address + start, data[start:end])
+
+
+def image(start: int, end: int, memory: Readable) -> Readable | None:
+    """Return what `memory` holds from `start` to `end` now, to be read from; None where it is not had at once."""
+    return memory.image(start, end) if isinstance(memory, HasImages) else None
 
 
 def at(places: Sequence[tuple[int, int]], runs: Sequence[Run]) -> Iterator[bytes]:

@@ -56,9 +56,10 @@ NO_CALL = OptprobeError(
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What was put in. last: the number of the last one."""
+    """What was put in. probes: those that are in no block. last: the number of the last one."""
 
     views: Sequence[ProbeView]
+    probes: Sequence[Probe]
     last: int
 
 
@@ -113,8 +114,11 @@ class Adding:
     remove: Callable[[Sequence[Probe], Sequence[CountBlock]], None]
     watch_traces: Callable[[], None]
 
-    def add(self, specs: Sequence[Spec]) -> Added:
-        """Put a probe at every address of each spec's location. Raises OptprobeError, with none put in."""
+    def add(self, specs: Sequence[Spec], is_told: bool = True) -> Added:
+        """Put a probe at every address of each spec's location. Raises OptprobeError, with none put in.
+
+        is_told: whether there are to be views of them: what a hit costs, for one, takes as long as putting them in.
+        """
         places = self.resolve(specs)
         if self.borrow_memory(places):
             places = self.resolve(specs)  # the guest has run
@@ -122,21 +126,21 @@ class Adding:
         try:
             for _ in range(LOANS):
                 try:
-                    return self._add(places)
+                    return self._add(places, is_told)
                 except _Lacks as lacks:
                     self.registry.renumber(numbering)
                     lent = self._lend(lacks)
                 places = self.resolve(specs)  # the guest has run
                 if not lent:
                     break
-            return self._add(places, may_lend=False)
+            return self._add(places, is_told, may_lend=False)
         except BaseException:
             if not had_arena:
                 with suppress(OptprobeError):  # why `add` is refused is what to read; the next one finds the arena
                     self.optimizer.release_arena()
             raise
 
-    def _add(self, places: Sequence[tuple[Spec, Sequence[int]]], may_lend: bool = True) -> Added:
+    def _add(self, places: Sequence[tuple[Spec, Sequence[int]]], is_told: bool, may_lend: bool = True) -> Added:
         """may_lend: whether to raise _Lacks, with nothing put in, where data found no room that may be lent."""
         new = _Progress(may_lend, self.optimizer.watch_data(), self.registry.functions_with_returns())
         try:
@@ -153,7 +157,7 @@ class Adding:
             if lack is not None:
                 raise _Lacks(lack, more) from error
             raise
-        return Added(self._told(new), max(new.numbers))
+        return Added(self._told(new) if is_told else (), new.probes, max(new.numbers))
 
     def _put_in(self, spec: Spec, addresses: Sequence[int], new: _Progress) -> None:
         """Put in the probes of `spec`: in blocks what can be, the others one by one."""

@@ -25,7 +25,7 @@ from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.paths import depth, saved
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.probes import deleted_views, evaluate, memory_check, probe_views, save
-from gdb_optprobe.probes.adding import LOANS, MANY_RETURNS, Adding
+from gdb_optprobe.probes.adding import LOANS, MANY_RETURNS, Added, Adding
 from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.block_adoption import BlockAdoption
 from gdb_optprobe.probes.block_members import BlockMembers
@@ -154,15 +154,22 @@ class Session:
 
         Where the data memory has no room for all, the guest's kernel lends more, and they are put in anew.
         """
+        return self._added(specs, is_told=True).views
+
+    def put_in(self, *specs: Spec) -> Sequence[Probe]:
+        """Do as `add`, but return the probes, not their views."""
+        return self._added(specs, is_told=False).probes
+
+    def _added(self, specs: Sequence[Spec], is_told: bool) -> Added:
         self.check_alive()
         clear_leftovers(self.target, self.optimizer, self.uprobes)
         specs = self._each_event(specs)
         try:
             self._register(specs)
             with uncollected():
-                added = self._adding.add(specs)
+                added = self._adding.add(specs, is_told)
             self.last_number = added.last
-            return added.views
+            return added
         except BaseException:
             if self.optimizer.arena is not None:
                 with suppress(OptprobeError):  # one that stays does nothing; why `add` is refused is what to read

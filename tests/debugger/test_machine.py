@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
-from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest.machine import Vcpu, physically
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.debugger.fake_gdb import Gdb
@@ -265,3 +265,39 @@ def test_much_physical_memory_is_read_at_once_where_that_is_possible(
 def sent(gdb: Gdb) -> Any:
     """Send packets to a stub that has the mode of physical memory."""
     return lambda packet: b"OK" if packet.startswith("Qqemu.PhyMemMode") else gdb.stub.ask(packet)
+
+
+def test_some_physical_accesses_switch_the_mode_once(gdb: Gdb, machine: Any) -> None:
+    modes, ask = list[str](), sent(gdb)
+
+    def send(packet: str) -> bytes:
+        modes.append(packet if packet.startswith("Qqemu.PhyMemMode") else packet[:1])
+        answer: bytes = ask(packet)
+        return answer
+
+    on, off = "Qqemu.PhyMemMode:1", "Qqemu.PhyMemMode:0"
+    machine.connection = SimpleNamespace(is_valid=lambda: True, send_packet=send)
+    with physically(machine):
+        machine.read_physical(HEAP, 8)
+        machine.read_physical(HEAP + 8, 8)
+    machine.read_physical(HEAP, 8)
+    assert modes == [on, "m", "m", off, on, "m", off]
+    modes.clear()
+    with pytest.raises(ZeroDivisionError), physically(machine):
+        raise ZeroDivisionError
+    assert modes == [on, off]
+
+
+def test_an_image_is_of_a_guest_that_stands(machine: Any) -> None:
+    class Held:
+        def image(self, start: int, end: int) -> tuple[int, int]:
+            return start, end
+
+        def read(self, address: int, size: int) -> bytes:
+            return bytes(size)
+
+    assert machine.image(TEXT, TEXT + 8) is None, "what reads it by packets has none"
+    machine.memory = Held()
+    assert machine.image(TEXT, TEXT + 8) == (TEXT, TEXT + 8)
+    with machine.reading(Held()):
+        assert machine.image(TEXT, TEXT + 8) is None

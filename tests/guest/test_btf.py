@@ -233,3 +233,16 @@ def test_names_with_line_ends_and_terminal_escapes_are_printable() -> None:
     found = Btf(writer.blob()).resolve(number)
     assert isinstance(found, btf.Struct)
     assert [member.name for member in found.members] == [r"a\n[init]: 9", r"\033]0;x\007"]
+
+
+def test_halves_of_two_numbers_are_no_name() -> None:
+    """Names are searched for as bytes: the end of one number with the beginning of the next may look like another."""
+    writer = BtfWriter()
+    first, _ = writer.string("a"), writer.string("x" * 0xFD)
+    second, _ = writer.string("b"), writer.string("y" * 0xFC)
+    third = writer.string("c")
+    assert (first, second, third) == (1, 0x101, 0x200)
+    assert struct.pack("<I", first) == struct.pack("<II", second, third)[1:5]
+    number = {name: writer.integer(name, 4) for name in ("b", "c", "a")}
+    found = Btf(writer.blob())
+    assert all([*found._named(name)] == [number[name]] for name in number)

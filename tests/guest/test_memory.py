@@ -240,3 +240,25 @@ def test_what_is_long_is_read_at_once_or_as_ever(works: bool) -> None:
         kernel.read(0x1000, MUCH)
     assert len(asked) == 1, "a program's memory is not where the kernel's is"
     assert kernel.read(BASE + (1 << 20), MUCH) == bytes(MUCH), "it is seen, and no table has it"
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_an_image_is_what_one_piece_of_memory_held(works: bool) -> None:
+    machine = Machine(sees_kernel=False)
+
+    def dump(pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        return [machine.read_physical(at, size) for at, size in pieces] if works else None
+
+    kernel = KernelMemory(machine, machine, machine.walk, dump)
+    held = kernel.image(BASE + 8, BASE + 2 * PAGE)
+    assert (held is not None) is works
+    if held is not None:
+        before = kernel.read(BASE + 8, 16)
+        kernel.write(BASE + 8, b"other")
+        assert held.read(BASE + 8, 16) == before and held.read(BASE + 2 * PAGE - 1, 1) != b""
+        for address, size in ((BASE + 7, 2), (BASE + 2 * PAGE - 1, 2), (BASE, 1)):
+            with pytest.raises(Unreadable):
+                held.read(address, size)
+    assert kernel.image(BASE, BASE + 3 * PAGE) is None, "it is in two pieces"
+    assert kernel.image(BASE + 2 * PAGE, BASE + 4 * PAGE) is None, "a page is not mapped"
+    assert KernelMemory(machine, machine, machine.walk).image(BASE, BASE + 8) is None

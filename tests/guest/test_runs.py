@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest import runs
+from gdb_optprobe.guest.memory import MUCH
 
 HOLE = range(0x4000, 0x5000)
 
@@ -93,3 +94,40 @@ def test_what_is_held_at_places_is_the_same_however_it_is_read(works: bool, coun
     assert runs.held(places, memory) == [content(start, end - start) for start, end in places]
     assert list(runs.heads(addresses, 16, memory)) == [content(at, 16) for at in addresses]
     assert bool(memory.sizes) == (not works or count < runs.MANY), "runs are read where it is not possible"
+
+
+class Written:
+    """Memory from 0 on. images: whether it can be had at once."""
+
+    def __init__(self, data: bytes, images: bool) -> None:
+        self.data, self.images = bytearray(data), images
+        self.writes: list[tuple[int, int]] = []
+
+    def read(self, address: int, size: int) -> bytes:
+        return bytes(self.data[address : address + size])
+
+    def write(self, address: int, data: bytes) -> None:
+        self.writes.append((address, len(data)))
+        self.data[address : address + len(data)] = data
+
+    def image(self, start: int, end: int) -> Written | None:
+        return Written(self.data, False) if self.images else None
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_only_what_differs_is_filled(images: bool) -> None:
+    size, wanted = 3 * MUCH // 2, content(0, 3 * MUCH // 2)
+    memory = Written(wanted + b"behind", images)
+    for at in (0, 5 * runs.LONGEST, 6 * runs.LONGEST - 1, 6 * runs.LONGEST, size - 1):
+        memory.data[at] ^= 1
+    runs.fill(0, wanted, memory)
+    assert memory.data == wanted + b"behind"
+    last = size // runs.LONGEST * runs.LONGEST
+    differ = [(0, runs.LONGEST), (5 * runs.LONGEST, 2 * runs.LONGEST), (last, size - last)]
+    assert memory.writes == (differ if images else [(0, size)])
+
+
+def test_little_is_filled_without_a_look() -> None:
+    memory = Written(bytes(64), images=True)
+    runs.fill(8, b"data", memory)
+    assert memory.writes == [(8, 4)] and memory.read(8, 4) == b"data"

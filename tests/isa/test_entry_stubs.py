@@ -64,3 +64,11 @@ def test_what_may_return(isa: Isa) -> None:
     stubs, start, name = stubs_of(isa), TEXT[isa.name], isa.name
     assert stubs.may_return(RETURN[name], start) and stubs.may_return(FOREVER[name] + AWAY[name], start)
     assert not stubs.may_return(FOREVER[name], start) and not stubs.may_return(b"", start)
+
+
+def test_half_of_two_instructions_is_no_return() -> None:
+    """`blr` in bytes that begin in the middle of one."""
+    stubs, start = stubs_of(PPC64LE), TEXT[PPC64LE.name]
+    code = bytes.fromhex("00002000804e0000")
+    assert RETURN[PPC64LE.name] in code and not stubs.may_return(code, start)
+    assert stubs.may_return(code + RETURN[PPC64LE.name], start)

@@ -32,7 +32,7 @@ class BugTable:
         start, stop = kernel.range("__start___bug_table", "__stop___bug_table")
         self._addresses: frozenset[int] | None = None
         if (layout := _layout(kernel)) is not None:
-            self._addresses = frozenset(at + row[0] & MASK for at, row in kernel.rows(start, stop, layout))
+            self._addresses = frozenset(kernel.references(start, stop, layout.size, 1)[0])
 
     @property
     def addresses(self) -> frozenset[int] | None:

@@ -24,6 +24,7 @@ from gdb_optprobe.guest.linux.ftrace_sites import DISABLED, FtraceSites, is_idle
 from gdb_optprobe.guest.linux.jump_labels import JumpLabels
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.original_text import OriginalText
+from gdb_optprobe.guest.machine import Readable
 from gdb_optprobe.guest.text import Area, Fact, FtraceSite, Function, IdleSites, Mark, Place
 
 LARGEST = 1 << 20
@@ -31,6 +32,9 @@ LARGEST = 1 << 20
 
 PIECE = 1 << 14
 """Bytes of text that are read at once."""
+
+FEW_AT_A_TIME = 2 * runs.MANY
+"""Places that are read a few at a time until all text is read, which takes as long as some hundred packets."""
 
 REMEMBERED = 1024
 """Functions kept decoded, so that a sweep over all of them needs no more memory."""
@@ -67,6 +71,8 @@ class CoreText(ABC):
         self._places: dict[int, Place | None] = {}
         self._ordinary: dict[int, dict[int, bool]] = {}
         self._pieces: dict[int, bytes] = {}
+        self._asked = 0
+        self._image: Readable | None = None
         self._shelf = shelf
         self.ftrace = ftrace
         self._text = kernel.range("_stext", "_etext")
@@ -102,6 +108,7 @@ class CoreText(ABC):
         """Drop what was read: the guest has run, or a branch was written or removed."""
         self._functions.clear()
         self._pieces.clear()
+        self._asked, self._image = 0, None
         self.originals.forget()
 
     def area(self, address: int) -> Area:
@@ -146,9 +153,21 @@ class CoreText(ABC):
         spans = sorted({(one.start, one.end) for one in places if start <= one.start and one.end <= end})
         if self.originals.missing:  # then decoding shows which bytes are not original
             return [None] * len(places)
-        read = runs.read(spans, self._kernel.memory)
+        read = runs.read(spans, self.reader(spans))
         found = {span: self.originals(span[0], data) for span, data in zip(spans, runs.at(spans, read), strict=True)}
         return [found.get((one.start, one.end)) for one in places]
+
+    def reader(self, spans: Sequence[tuple[int, int]]) -> Readable:
+        """Return what these more places, ascending, are read from. Those that follow calls through the text ask for few
+        at a time: once all they have asked for are many, all text is read at once, until it is forgotten.
+        """
+        if not spans or spans[0][0] < self._text[0] or spans[-1][1] > self._text[1]:
+            return self._kernel.memory
+        if self._image is None and len(spans) < runs.MANY:
+            self._asked += len(spans)
+            if self._asked >= FEW_AT_A_TIME:
+                self._asked, self._image = 0, runs.image(*self._text, self._kernel.memory)
+        return self._image or self._kernel.memory
 
     def marks(self, start: int, end: int) -> Sequence[Mark]:
         found = [Mark(Fact.EXCEPTION, at, 1) for at in self.exceptions.faulting(start, end)]
@@ -192,7 +211,8 @@ class CoreText(ABC):
         for at in range(first, end, PIECE):
             if at not in self._pieces:
                 low, high = max(at, self._text[0]), min(at + PIECE, self._text[1])
-                self._pieces[at] = bytes(low - at) + self.originals.read(low, high)
+                held = (self._image or self._kernel.memory).read(low, high - low)
+                self._pieces[at] = bytes(low - at) + self.originals(low, held)
         return b"".join(self._pieces[at] for at in range(first, end, PIECE))[start - first : end - first]
 
     def shelved(self) -> ShelvedText | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from struct import Struct
 
-from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+from gdb_optprobe.guest.linux.kernel import Kernel
 
 ROW = Struct("<iii")
 
@@ -21,9 +21,9 @@ class ExceptionTable:
     def __init__(self, kernel: Kernel, row: Struct = ROW) -> None:
         """Read the table. row: its first two numbers are the references; not every ISA has a third."""
         start, stop = kernel.range("__start___ex_table", "__stop___ex_table")
-        pairs = [(at + one[0] & MASK, at + 4 + one[1] & MASK) for at, one in kernel.rows(start, stop, row)]
-        self._insns = sorted(pairs)
-        self._fixups = sorted((fixup, insn) for insn, fixup in pairs)
+        insns, fixups = kernel.references(start, stop, row.size, 2)
+        self._insns = sorted(zip(insns, fixups, strict=True))
+        self._fixups = sorted(zip(fixups, insns, strict=True))
 
     def faulting(self, start: int, end: int) -> list[int]:
         """Return addresses in [start, end) with recovered faults."""

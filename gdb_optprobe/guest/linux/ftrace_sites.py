@@ -15,16 +15,18 @@ while no tracer runs at all: one that was started meanwhile has not counted this
 
 from __future__ import annotations
 
+import sys
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from operator import eq, itemgetter, lt
 from struct import Struct, unpack
 
 from gdb_optprobe.budget import Budget
-from gdb_optprobe.errors import OptprobeError, Unreadable
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.text import FtraceSite
@@ -83,10 +85,12 @@ def is_idle(flags: int) -> bool:
     return not flags & ~HISTORY
 
 
-def _first_words(data: bytes, step: int) -> tuple[int, ...]:
-    """Return the first word of each `step` bytes."""
-    rows = Struct(f"<Q{step - 8}x").iter_unpack(data)
-    return tuple(chain.from_iterable(rows))
+def _first_words(data: bytes, step: int) -> array[int]:
+    """Return the first word of each `step` bytes, which are words."""
+    words = array("Q", data)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words[:: step // words.itemsize]
 
 
 class FtraceSites:
@@ -158,19 +162,12 @@ class FtraceSites:
         """
         if (found := self._nop()) is not None:
             return found
-        ips = self._index[0]
-        some = self.records(ips[:: max(1, len(ips) // SAMPLES)]).values()
-        size = len(self._shape.nop)
-        unused = [data for record in some if not record.flags and (data := self._at(record.ip, size))]
+        ips, size = self._index[0], len(self._shape.nop)
+        some = self.flags(ips[:: max(1, len(ips) // SAMPLES)])
+        never = sorted(ip for ip, flags in some.items() if not flags)
+        unused = [data for data in runs.heads(never, size, self._kernel.memory) if data]  # init text is freed
         most = max(set(unused), key=unused.count, default=b"")
         return most if 2 * unused.count(most) > len(unused) else self._shape.nop
-
-    def _at(self, ip: int, size: int) -> bytes:
-        """Read text; b"" where there is none: init text is freed."""
-        try:
-            return self._kernel.memory.read(ip, size)
-        except Unreadable:
-            return b""
 
     def within(self, start: int, end: int) -> Sequence[int]:
         """Return the sites that overlap [start, end)."""
@@ -216,6 +213,9 @@ class FtraceSites:
     def addresses(self) -> Sequence[int]:
         """Return the sites, ascending."""
         return self._index[0]
+
+    def is_site(self, address: int) -> bool:
+        return address in self.record_at
 
     def record(self, ip: int) -> Record | None:
         return self.records([ip]).get(ip)

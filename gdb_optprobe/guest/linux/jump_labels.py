@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from struct import Struct
 
-from gdb_optprobe.guest.linux.kernel import MASK, Kernel
+from gdb_optprobe.guest.linux.kernel import Kernel
 
 ROW = Struct("<iiq")
 
@@ -20,9 +20,8 @@ ROW = Struct("<iiq")
 class JumpLabels:
     def __init__(self, kernel: Kernel) -> None:
         start, stop = kernel.range("__start___jump_table", "__stop___jump_table")
-        self._rows = sorted(
-            (at + code & MASK, at + 4 + target & MASK) for at, (code, target, _) in kernel.rows(start, stop, ROW)
-        )
+        codes, targets = kernel.references(start, stop, ROW.size, 2)
+        self._rows = sorted(zip(codes, targets, strict=True))
 
     def within(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return (address of the nop or jump, its target) for those in [start, end)."""

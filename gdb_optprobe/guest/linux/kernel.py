@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import add
 from struct import Struct, iter_unpack
 from typing import Protocol
 
@@ -13,6 +16,8 @@ from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.machine import Memory
 
 CHUNK = 1 << 16
+WIDTH = 4
+"""Bytes of a number in a table that is relative to its own address."""
 MASK = (1 << 64) - 1
 # Limits (budget.py), and what Debian's kernels have at the most.
 LARGEST_RANGE = 1 << 28
@@ -124,6 +129,23 @@ class Kernel:
             raise OverBudget(f"what lies at {start:#x}", LARGEST_READ, "bytes")
         spans = [(at, min(at + CHUNK, end)) for at in range(start, end, CHUNK)]
         return b"".join(runs.read_spans(spans, self.memory))
+
+    def references(self, start: int, end: int, size: int, columns: int) -> list[list[int]]:
+        """Return the first columns of a table with rows of `size` bytes: 32-bit numbers that are relative to their own
+        addresses. Faster than `rows`, for tens of thousands.
+        """
+        if end - start > MOST_ROWS * size:
+            raise OverBudget(f"the table at {start:#x}", MOST_ROWS, "rows")
+        numbers = array("i", self.read(start, end - (end - start) % size))
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        found = []
+        for column in range(columns):
+            places = range(start + column * WIDTH, end, size)
+            column_of = list(map(add, places, numbers[column :: size // WIDTH]))
+            beyond = column_of and (min(column_of) < 0 or max(column_of) > MASK)
+            found.append([address & MASK for address in column_of] if beyond else column_of)
+        return found
 
     def rows(self, start: int, end: int, layout: Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield the rows of a table with their addresses."""

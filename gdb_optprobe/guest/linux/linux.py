@@ -473,7 +473,8 @@ class LinuxGuest(Guest):
         bounds = sorted({found for site in sites if (found := symbols.function_bounds(site)) is not None})
         entries = self.entries([start for start, _ in bounds])
         at = [(entry, *one) for one, entry in zip(bounds, entries, strict=True) if entry in wanted]
-        codes = runs.read_spans([(start, end) for _, start, end in at], self.kernel.memory)
+        spans = [(start, end) for _, start, end in at]
+        codes = runs.read_spans(spans, self.core.reader(spans))
         named = [(symbol.name if (symbol := symbols.at(start)) is not None else "") for _, start, _ in at]
         return [
             EnteredFunction(entry, name, start, code)
@@ -564,7 +565,8 @@ class LinuxGuest(Guest):
         ordered = sorted(function for function in functions if function not in self._entries)
         start, end = self.recovered.text
         found = dict[int, int]()
-        for function, head in zip(ordered, runs.heads(ordered, HEAD, self.memory), strict=True):
+        memory = self.core.reader([(function, function + HEAD) for function in ordered])
+        for function, head in zip(ordered, runs.heads(ordered, HEAD, memory), strict=True):
             at = self.arch.entry_by_head(function, head)
             if at is None and start <= function < end and not self.core.originals.missing:
                 at = self.arch.entry_by_head(function, self.core.originals(function, head), original=True)

@@ -125,8 +125,8 @@ class OneSizeText(CoreText):
         if self.originals.missing or self.bugs.addresses is None:
             return IdleSites()
         start, end = self._text
-        sites = frozenset(self.ftrace.addresses)
-        before = [at for at in sorted(addresses) if start <= at < end and at + len(self.entered) in sites]
+        is_site, size = self.ftrace.is_site, len(self.entered)
+        before = [at for at in sorted(addresses) if start <= at < end and is_site(at + size)]
         found = super().idle_sites(addresses, kept_off), self._untouched(before, self.entered)
         return max(found, key=lambda sites: len(sites.addresses))
 

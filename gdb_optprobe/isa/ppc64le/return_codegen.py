@@ -111,6 +111,7 @@ class _Stubs:
     size = 16
     number = "r11"
     kept = frozenset((_NEXT,))
+    _blr = to_bytes(_BLR)
 
     @property
     def begin(self) -> bytes:
@@ -155,9 +156,12 @@ class _Stubs:
 
     def may_return(self, code: bytes, start: int) -> bool:
         size = len(code) & ~3
-        for at, word in zip(range(0, size, 4), unpack(f"<{size // 4}I", code[:size]), strict=True):
-            if word == _BLR:
+        at = code.find(self._blr)
+        while at >= 0:
+            if not at % 4:
                 return True
+            at = code.find(self._blr, at + 1)
+        for at, word in zip(range(0, size, 4), unpack(f"<{size // 4}I", code[:size]), strict=True):
             if word >> 26 == B and not word & 3 and not 0 <= at + signed(word & 0x03FF_FFFC, 26) < size:
                 return True
         return False

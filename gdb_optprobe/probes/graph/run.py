@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError, Unreachable, Unreadable
+from gdb_optprobe.garbage import uncollected
+from gdb_optprobe.guest import runs
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Pointer
 from gdb_optprobe.maps.ring import START, Record, RingLayout, RingPosition
@@ -34,11 +36,11 @@ from gdb_optprobe.probes.graph.records import Led
 from gdb_optprobe.probes.graph.trees import Ending, Tree, Trees
 from gdb_optprobe.probes.leftovers import clear_leftovers
 from gdb_optprobe.probes.new_records import read_ring
+from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.shared_records import SharedRecords
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Command
-from gdb_optprobe.probes.views import ProbeView
 
 MOST_WITHHELD = 256
 LEARNING = 1.0
@@ -121,6 +123,10 @@ class GraphRun:
 
     def prepare(self) -> None:
         """Find the functions of the graph, and put their probes in. Raises OptprobeError, with none in the guest."""
+        with uncollected():
+            self._prepare()
+
+    def _prepare(self) -> None:
         session, optimizer = self.session, self.session.optimizer
         session.check_alive()
         clear_leftovers(session.target, optimizer, session.uprobes)
@@ -291,7 +297,8 @@ class GraphRun:
         size, reach = gate.SIZE + layout.size, guest.isa.data_reach
         memory = self.session.optimizer.with_memory(lambda: arena.allocate_data(size, near, reach), arena)
         self._shared = SharedRecords(layout, memory, gate.SIZE)
-        guest.machine.write(memory.address, bytes(gate.SIZE) + layout.initial())
+        # What an earlier graph had is mostly as it is needed.
+        runs.fill(memory.address, bytes(gate.SIZE) + layout.initial(), guest.machine)
         self._gate = self.functions.gate(memory.address)
 
     def _put_in(self, functions: Sequence[Traced], pointers: Mapping[int, tuple[Pointer, int]]) -> None:
@@ -441,15 +448,19 @@ class GraphRun:
                 if function is root:
                     raise
                 self.functions.left_out[function.name] = error
-        views = self._added(specs) if specs else ()
-        stopping = [view.number for view in views if view.tier in ("breakpoint", "boosted", "emulated")]
+        stopping = [probe for probe in (self._added(specs) if specs else ()) if self._stops(probe)]
         if stopping:
-            names = [view.symbol for view in views if view.number in stopping]
-            if root is not None and any(view.address == root.entry for view in views if view.number in stopping):
+            if root is not None and any(probe.address == root.entry for probe in stopping):
                 raise _STOPS
-            self.functions.left_out |= dict.fromkeys(names, _STOPS)
-            self.session.delete(stopping)
-            self._numbers = [number for number in self._numbers if number not in stopping]
+            guest, numbers = self.session.target.guest, [probe.number for probe in stopping]
+            self.functions.left_out |= dict.fromkeys([guest.symbol(probe.address) for probe in stopping], _STOPS)
+            self.session.delete(numbers)
+            self._numbers = [number for number in self._numbers if number not in numbers]
+
+    def _stops(self, probe: Probe) -> bool:
+        """Return whether a hit of a probe stops the guest."""
+        site = self.session.registry.site_of(probe)
+        return bool((site.tier or site.plan.tier).stops)
 
     def _tried(self, function: Traced) -> Spec:
         """Return the probe of a function that can be put in. Raises OptprobeError."""
@@ -483,10 +494,10 @@ class GraphRun:
         """Whether the pointer of a call can be read where it is in memory."""
         return not isinstance(self.session.target.guest.names_at(self._new[0].entry).reads, Missing)
 
-    def _added(self, specs: Sequence[Spec]) -> Sequence[ProbeView]:
-        views = self.session.add(*specs)
-        self._numbers += [view.number for view in views]
-        return views
+    def _added(self, specs: Sequence[Spec]) -> Sequence[Probe]:
+        probes = self.session.put_in(*specs)
+        self._numbers += [probe.number for probe in probes]
+        return probes
 
     def _learn(self) -> int:
         """Put in what calls through pointers have led to since the last stop, where it is new.

@@ -7,6 +7,7 @@ from struct import pack
 
 import pytest
 
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux.arch.x86_64 import nops
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites
 from tests.guest.linux.fake_kernel import Pages, kernel
@@ -61,6 +62,28 @@ def test_flags_of_many(asked: Sequence[int]) -> None:
     assert sites.flags([TEXT + 0x100 * n for n in asked]) == {TEXT + 0x100 * n: n for n in asked if n != 5}
 
 
+def test_many_records_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Many(Pages):
+        def read_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+            asked.append(len(spans))
+            return [self.read(start, end - start) for start, end in spans]
+
+    monkeypatch.setattr(runs, "MANY", 4)
+    first, _ = ftrace(*range(16))
+    memory = Many()
+    memory.pages = first.pages
+    sites = FtraceSites(kernel(memory, {"ftrace_pages_start": TABLE + 0x1000}), nops.SITE)
+    assert len(sites.flags([TEXT + 0x100 * n for n in range(0, 16, 4)])) == 4
+    assert asked == [4]
+
+
+def test_an_address_is_a_site_or_none() -> None:
+    _, sites = ftrace(0, 0)
+    assert sites.is_site(TEXT) and sites.is_site(TEXT + 0x100) and not sites.is_site(TEXT + 1)
+
+
 def test_flags_are_read_anew() -> None:
     memory, sites = ftrace(0)
     assert not sites.sites(TEXT, TEXT + 5)[0].in_use
@@ -95,6 +118,11 @@ def test_what_is_at_an_idle_site_is_what_is_at_most_that_were_never_used() -> No
     memory, sites = ftrace(0, 1 << 25, 0, 1, 0)
     for number, data in enumerate((K8, P6, K8, P6, b"\xe8\0\0\0\0")):
         memory.put(TEXT + 0x100 * number, data)
+    assert sites.idle == K8
+    memory, sites = ftrace(0, 0, 0)
+    memory.put(TEXT, K8)
+    for slot, ip in enumerate((TEXT + 0x10_000, TEXT + 0x20_000)):  # init text, which is freed
+        memory.put_words(TABLE + 0x50 + 0xF0 * slot, ip)
     assert sites.idle == K8
     memory, sites = ftrace(1 << 25, 1)
     assert sites.idle == P6, "nothing tells otherwise"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -518,3 +519,12 @@ def test_the_graph_of_a_killed_gdb_is_taken_out_by_the_next_one() -> None:
     assert found.machine.read(START, TABLES - START) == before
     session.commit(0)
     assert session.optimizer.release_arena()
+
+
+def test_nothing_is_collected_while_a_graph_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector of cycles would look through all objects again and again while they become more."""
+    collecting: list[bool] = []
+    monkeypatch.setattr(GraphRun, "_prepare", lambda self: collecting.append(gc.isenabled()))
+    assert gc.isenabled()
+    GraphRun.prepare(object.__new__(GraphRun))
+    assert collecting == [False] and gc.isenabled()

@@ -37,7 +37,7 @@ from gdb_optprobe.guest.linux.tracepoints import TracepointArch
 from gdb_optprobe.guest.linux.trap_calls import Originals, TrapCalls
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.guest.linux.user_kernel import UserKernel
-from gdb_optprobe.guest.machine import Machine, Memory, Vcpu
+from gdb_optprobe.guest.machine import Machine, Memory, Readable, Vcpu
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.guest.symbols import SymbolTable
 from gdb_optprobe.guest.text import Function, IdleSites, Overlay, Place, Text
@@ -98,6 +98,9 @@ class LinuxText(Text, Protocol):
 
     def read_ahead(self) -> None:
         """See guest.Guest."""
+
+    def reader(self, spans: Sequence[tuple[int, int]]) -> Readable:
+        """Return what these more places, ascending, are read from."""
 
     def lasting(self) -> LastingText | None:
         """See guest.Guest.lasting_text."""

@@ -21,6 +21,7 @@ from struct import Struct
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le.sched_clock import sched_clock
+from gdb_optprobe.guest.linux.arch.ppc64le.threads import Layout
 from gdb_optprobe.guest.linux.derived_data import LARGEST_FUNCTION, Constants, Derived, DerivedNames, sources, table
 from gdb_optprobe.guest.linux.kernel import CHUNK, MASK, NoSuchKernel
 from gdb_optprobe.isa.base import Flow, Insn
@@ -79,8 +80,12 @@ def constants(code: Sequence[Insn], toc: int, clobbered: Callable[[Insn], Collec
 
 @dataclass
 class DerivedSymbols(DerivedNames):
-    """Has the names of guest/linux/derived_data.py, and those of ppc64le."""
+    """Has the names of guest/linux/derived_data.py, and those of ppc64le.
 
+    layout: where this kernel keeps its threads, once it is known (derive.py): it is proven by a walk of them all.
+    """
+
+    layout: Layout | None = None
     _clobbered: dict[int, Collection[int]] = field(default_factory=dict)
     _codes: dict[int, Sequence[Insn]] = field(default_factory=dict)
 

@@ -46,7 +46,19 @@ EMERGENCY = ("emergency_sp", "nmi_emergency_sp", "mc_emergency_sp")
 
 def derive(kernel: Kernel) -> Layout:
     """Return the layout, by the kernel's types or else by its code. Raises NoSuchKernel with what could not be found.
+
+    It is the same for as long as the kernel runs, and is looked for until it is found.
     """
+    symbols = kernel.symbols
+    known = symbols.layout if isinstance(symbols, DerivedSymbols) else None
+    if known is None:
+        known = _derived(kernel)
+        if isinstance(symbols, DerivedSymbols):
+            symbols.layout = known
+    return known
+
+
+def _derived(kernel: Kernel) -> Layout:
     typed = has_types(kernel)
     if not typed and kernel.symbols.address("preempt_schedule") is not None:
         raise NoSuchKernel("this kernel preempts threads, and without types (BTF) one that ends could not be found")

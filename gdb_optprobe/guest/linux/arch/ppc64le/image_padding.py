@@ -268,7 +268,7 @@ def _clear(kernel: Kernel, start: int, end: int) -> None:
 
 
 def _is_zero(kernel: Kernel, start: int, end: int) -> bool:
-    return not any(kernel.read(start, end))
+    return not kernel.read(start, end).strip(b"\0")
 
 
 def _executable(machine: Machine, root: int | None, start: int, end: int) -> bool:

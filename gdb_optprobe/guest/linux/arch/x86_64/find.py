@@ -14,7 +14,7 @@ from gdb_optprobe.guest.kernel_image import Image, Run
 from gdb_optprobe.guest.linux import boot
 from gdb_optprobe.guest.linux.arch.x86_64 import paging
 from gdb_optprobe.guest.linux.kernel_discovery import Read, View
-from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.machine import Machine, physically
 from gdb_optprobe.guest.symbols import SymbolTable
 
 # __START_KERNEL_map up to the modules (arch/x86/include/asm/page_64_types.h).
@@ -36,11 +36,13 @@ class PageTables:
     la57: bool
 
     def walk(self, address: int) -> tuple[int, int] | None:
-        return paging.walk(self.machine.read_physical, self.root, address, la57=self.la57)
+        with physically(self.machine):
+            return paging.walk(self.machine.read_physical, self.root, address, la57=self.la57)
 
     def now(self, address: int) -> int | None:
         for root in _roots(self.machine):
-            page = paging.translate(self.machine.read_physical, root, address, la57=self.la57)
+            with physically(self.machine):
+                page = paging.translate(self.machine.read_physical, root, address, la57=self.la57)
             if page is not None:
                 return page.frame_of(address)
         return None

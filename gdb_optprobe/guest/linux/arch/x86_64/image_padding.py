@@ -44,6 +44,8 @@ from gdb_optprobe.guest.linux.arch.x86_64.paging import (
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.physical_patch import PhysicalPatch
 from gdb_optprobe.guest.machine import Machine
+from gdb_optprobe.guest.memory import MUCH
+from gdb_optprobe.guest.runs import image
 
 FILL = 0xCC
 PAGE = 4096
@@ -231,11 +233,12 @@ def _filled(kernel: Kernel, span: Range) -> Range | None:
     """
     start, end = span
     filled = bytes([FILL]) * PAGE
+    memory = (image(start, end, kernel.memory) if end - start >= MUCH else None) or kernel.memory
     low, high = 0, (end - start) // PAGE
     while low < high:
         # Of the pages from `high` on, those looked at are filler; begin with the last one.
         page = high - 1 if high == (end - start) // PAGE else (low + high) // 2
-        if kernel.memory.read(start + page * PAGE, PAGE) == filled:
+        if memory.read(start + page * PAGE, PAGE) == filled:
             high = page
         else:
             low = page + 1

@@ -124,17 +124,20 @@ def translate(read_physical: ReadPhysical, cr3: int, address: int, *, la57: bool
 
 def walk(read_physical: ReadPhysical, cr3: int, address: int, *, la57: bool = False) -> tuple[int, int] | None:
     """Return where `address` is in physical memory, and for how many bytes what follows it does so there, too: to the
-    end of its page, or of the pages of one table. None where nothing maps it. Raises what `read_physical` raises.
+    end of its page, or of what one table maps on behind it. None where nothing maps it. Raises what `read_physical`
+    raises.
     """
     page = translate(read_physical, cr3, address, la57=la57)
     if page is None:
         return None
     end, following = page.end, page.entry_address + ENTRY_SIZE
-    if page.level == 1 and following % TABLE_SIZE:
+    if page.level <= 2 and following % TABLE_SIZE:
         for (entry,) in struct.iter_unpack("<Q", read_physical(following, -following % TABLE_SIZE)):
-            if not entry & PRESENT or entry & ADDRESS != page.frame_of(end):
+            if not entry & PRESENT or not _is_leaf(entry, page.level):
                 break
-            end += PAGE_SIZE
+            if entry & ADDRESS & -page.size != page.frame_of(end):
+                break
+            end += page.size
     return page.frame_of(address), end - address
 
 

@@ -124,6 +124,20 @@ def test_everything_is_told_by_the_code() -> None:
     assert derive(kernel(guest())) == LAYOUT
 
 
+def test_it_is_looked_for_until_it_is_found_and_then_known() -> None:
+    there = guest()
+    known = kernel(there)
+    broken_pid(there)
+    assert missing(known) != ""
+    there = guest()
+    known = kernel(there)
+    found = derive(known)
+    there.pages.clear()
+    assert derive(known) is found and derive(replace(known, structures=None)) is found
+    with pytest.raises(OptprobeError):
+        derive(kernel(there))
+
+
 @pytest.mark.parametrize("name", CODE)
 def test_without_one_of_the_functions_nothing_is_known(name: str) -> None:
     there = {other: at for other, at in NAMES.items() if other != name}

@@ -14,6 +14,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.paging import (
     WRITABLE,
     mappings,
     translate,
+    walk,
 )
 
 KERNEL = 0xFFFF_FFFF_8100_0000
@@ -143,3 +144,18 @@ def test_entries_of_ours() -> None:
         page = translate(memory, CR3, KERNEL)
         assert page is not None
         assert (page.physical, page.writable, page.executable, page.user) == (0x1234_5000, writable, executable, False)
+
+
+@pytest.mark.parametrize("level, size", [(1, 1 << 12), (2, 1 << 21)])
+def test_a_walk_goes_as_far_as_one_table_maps_on(level: int, size: int) -> None:
+    """Up to a page that is elsewhere, is not there, or is of another size."""
+    frame, large = 0x40_0000_0000, LARGE if level > 1 else 0
+    for last in (1 << 40 | PRESENT | large, large, 0x5000 | PRESENT if level > 1 else 0):
+        memory = Memory()
+        start = KERNEL & -(1 << 30)
+        for number in range(3):
+            pat = 0x1000 if level > 1 and number == 1 else 0
+            memory.map(start + number * size, frame + number * size | PRESENT | large | pat, level)
+        memory.map(start + 3 * size, last, level)
+        assert walk(memory, CR3, start + 0x123) == (frame + 0x123, 3 * size - 0x123)
+        assert walk(memory, CR3, start + 2 * size + 5) == (frame + 2 * size + 5, size - 5)

@@ -4,7 +4,10 @@ from struct import pack
 
 import pytest
 
+from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux.arch.x86_64.text import SEVERAL, KernelText
+from gdb_optprobe.guest.linux.core_text import FEW_AT_A_TIME
+from gdb_optprobe.guest.memory import Image
 from gdb_optprobe.guest.text import Area, Fact, Jump
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import code
@@ -371,3 +374,47 @@ def test_constants_are_read_at_once_where_many_are_asked_for_in_a_stop(
             assert function is not None
             assert {jump.target for jump in function.jumps_into(TEXT + 0x1C, TEXT + 0x1F)} == {*table} - {0}
         assert reads.count(DATA + 0x40) == (2 if asked == 1 else SEVERAL - 1), "as 8 bytes an entry, and as 4"
+
+
+class Images(Pages):
+    """Memory that can be had at once. taken: how often it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[tuple[int, int]] = []
+        self.reads = 0
+
+    def read(self, address: int, size: int) -> bytes:
+        self.reads += 1
+        return super().read(address, size)
+
+    def image(self, start: int, end: int) -> Image:
+        self.taken.append((start, end))
+        return Image(start, super().read(start, end - start))
+
+
+def test_text_that_is_asked_for_bit_by_bit_is_read_at_once() -> None:
+    memory = Images()
+    memory.pages = text(hot="c3  ret", other="90  nop")[0].pages
+    found = KernelText(kernel(memory, NAMES_PLAIN), X86_64)
+    places = [found.place(NAMES[name]) for name in ("hot", "other")]
+    both = [place for place in places if place is not None]
+    for _ in range(FEW_AT_A_TIME // 2):
+        assert not memory.taken
+        wanted = found.code(both)
+    assert memory.taken == [(TEXT, TEXT + 0x1000)]
+    before = memory.reads
+    assert found.code(both) == wanted and memory.reads == before
+    assert found.reader([(TEXT - 8, TEXT)]) is memory is found.reader([(TEXT + 0xFFF, TEXT + 0x1001)])
+    memory.put(NAMES["hot"], b"\x90")
+    found.forget()
+    assert found.code(both) != wanted, "the guest has run"
+
+
+def test_one_that_asks_for_much_at_a_time_reads_that() -> None:
+    memory = Images()
+    memory.pages = text()[0].pages
+    found = KernelText(kernel(memory, NAMES_PLAIN), X86_64)
+    for _ in range(3):
+        assert found.reader([(TEXT + at, TEXT + at + 1) for at in range(runs.MANY)]) is memory
+    assert not memory.taken
