@@ -70,6 +70,9 @@ def test_many_records_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.append(len(spans))
             return [self.read(start, end - start) for start, end in spans]
 
+        def read_each(self, places: Sequence[tuple[int, int]]) -> None:
+            return None
+
     monkeypatch.setattr(runs, "MANY", 4)
     first, _ = ftrace(*range(16))
     memory = Many()
