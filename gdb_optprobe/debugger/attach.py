@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import gdb
 
 from gdb_optprobe.debugger import kernel_symbols, kernel_types, objfiles, unwinder
-from gdb_optprobe.debugger.boot import NOT_STARTED, BootTracker, Nowhere, move_up_when_booted
+from gdb_optprobe.debugger.boot import NOT_STARTED, BootTracker, Look, Nowhere, Stage, move_up, move_up_when_booted
 from gdb_optprobe.debugger.gdb_symbols import GdbSymbols
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.guest_command import GuestCommand
@@ -139,9 +139,11 @@ class Attachments:
         self._tell_of_earlier(made)
         return made.session
 
-    def look_at_boot(self, is_at_stop: bool = False) -> None:
+    def look_at_boot(self, stage: Stage | None = None) -> None:
         """Put the probes that wait for the guest's kernel into it, if it has come far enough; else see that the guest
         stops where it may have. Raises OptprobeError.
+
+        stage: the stop for that which the guest is at.
         """
         waiting = self.current
         if waiting is None or waiting.boot is None:
@@ -151,29 +153,42 @@ class Attachments:
             return
         if not any(probe.enabled for probe in waiting.session.registry.probes()):
             return
-        guest = waiting.session.target.guest
-        try:
-            found = _find(waiting.machine, guest.isa, waiting.boot.arch, self._vain, waiting.session.registry)
-        except NotBooted:
-            found = None
+        found = self._starting(waiting, waiting.boot)
         if found is None:
-            if is_at_stop:
+            if stage is not None:
                 raise NotBooted("the guest's kernel is not known where it starts", "continue until it has booted")
             waiting.boot.arm(None)
             return
-        is_first = is_at_stop and waiting.boot.is_started
-        if not is_first and (is_at_stop or found.is_early):
+        if stage is Stage.STARTING or (stage is None and found.is_early):
             waiting.boot.arm(found.linux)
             return
-        if is_first:
+        if stage is not None:
             found.linux.note_boot(ended=False)
         with held(firmly=True):  # a probe is no longer one that waits, and is not in the kernel yet
             waiting.boot.close()
-            self.current = _linux(waiting.connection, found, waiting.stops, waiting.session)
+            is_there = stage is Stage.BOOTED
+            self.current = _linux(waiting.connection, found, waiting.stops, waiting.session, moves_up=not is_there)
+            if is_there:
+                move_up(found.linux, waiting.session)
         probes = waiting.session.registry.probes()
         here = sum(probe.presence is Presence.HERE for probe in probes)
+        is_first = stage is Stage.PATCHED
         when = f"before {waiting.boot.arch.beginning.what}" if is_first else "what ran before is not counted"
         note(f"the guest's kernel has started: {here} of {len(probes)} probes in it, {when}")
+
+    def _starting(self, waiting: Attachment, boot: BootTracker) -> _Found | None:
+        """Return the kernel that probes wait for, as far as it has come; None where it has not started."""
+        isa = waiting.session.target.guest.isa
+        try:
+            return _find(waiting.machine, isa, boot.arch, self._vain, waiting.session.registry)
+        except NotBooted:
+            return None
+
+    def find_starting(self) -> LinuxGuest | None:
+        """Return the kernel that probes wait for, if it has started. Raises OptprobeError."""
+        assert self.current is not None and self.current.boot is not None, "a probe is added"
+        found = self._starting(self.current, self.current.boot)
+        return found.linux if found is not None else None
 
     def seen(self, tell: bool = True) -> Attachment:
         """Return the attachment, made where there is none. The guest is not changed, and pending work is not done.
@@ -449,7 +464,7 @@ def attach(
     vain: KnownFailures,
     isas: Sequence[Isa],
     arches: Sequence[LinuxArch],
-    look: Callable[[bool], None] | None = None,
+    look: Look | None = None,
 ) -> Attachment:
     """Look at the guest and build its session. Raises OptprobeError; the guest is unchanged then.
 
@@ -518,9 +533,16 @@ def _find(
 
 
 def _linux(
-    connection: gdb.RemoteTargetConnection, found: _Found, stops: GdbStops, session: Session | None = None
+    connection: gdb.RemoteTargetConnection,
+    found: _Found,
+    stops: GdbStops,
+    session: Session | None = None,
+    moves_up: bool = True,
 ) -> Attachment:
-    """Return the attachment to a Linux guest. session: of probes that waited for it. Raises OptprobeError."""
+    """Return the attachment to a Linux guest. Raises OptprobeError.
+
+    session: of probes that waited for it. moves_up: whether a guest that boots stops where it has booted.
+    """
     recovered, linux, machine = found.recovered, found.linux, found.machine
     kernel_symbols.warn_of_others(recovered.build)
     machine.memory = linux.memory
@@ -544,7 +566,7 @@ def _linux(
             warn(failure)
     traps = session.optimizer.traps
     found.unpatched.hooks = lambda: traps.dispatcher.patches
-    if linux.is_booting():
+    if moves_up and linux.is_booting():
         move_up_when_booted(linux, stops, session)
     # Looked for now: it takes packets, and GDB 13 crashes where the unwinder is the first to need the answer.
     return Attachment(
@@ -553,10 +575,10 @@ def _linux(
 
 
 def _waiting(
-    connection: gdb.RemoteTargetConnection, isa: Isa, arch: LinuxArch, machine: GdbMachine, look: Callable[[bool], None]
+    connection: gdb.RemoteTargetConnection, isa: Isa, arch: LinuxArch, machine: GdbMachine, look: Look
 ) -> Attachment:
     """Return the attachment to a guest of which the kernel has not started: its probes can only wait."""
-    tracker = BootTracker(machine, arch, look)
+    tracker = BootTracker(machine, arch, attachments.find_starting, look)
     guest = BareGuest(machine, isa, UnpatchedText(), GdbSymbols())
     stops = GdbStops(machine, isa, attachments.guard)
     target = Target(

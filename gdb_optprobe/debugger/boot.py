@@ -4,13 +4,16 @@
           ──a breakpoint where its text is patched──► the probes go in; they stop the guest
           ──a stop point where it has booted──► they move up
 
+A kernel that has patched its text when the first probe is added stops where it has booted, and all is done there.
 Each stop is a breakpoint of QEMU's: the guest runs at full speed, and nothing of it is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum, auto
+from functools import partial
 
 import gdb
 
@@ -39,24 +42,38 @@ INTERRUPTED = "optprobe: interrupted: the guest is stopped while its kernel star
 NOT_STARTED = "the guest's kernel has not started yet"
 
 
+class Stage(Enum):
+    """Where the guest stops as its kernel boots."""
+
+    STARTING = auto()
+    PATCHED = auto()
+    BOOTED = auto()
+
+
+Look = Callable[[Stage | None], None]
+
+
 class BootTracker(NoModules):
     """Stops the guest where its kernel may have come far enough for probes. A StopPoint of its own.
 
-    look: looks how far it is, and arms this or puts the probes in. Its argument: whether the guest is at such a stop.
-    is_started: the guest is to stop where its kernel's text is patched; else where a kernel starts.
+    find: returns the guest's kernel, None where it has not started. Raises OptprobeError.
+    look: looks how far it is, and arms this or puts the probes in. Its argument: the stop that the guest is at.
     """
 
     stepped = moved = 0
-    is_started = False
 
-    def __init__(self, machine: GdbMachine, arch: LinuxArch, look: Callable[[bool], None]) -> None:
+    def __init__(
+        self, machine: GdbMachine, arch: LinuxArch, find: Callable[[], LinuxGuest | None], look: Look
+    ) -> None:
         self._machine = machine
         self.arch = arch
+        self._find = find
         self._look = look
-        self._places: Sequence[str] = ()
+        self._places: Mapping[str, Stage] = {}
         self._set: list[_BootStop] = []
         self._retired: list[_BootStop] = []
-        self._is_closed = self._is_driven = self._is_reached = False
+        self._is_closed = self._is_driven = False
+        self._reached: Stage | None = None
         Hidden(LOOK_COMMAND, self._stopped)
         gdb.events.before_prompt.connect(self._prompted)
 
@@ -77,14 +94,15 @@ class BootTracker(NoModules):
         if not self.arch.first_reads:
             why = f"where a kernel of {self.arch.isa.name} starts is not known"
             raise OptprobeError(why, "continue until it has booted, then add")
-        self.arm(None)
+        self.arm(self._find())
         return self
 
     def remove(self) -> None:
         self.disarm()
 
     def arm(self, linux: LinuxGuest | None) -> None:
-        """Have the guest stop where `linux` has patched its text; None: where a kernel starts. Raises OptprobeError.
+        """Have the guest stop where `linux` has patched its text, and where it has booted: that is next for one that is
+        behind the former. None: where a kernel starts. Raises OptprobeError.
         """
         if linux is None:
             areas = [
@@ -92,14 +110,14 @@ class BootTracker(NoModules):
                 for start, size in self.arch.first_reads
                 for at in range(start, start + size, PIECE)
             ]
-            self._arm(areas, gdb.BP_WATCHPOINT)
+            self._arm(dict.fromkeys(areas, Stage.STARTING), gdb.BP_WATCHPOINT)
         else:
-            place = linux.entry(linux.kernel.address(self.arch.beginning.symbol))
-            self._arm([f"*{place:#x}"], gdb.BP_BREAKPOINT)
-        self.is_started = linux is not None
+            stages = {self.arch.beginning.symbol: Stage.PATCHED, boot.END: Stage.BOOTED}
+            places = {linux.entry(linux.kernel.address(symbol)): stage for symbol, stage in stages.items()}
+            self._arm({f"*{place:#x}": stage for place, stage in places.items()}, gdb.BP_BREAKPOINT)
 
-    def _reached(self) -> None:
-        self._is_reached = True
+    def _note_reached(self, stage: Stage) -> None:
+        self._reached = stage
 
     @contextmanager
     def driven(self) -> Iterator[Callable[[], bool]]:
@@ -117,18 +135,19 @@ class BootTracker(NoModules):
                 stop.commands = LOOKING
 
     def _look_if_reached(self) -> bool:
-        reached, self._is_reached = self._is_reached, False
-        if reached:
-            self._stopped()
-        return reached
+        if self._reached is None:
+            return False
+        self._stopped()
+        return True
 
-    def _arm(self, places: Sequence[str], kind: int) -> None:
+    def _arm(self, places: Mapping[str, Stage], kind: int) -> None:
         if places == self._places:
             return
         self.disarm()
         try:
-            for place in places:
-                self._set.append(_BootStop(place, kind, "" if self._is_driven else LOOKING, self._reached))
+            for place, stage in places.items():
+                reached = partial(self._note_reached, stage)
+                self._set.append(_BootStop(place, kind, "" if self._is_driven else LOOKING, reached))
         except gdb.error as error:
             self.disarm()
             raise OptprobeError(f"GDB cannot stop the guest where its kernel starts: {error}") from error
@@ -140,7 +159,7 @@ class BootTracker(NoModules):
             if stop.is_valid():
                 stop.enabled = False
         self._retired += self._set
-        self._set, self._places = [], ()
+        self._set, self._places = [], {}
 
     def close(self) -> None:
         """Remove everything: no probe waits any more, or the guest is gone."""
@@ -159,11 +178,11 @@ class BootTracker(NoModules):
         """Look at the guest at a stop. The guest is resumed in any case but a Ctrl-C, which waits: a look that ends
         half-way would lose the probes.
         """
-        self._is_reached = False
+        reached, self._reached = self._reached, None
         try:
             with held(firmly=True):
                 try:
-                    self._look(True)
+                    self._look(reached)
                 except (OptprobeError, gdb.error) as error:
                     warn(error)
                     self.disarm()
@@ -201,10 +220,15 @@ def move_up_when_booted(linux: LinuxGuest, stops: GdbStops, session: Session) ->
 
     def hit(_: Hit) -> None:
         point.remove()
-        linux.note_boot(ended=True)
-        try:
-            session.kernel_booted()
-        except OptprobeError as error:
-            warn(error)
+        move_up(linux, session)
 
     point = stops.set(linux.entry(linux.kernel.address(boot.END)), hit)
+
+
+def move_up(linux: LinuxGuest, session: Session) -> None:
+    """Move the probes of a kernel that has booted up."""
+    linux.note_boot(ended=True)
+    try:
+        session.kernel_booted()
+    except OptprobeError as error:
+        warn(error)

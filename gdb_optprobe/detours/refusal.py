@@ -98,7 +98,8 @@ class Refusal(Enum):
     PENDING = ("{location} is not there yet{why}", "it comes as soon as its module is loaded")
     KERNEL_PENDING = (
         "{location} waits for the guest's kernel to start{why}",
-        "let the guest run: it goes in before the kernel starts drivers, and counts nothing of what ran before",
+        "let the guest run: it goes in before the kernel starts drivers, or, where those have started, once it has "
+        "booted, and counts nothing of what ran before",
     )
     INIT_TEXT = ("{address} is init text, which is freed once it has run", "")
     FOREIGN_BREAKPOINT = (

@@ -28,7 +28,7 @@ __all__ = ["BuildId", "Image", "Run", "banner", "build_id", "find", "find_build_
 # A .notes entry: sizes of name and description, type NT_GNU_BUILD_ID, name (include/linux/elfnote.h).
 NOTE = re.compile(rb"\x04\0\0\0([\x08-\x40])\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
 BANNER = re.compile(rb"Linux version \d[ -~]{0,511}")
-UNPROTECTED = "the guest's kernel has not booted yet (its code is not write-protected)"
+UNPROTECTED = "the guest's kernel has not booted yet, or was booted with rodata=off (its code is not write-protected)"
 # Limits (budget.py), and what Debian's kernels have at the most.
 MOST_EMBEDDED = 64
 """ELF files within the constants: 4, of vDSOs."""

@@ -78,3 +78,31 @@ def test_a_gdb_that_leaves_while_probes_wait_leaves_nothing(newborn: Guest) -> N
     assert finished.status == 0, finished.output
     newborn.resume()
     newborn.wait_ready()
+
+
+FORGETS = "python from gdb_optprobe.debugger.attach import attachments; attachments.forget()"
+FIRST_PROGRAM = "kernel_execve"
+
+
+def test_a_probe_that_comes_while_drivers_start_is_in_before_the_first_program(newborn: Guest) -> None:
+    """No variable may tell that the text is patched: it is once the kernel has booted, and no command is needed for it.
+
+    The GDB that comes then knows nothing of the one that had the guest stopped.
+    """
+    with Console(newborn) as gdb:
+        gdb("optprobe add driver_register -pending do stop")
+        assert "driver_register" in gdb("continue"), "the first driver"
+        gdb("optprobe delete")
+        gdb(FORGETS)
+        gdb(f"optprobe add {FIRST_PROGRAM} -pending do stop")
+        waits = gdb.probe(1)["reason"]["code"] != "BOOTING"
+        said = gdb("continue", 90)
+        assert FIRST_PROGRAM in said, said
+        assert ("1 of 1 probes in it, what ran before is not counted" in said) == waits, said
+        (probe,) = gdb.probes()
+        assert probe["hits"] == 1, probe
+        assert "optimized" in gdb("optprobe add vfs_read"), "memory is free"
+        assert gdb("optprobe check") == "The guest's memory holds what we wrote.\n"
+        gdb("optprobe delete")
+    newborn.wait_ready()
+    assert not re.search("BUG:|Oops|insecure W.X", newborn.log())
