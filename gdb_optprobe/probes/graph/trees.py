@@ -5,7 +5,8 @@
 An entry is in an interrupt if its stack pointer is not below that of the context's first call, within a stack's size.
 Where interrupts are handled on the thread's own stack, there are functions that their handlers call first and last:
 what is called between these two, from there on down the stack, is in a context of its own, too.
-An interrupt may come between the time of a record and its place in the ring: it is in the call that its time is in.
+An interrupt may come between the time of a record and its place in the ring: it is in the call that its time is in, and
+in no tree where the root has ended by then.
 Calls with frames that are gone by then never return: nothing closes them, as in Linux's function_graph.
 """
 
@@ -204,7 +205,7 @@ def _leave(thread: _Thread, event: Returned) -> bool:
         for at in reversed(range(len(calls))):
             if calls[at].function == event.function:
                 calls[at].end = event.cpu, event.time, event.value
-                later = _take_interrupts(calls[at].calls, event.cpu, event.time)
+                later = [one for each in calls[at:] for one in _take_interrupts(each.calls, event.cpu, event.time)]
                 del calls[at:]
                 if calls or place:
                     (calls or thread.contexts[place - 1])[-1].calls += later

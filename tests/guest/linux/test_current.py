@@ -112,8 +112,9 @@ def test_ppc64le() -> None:
 
 
 ENTRY, TEXT, IDMAP = 0xFFFF_8000_0801_0000, 0xFFFF_8000_0800_0000, 0xFFFF_8000_0802_0000
-MODULE, TRAMPOLINE = TEXT - 0x4000_0000, 0xFFFF_FFFD_FFBF_E000
-"""Text of a module, and the copy of entry text by which programs enter a kernel that is hidden from them."""
+MODULE, BPF = TEXT - 0x4000_0000, 0xFFFF_8000_1234_5000 + (1 << 44)
+TRAMP, TRAMPOLINE = TEXT + 0x83_0000, 0xFFFF_FFFD_FFBF_E000
+"""The text by which programs enter a kernel that is hidden from them, and its copy, where it runs."""
 BASES = (0xFFFF_0000_1000_0000, 0xFFFF_0000_2000_0000)
 
 
@@ -124,6 +125,10 @@ def two_cpus() -> Kernel:
     names |= {"__entry_text_start": ENTRY, "__entry_text_end": ENTRY + 0x1000}
     names |= {"_stext": TEXT, "_etext": TEXT + 0x80_0000}
     names |= {"__idmap_text_start": IDMAP, "__idmap_text_end": IDMAP + 0x1000}
+    names |= {"__entry_tramp_text_start": TRAMP, "__entry_tramp_text_end": TRAMP + 0x1000}
+    for at in (TRAMP, TRAMPOLINE):
+        memory.put_words(at + 0x400, *range(64))
+    memory.put_words(BPF, *range(64, 0, -1))
     memory.put(TEXT, (2).to_bytes(4, "little"))
     memory.put_words(TEXT + 8, *BASES)
     memory.put_words(BASES[1] + 0x108, TASK)
@@ -140,7 +145,9 @@ def two_cpus() -> Kernel:
         ({"el": 1, "pc": IDMAP + 0x80}, 1),
         ({"el": 1, "pc": 0x4008_2080}, 1),
         ({"el": 1, "pc": TEXT + 0x80}, None),
+        ({"el": 1, "pc": TRAMP + 0x400}, 1),
         ({"el": 1, "pc": MODULE}, None),
+        ({"el": 1, "pc": BPF}, None),
     ],
 )
 def test_an_aarch64_cpu_has_no_thread_in_sp_el0_at_el0_and_in_entry_text(

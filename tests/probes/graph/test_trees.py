@@ -95,6 +95,8 @@ def test_an_interrupt_is_in_the_call_that_its_time_is_in() -> None:
     assert trees(at_end) == ["a(b !c) RETURNED"]
     at_end_of_root = [began, entered(1, a, TOP), entered(2, b, TOP - 64), returned(3, b), *interrupt, returned(4, a)]
     assert trees(at_end_of_root) == ["a(b) RETURNED"]
+    at_end_with_open = [began, entered(1, a, TOP), entered(2, b, TOP - 64), entered(3, 3, TOP - 128), *interrupt]
+    assert trees([*at_end_with_open, returned(4, b), returned(9, a)]) == ["a(b(d?) !c) RETURNED"]
     elsewhere = [entered(5, c, INTERRUPT, cpu=1), *interrupt[1:]]  # another CPU's clock may be ahead
     assert trees([began, entered(1, a, TOP), *elsewhere, returned(4, a)]) == ["a(!c) RETURNED"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.arch.aarch64.areas import elsewhere, entry_text
 from gdb_optprobe.guest.linux.current import MEMBERS, STACK_SIZE, Current, or_missing, plus, room_to
 from gdb_optprobe.guest.linux.kernel import Kernel
@@ -25,8 +25,10 @@ from gdb_optprobe.isa.aarch64.abi import PC
 FRAME = ("sp", "x29", "x30")
 """What frame records need, and what a function that has none yet has its return address in."""
 THREAD: Expr = Register("SP_EL0")
-FARTHEST_MODULE = 1 << 31
-"""arch/arm64/kernel/module.c, MODULE_PLT: how far from the image's text that of modules is. The fixmap is farther."""
+TRAMPOLINE = ("__entry_tramp_text_start", "__entry_tramp_text_end")
+"""The text that arch/arm64/mm/mmu.c, map_entry_trampoline, maps in the fixmap, from the beginning of a page on."""
+PAGE, WORDS = 4096, 16
+KERNEL_BIT = 63
 
 
 def current(kernel: Kernel) -> Current:
@@ -45,12 +47,25 @@ def outside(kernel: Kernel, machine: Machine, vcpu: Vcpu) -> int | None:
 
 
 def _has_thread(kernel: Kernel, pc: int) -> bool:
-    """Return whether SP_EL0 has the thread in the kernel's code at `pc`: in its own text but entry text, or a module's.
-    """
-    if any(start <= pc < end for start, end in (entry_text(kernel), *elsewhere(kernel))):
+    """Return whether SP_EL0 has the thread at `pc`: in code of the kernel's own addresses, but entry text."""
+    if not pc >> KERNEL_BIT or any(start <= pc < end for start, end in (entry_text(kernel), *elsewhere(kernel))):
         return False
-    start, end = kernel.range("_stext", "_etext")
-    return start - FARTHEST_MODULE <= pc < end + FARTHEST_MODULE if start else True
+    return not _is_trampoline(kernel, pc)
+
+
+def _is_trampoline(kernel: Kernel, pc: int) -> bool:
+    """Return whether `pc` is in the copy of the text by which programs enter a kernel that is hidden from them.
+
+    What else is code far from the image (BPF, copies for the kernel's own kprobes) has other instructions.
+    """
+    (start, end), (first, last) = kernel.range(*TRAMPOLINE), kernel.range("_stext", "_etext")
+    if start <= pc < end or first <= pc < last:
+        return start <= pc < end
+    try:
+        here = kernel.memory.read(pc, WORDS)
+        return any(here == kernel.memory.read(page + pc % PAGE, WORDS) for page in range(start, end, PAGE))
+    except Unreadable:
+        return False
 
 
 def _cpu(kernel: Kernel) -> Expr:
