@@ -363,8 +363,12 @@ class GdbStops:
         self._continuing = True
 
     def _note_stop(self, event: gdb.StopEvent) -> None:
-        if self._is_for_user(event):
-            self._end_run()
+        is_for_user = True
+        try:
+            is_for_user = self._is_for_user(event)
+        finally:
+            if is_for_user:
+                self._end_run()
 
     @held()
     def _is_for_user(self, event: gdb.StopEvent) -> bool:
