@@ -93,8 +93,9 @@ def _few_inits(owner: type, frozen: bool) -> Callable[..., Any]:
             owner.__init__ = compiled = _named(_init(owner, frozen), owner, "__init__")  # type: ignore[misc]
             compiled(__self, *args, **keywords)
             return
+        assign = object.__setattr__ if frozen else setattr  # a base may have its own
         for name, value in values.items():
-            object.__setattr__(__self, name, value)
+            assign(__self, name, value)
         if hasattr(owner, "__post_init__"):
             __self.__post_init__()  # type: ignore[attr-defined]
 

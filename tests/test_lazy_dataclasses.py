@@ -58,6 +58,15 @@ class Open:
 class Slotted:
     x: int
 
+class Doubling:
+    def __setattr__(self, name: str, value: int) -> None:
+        object.__setattr__(self, name, 2 * value)
+
+@dataclass
+class Doubled(Doubling):
+    x: int
+    y: int = 3
+
 @dataclass(frozen=True, slots=True)
 class Awkward:
     """Has names that what makes it could have, too."""
@@ -137,6 +146,7 @@ ACTS: Mapping[str, Callable[[Any], object]] = {
     "derived": lambda k: k.Derived(1).__setattr__("x", 3),
     "derived, with an attribute": lambda k: (k.Derived(1).more, k.Derived(1).__setattr__("more", 3)),
     "open": lambda k: (k.Slotted(1).__setattr__("x", 2), k.Open([1, 2]).total, k.Open().values),
+    "assigned as a base does": lambda k: (k.Doubled(1).x, k.Doubled(1).y, k.Doubled(1, y=2).y),
     "not of its slots": lambda k: setattr(k.Slotted(1), "other", 2),
     "replaced": lambda k: repr(dataclasses.replace(k.Point(1, 2), y=3)),
     "replaced what is not given": lambda k: dataclasses.replace(k.Open(), total=3),

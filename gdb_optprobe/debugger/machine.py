@@ -28,7 +28,7 @@ from gdb_optprobe.debugger.guardian_process import GuardianProcess
 from gdb_optprobe.debugger.program_frames import StoppedPrograms
 from gdb_optprobe.debugger.running import is_stopped, run_for
 from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
-from gdb_optprobe.guest.machine import HasImages, Memory, Readable, ReadsMany, Vcpu
+from gdb_optprobe.guest.machine import Changed, HasImages, Memory, Readable, ReadsMany, Vcpu
 from gdb_optprobe.guest.memory import MUCH, Dump
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.abi import SystemRegisters
@@ -106,9 +106,9 @@ class GdbMachine:
             return self.memory.read_each(places)
         return None
 
-    def image(self, start: int, end: int) -> Readable | None:
+    def image(self, start: int, end: int, changed: Changed | None = None) -> Readable | None:
         found = self.memory if not self.runs else None
-        return found.image(start, end) if isinstance(found, HasImages) else None
+        return found.image(start, end, changed) if isinstance(found, HasImages) else None
 
     def write(self, address: int, data: bytes) -> None:
         self.check_stopped()

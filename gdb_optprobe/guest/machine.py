@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -39,12 +39,18 @@ class ReadsMany(Protocol):
         """Return the same of small `places` near each other; None where they are better read as runs."""
 
 
+Changed = Callable[[], object]
+
+
 @runtime_checkable
 class HasImages(Protocol):
     """Memory of which much can be had at once."""
 
-    def image(self, start: int, end: int) -> Readable | None:
-        """Return what memory holds from `start` to `end` now, to be read from; None where it is not had at once."""
+    def image(self, start: int, end: int, changed: Changed | None = None) -> Readable | None:
+        """Return what memory holds from `start` to `end` now, to be read from; None where it is not had at once.
+
+        changed: called once, before the next write there.
+        """
 
 
 class PhysicalMemory(Protocol):

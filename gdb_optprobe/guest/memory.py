@@ -16,7 +16,7 @@ from mmap import mmap
 from typing import Protocol
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.machine import PhysicalMemory
+from gdb_optprobe.guest.machine import Changed, PhysicalMemory
 
 __all__ = ["Image", "KernelMemory", "VirtualMemory", "Walk", "by_page"]
 
@@ -84,6 +84,7 @@ class KernelMemory:
         self._blind = False
         self._starts: list[int] = []
         self._runs: list[tuple[int, int]] = []
+        self._imaged: set[tuple[int, int, Changed]] = set()
 
     def forget(self) -> None:
         """Drop cached translations: the guest has run, so page tables may have changed, and the selected vCPU's view
@@ -122,7 +123,7 @@ class KernelMemory:
         is_whole = bool(places) and places[0][0] >> KERNEL_BIT & 1 and self._whole(places) is not None
         return self._dumped(places) if is_whole else None
 
-    def image(self, start: int, end: int) -> Image | None:
+    def image(self, start: int, end: int, changed: Changed | None = None) -> Image | None:
         """See machine.HasImages. Memory in several physical pieces has no image."""
         try:
             pieces = self.extents(start, end - start) if self._dump is not None else ()
@@ -130,8 +131,11 @@ class KernelMemory:
             return None
         if self._dump is None or len(pieces) != 1 or end - start > MOST_AT_ONCE:
             return None
-        held = self._dump(pieces)
-        return Image(start, held[0]) if held is not None else None
+        if (held := self._dump(pieces)) is None:
+            return None
+        if changed is not None:
+            self._imaged.add((start, end, changed))
+        return Image(start, held[0])
 
     def _dumped(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
         """Return what the kernel's memory holds in each of `spans`; None where it cannot be read at once."""
@@ -173,6 +177,9 @@ class KernelMemory:
     def write(self, address: int, data: bytes) -> None:
         if not data:
             return
+        for image in [one for one in self._imaged if one[0] < address + len(data) and address < one[1]]:
+            self._imaged.remove(image)
+            image[2]()
         if not self._blind or not address >> KERNEL_BIT & 1:
             try:
                 self._virtual.write_virtual(address, data)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.errors import Unreadable
-from gdb_optprobe.guest.machine import HasImages, Memory, Readable, ReadsMany
+from gdb_optprobe.guest.machine import Changed, HasImages, Memory, Readable, ReadsMany
 from gdb_optprobe.guest.memory import MUCH
 
 LONGEST = 1984
@@ -138,9 +138,9 @@ def fill(address: int, data: bytes, memory: Memory) -> None:
         memory.write(address + start, data[start:end])
 
 
-def image(start: int, end: int, memory: Readable) -> Readable | None:
-    """Return what `memory` holds from `start` to `end` now, to be read from; None where it is not had at once."""
-    return memory.image(start, end) if isinstance(memory, HasImages) else None
+def image(start: int, end: int, memory: Readable, changed: Changed | None = None) -> Readable | None:
+    """See machine.HasImages."""
+    return memory.image(start, end, changed) if isinstance(memory, HasImages) else None
 
 
 def at(places: Sequence[tuple[int, int]], runs: Sequence[Run]) -> Iterator[bytes]:

@@ -39,7 +39,8 @@ class SymbolsOf(Sequence[str]):
         self._sites, self._find = sites, find
         self._found: Sequence[str] = ()
         self._asked = 0
-        self._block, self._places = self, range(len(sites))
+        self._block: SymbolsOf | None = None  # this one: no cycle, which would not be freed where none is collected
+        self._places = range(len(sites))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -53,13 +54,17 @@ class SymbolsOf(Sequence[str]):
     def __getitem__(self, place: int | slice) -> str | Sequence[str]:
         if isinstance(place, slice):
             some = SymbolsOf((), self._find)
-            some._block, some._places = self._block, self._places[place]
+            some._block, some._places = self._whole, self._places[place]
             return some
-        return self._block._at(self._places[place])
+        return self._whole._at(self._places[place])
 
     def __iter__(self) -> Iterator[str]:
-        found = self._block._all()
+        found = self._whole._all()
         return (found[place] for place in self._places)
+
+    @property
+    def _whole(self) -> SymbolsOf:
+        return self if self._block is None else self._block
 
     def _at(self, place: int) -> str:
         self._asked += 1

@@ -290,14 +290,14 @@ def test_some_physical_accesses_switch_the_mode_once(gdb: Gdb, machine: Any) -> 
 
 def test_an_image_is_of_a_guest_that_stands(machine: Any) -> None:
     class Held:
-        def image(self, start: int, end: int) -> tuple[int, int]:
-            return start, end
+        def image(self, *asked: object) -> tuple[object, ...]:
+            return asked
 
         def read(self, address: int, size: int) -> bytes:
             return bytes(size)
 
     assert machine.image(TEXT, TEXT + 8) is None, "what reads it by packets has none"
     machine.memory = Held()
-    assert machine.image(TEXT, TEXT + 8) == (TEXT, TEXT + 8)
+    assert machine.image(TEXT, TEXT + 8, print) == (TEXT, TEXT + 8, print)
     with machine.reading(Held()):
         assert machine.image(TEXT, TEXT + 8) is None

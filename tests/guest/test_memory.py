@@ -259,6 +259,33 @@ def test_an_image_is_what_one_piece_of_memory_held(works: bool) -> None:
         for address, size in ((BASE + 7, 2), (BASE + 2 * PAGE - 1, 2), (BASE, 1)):
             with pytest.raises(Unreadable):
                 held.read(address, size)
-    assert kernel.image(BASE, BASE + 3 * PAGE) is None, "it is in two pieces"
+    assert kernel.image(BASE, BASE + 3 * PAGE, print) is None, "it is in two pieces"
     assert kernel.image(BASE + 2 * PAGE, BASE + 4 * PAGE) is None, "a page is not mapped"
     assert KernelMemory(machine, machine, machine.walk).image(BASE, BASE + 8) is None
+
+
+@pytest.mark.parametrize("sees_kernel", [True, False])
+def test_a_write_in_an_image_is_told_once_before_it_is_done(sees_kernel: bool) -> None:
+    machine = Machine(sees_kernel)
+    kernel = KernelMemory(
+        machine, machine, machine.walk, lambda pieces: [machine.read_physical(*each) for each in pieces]
+    )
+    before, seen = kernel.read(BASE, PAGE), list[bytes]()
+
+    def changed() -> None:
+        seen.append(kernel.read(BASE, PAGE))
+
+    for _ in range(2):
+        held = kernel.image(BASE + 8, BASE + 16, changed)
+    for at, size in ((0, 8), (16, 8)):
+        kernel.write(BASE + at, b"o" * size)
+    kernel.write(BASE + 10, b"")
+    assert held is not None and not seen
+    last = kernel.read(BASE, PAGE)
+    for _ in range(2):
+        kernel.write(BASE + 4, b"other")
+    assert seen == [last] != [before]
+    for at in (8, 15):
+        kernel.image(BASE + 8, BASE + 16, changed)
+        kernel.write(BASE + at, b"1")
+    assert len(seen) == 3

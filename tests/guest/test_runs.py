@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest import runs
+from gdb_optprobe.guest.machine import Changed
 from gdb_optprobe.guest.memory import MUCH
 
 HOLE = range(0x4000, 0x5000)
@@ -110,7 +111,7 @@ class Written:
         self.writes.append((address, len(data)))
         self.data[address : address + len(data)] = data
 
-    def image(self, start: int, end: int) -> Written | None:
+    def image(self, start: int, end: int, changed: Changed | None = None) -> Written | None:
         return Written(self.data, False) if self.images else None
 
 

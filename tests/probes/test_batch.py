@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Collection, Sequence
 
 import pytest
@@ -310,6 +312,25 @@ def test_symbols_of_a_block_are_found_as_they_are_asked_for() -> None:
     assert asked == [1, 1, 1, 1, 100], "once"
     one_by_one = SymbolsOf(range(100), find)
     assert [one_by_one[place] for place in range(100)] == names and asked[5:] == [1] * FEW + [100]
+
+
+def test_symbols_of_a_block_are_freed_without_the_collector() -> None:
+    """A command on thousands of probes rests it, and has it never look at what there is behind."""
+
+    class Name(str): ...
+
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        symbols = SymbolsOf(range(2), lambda addresses: [Name(address) for address in addresses])
+        some, seen = symbols[1:], weakref.ref(symbols._all()[0])
+        assert list(some) == ["1"] and seen() == "0"
+        del symbols
+        assert list(some[:]) == ["1"] and list(SymbolsOf((), list)[:]) == []
+        del some
+        assert seen() is None
+    finally:
+        (gc.enable if was else gc.disable)()
 
 
 def test_detours_that_are_not_what_was_written_get_no_branch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,15 +159,19 @@ class CoreText(ABC):
 
     def reader(self, spans: Sequence[tuple[int, int]]) -> Readable:
         """Return what these more places, ascending, are read from. Those that follow calls through the text ask for few
-        at a time: once all they have asked for are many, all text is read at once, until it is forgotten.
+        at a time: once all they have asked for are many, all text is read at once, until it is forgotten or written:
+        then other branches are in it than an overlay shows.
         """
         if not spans or spans[0][0] < self._text[0] or spans[-1][1] > self._text[1]:
             return self._kernel.memory
         if self._image is None and len(spans) < runs.MANY:
             self._asked += len(spans)
             if self._asked >= FEW_AT_A_TIME:
-                self._asked, self._image = 0, runs.image(*self._text, self._kernel.memory)
+                self._asked, self._image = 0, runs.image(*self._text, self._kernel.memory, self._drop_image)
         return self._image or self._kernel.memory
+
+    def _drop_image(self) -> None:
+        self._image = None
 
     def marks(self, start: int, end: int) -> Sequence[Mark]:
         found = [Mark(Fact.EXCEPTION, at, 1) for at in self.exceptions.faulting(start, end)]

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.refusal import Refused
@@ -53,7 +54,7 @@ _LEAST = 0.001
 """Seconds that the guest runs at least between two stops."""
 _ANY = 0
 """In place of a function."""
-_STOPS = OptprobeError("a hit would stop the guest", "optprobe explain FUNCTION says why")
+_would_stop = partial(OptprobeError, "a hit would stop the guest", "optprobe explain FUNCTION says why")
 
 
 def _nothing(index: int, site: int) -> None:
@@ -447,13 +448,15 @@ class GraphRun:
             except OptprobeError as error:
                 if function is root:
                     raise
-                self.functions.left_out[function.name] = error
+                # The frames of its traceback have this run: a cycle, which would not be freed where none is collected.
+                error.__cause__ = error.__context__ = None
+                self.functions.left_out[function.name] = error.with_traceback(None)
         stopping = [probe for probe in (self._added(specs) if specs else ()) if self._stops(probe)]
         if stopping:
             if root is not None and any(probe.address == root.entry for probe in stopping):
-                raise _STOPS
+                raise _would_stop()
             guest, numbers = self.session.target.guest, [probe.number for probe in stopping]
-            self.functions.left_out |= dict.fromkeys([guest.symbol(probe.address) for probe in stopping], _STOPS)
+            self.functions.left_out |= dict.fromkeys([guest.symbol(probe.address) for probe in stopping], _would_stop())
             self.session.delete(numbers)
             self._numbers = [number for number in self._numbers if number not in numbers]
 
@@ -469,7 +472,7 @@ class GraphRun:
         plan = kprobes.plan_at(function.entry, spec)
         assert plan is not None, "no glob leaves anything out"
         if plan.tier.stops:
-            raise _STOPS
+            raise _would_stop()
         return spec
 
     def _watch_singly(self, pointers: Mapping[int, Pointer]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.linux.kernel import Kernel
-from gdb_optprobe.guest.machine import Vcpu
+from gdb_optprobe.guest.machine import Memory, Vcpu
 from gdb_optprobe.guest.symbols import Symbols, SymbolTable
 
 PAGE = 4096
@@ -98,5 +98,5 @@ def symbols(**addresses: int) -> SymbolTable:
     return SymbolTable(Symbols(array("Q", [a for a, _ in rows]), [name.removeprefix("d_") for _, name in rows], types))
 
 
-def kernel(memory: Pages, names: Mapping[str, int], offsets: Mapping[str, int] | None = None) -> Kernel:
+def kernel(memory: Memory, names: Mapping[str, int], offsets: Mapping[str, int] | None = None) -> Kernel:
     return Kernel(memory, symbols(**names), Structures(offsets) if offsets is not None else None)

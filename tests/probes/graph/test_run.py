@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -528,3 +529,31 @@ def test_nothing_is_collected_while_a_graph_is_prepared(monkeypatch: pytest.Monk
     assert gc.isenabled()
     GraphRun.prepare(object.__new__(GraphRun))
     assert collecting == [False] and gc.isenabled()
+
+
+def test_a_run_that_left_a_function_out_is_freed_without_the_collector() -> None:
+    """What is made while it rests may never be looked at."""
+    bodies = (
+        Body("root", ROOT, SITE + call(ROOT + len(SITE), LEAVES) + b"\xc3", tracer=0),
+        Body("odd", LEAVES, SITE + b"\xc3", tracer=0, entry=True),
+    )
+    found = FakeGuest(bodies, names=NamesAt(Registers(), cpu=Constant(0), hertz=10**9))
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        session = found.session()
+        graph, _ = prepared_in(session)
+        assert [*graph.functions.left_out] == ["odd"]
+        seen = weakref.ref(graph)
+        graph.take_out()
+        del graph
+        assert seen() is None
+        found.settings = replace(found.settings, optimization=False)
+        refused = GraphRun(session, Request("root", 3), print)
+        with pytest.raises(OptprobeError, match="would stop"):
+            refused.prepare()
+        seen = weakref.ref(refused)
+        del refused
+        assert seen() is None
+    finally:
+        (gc.enable if was else gc.disable)()

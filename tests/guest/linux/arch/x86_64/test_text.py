@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import pack
 
 import pytest
 
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux.arch.x86_64.text import SEVERAL, KernelText
 from gdb_optprobe.guest.linux.core_text import FEW_AT_A_TIME
-from gdb_optprobe.guest.memory import Image
+from gdb_optprobe.guest.machine import Changed
+from gdb_optprobe.guest.memory import Image, KernelMemory
 from gdb_optprobe.guest.text import Area, Fact, Jump
 from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.probes.unpatched_text import unpatched
 from tests.detours.fakes import code
 from tests.guest.linux.fake_kernel import Pages, kernel
 
@@ -388,7 +392,7 @@ class Images(Pages):
         self.reads += 1
         return super().read(address, size)
 
-    def image(self, start: int, end: int) -> Image:
+    def image(self, start: int, end: int, changed: Changed | None = None) -> Image:
         self.taken.append((start, end))
         return Image(start, super().read(start, end - start))
 
@@ -409,6 +413,47 @@ def test_text_that_is_asked_for_bit_by_bit_is_read_at_once() -> None:
     memory.put(NAMES["hot"], b"\x90")
     found.forget()
     assert found.code(both) != wanted, "the guest has run"
+
+
+class Seen(Pages):
+    """Memory as a vCPU sees it."""
+
+    def read_virtual(self, address: int, size: int) -> bytes:
+        return self.read(address, size)
+
+    def write_virtual(self, address: int, data: bytes) -> None:
+        self.write(address, data)
+
+
+def test_a_branch_that_was_taken_out_is_not_in_the_text_that_was_read_at_once() -> None:
+    pages, dumps = Seen(), list[int]()
+    pages.pages = text(hot="0f 1f 44 00 00  nopl\nc3  ret", other="90  nop")[0].pages
+
+    def dump(pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+        dumps.append(len(pieces))
+        return [pages.read(at, size) for at, size in pieces]
+
+    memory = KernelMemory(pages, pages, lambda at: (at, 0x10000), dump)
+    patch = Patch(NAMES["hot"], pages.read(NAMES["hot"], 5), code("e9 10 20 30 00  jmp"))
+    patches = [patch]
+    found = KernelText(kernel(memory, NAMES_PLAIN), X86_64, lambda address, data: unpatched(data, address, patches))
+    place = found.place(NAMES["hot"])
+    assert place is not None
+    (wanted,) = found.code([place])
+    memory.write(patch.address, patch.new)
+
+    def ask() -> bytes | None:
+        for _ in range(FEW_AT_A_TIME):
+            (held,) = found.code([place])
+        return held
+
+    assert ask() == wanted and len(dumps) == 1
+    memory.write(DATA, b"other")
+    assert ask() == wanted and len(dumps) == 1, "nothing of the text was written"
+    patches.clear()
+    memory.write(patch.address, patch.old)
+    assert found.code([place]) == [wanted] and found._read(place.start, place.end) == wanted
+    assert ask() == wanted and len(dumps) == 2
 
 
 def test_one_that_asks_for_much_at_a_time_reads_that() -> None:
