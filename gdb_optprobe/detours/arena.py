@@ -108,6 +108,7 @@ class Arena:
     earlier:    what an earlier GDB's journal said is in the arena; None if nothing was adopted.
     lender:     lends more memory; None where none can be had.
     own:        how many of the ranges of code are not lent; None for all.
+    wipes:      how often code was wiped: what was read before may be free now, and hold something else.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Arena:
         self._retired_as: dict[Slot, int] = {}
         self._allocated_after: dict[int, int] = {}
         self._overwritten: dict[Slot, bytes] = {}
+        self.wipes = 0
         self._references: dict[int, frozenset[int]] = {}
         self._tables: dict[TableKind, Slot] = {}
         self._adopted_tables: set[Slot] = set()
@@ -559,6 +561,7 @@ class Arena:
     def wipe(self, slots: Iterable[Slot], memory: Memory) -> None:
         """Restore the bytes of `slots`, which no vCPU can be inside: fill that traps, or what was overwritten."""
         self.journal.flush_new()  # of a member that has left its block, the block would miss its code
+        self.wipes += 1
         fill = self.ranges.fill
         runs: list[tuple[int, bytearray]] = []
         for slot in sorted(slots):

@@ -8,8 +8,9 @@ A run is one packet to the stub, which is carried out whole or not at all: no pl
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.guest.machine import Changed, HasImages, Memory, Readable, ReadsMany
@@ -62,24 +63,33 @@ def read(places: Iterable[tuple[int, int]], memory: Readable) -> list[Run]:
 
 @dataclass
 class Ahead:
-    """Memory that is asked for piece by piece in one stop, upwards: `size` bytes are read at once.
+    """Memory that is asked for piece by piece in one stop, `size` bytes in all: a read takes the pieces to come along.
 
-    _read: what was read, as of _address. Nothing that is asked for twice is read again.
+    _known: the runs that were read, in ascending order. No byte of them is read ahead again.
     """
 
     memory: Memory
     size: int
-    _address: int = 0
-    _read: bytes = b""
+    _known: list[Run] = field(default_factory=list)
 
     def read(self, address: int, size: int) -> bytes:
-        """Return what memory holds, or held since the first read. Raises Unreadable."""
-        if not self._address <= address <= address + size <= self._address + len(self._read):
+        """Return what memory holds, or held since it was read first. Raises Unreadable."""
+        place = bisect_right(self._known, address, key=lambda run: run.address)
+        run = self._known[place - 1] if place else None
+        if run is None or run.end < address + size:
+            following = self._known[place].address - address if place < len(self._known) else self.size
             try:
-                self._address, self._read = address, self.memory.read(address, max(size, self.size))
+                run = Run(address, self.memory.read(address, max(size, min(self.size, following))))
             except Unreadable:  # not all that is ahead is memory
+                self.size //= 2
                 return self.memory.read(address, size)
-        return self._read[address - self._address :][:size]
+            self._known.insert(place, run)
+        self.size = max(0, self.size - size)
+        return run.data[address - run.address :][:size]
+
+    def forget(self) -> None:
+        """Read all anew: it was changed."""
+        self._known.clear()
 
 
 def held(places: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:

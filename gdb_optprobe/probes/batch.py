@@ -223,7 +223,11 @@ class Batches:
                     offset = call_offset(plan, guest.isa, at, at + COUNTER_DISTANCE)
                 shapes.setdefault((shape, calls, offset), []).append(plan)
         ahead = runs.Ahead(guest.machine, sum(len(some) * arena.rounded(key[0].size) for key, some in shapes.items()))
+        wipes = arena.wipes
         for (shape, _, offset), some in shapes.items():
+            if arena.wipes != wipes:  # code was freed: for a block before, or its own where it was given up
+                wipes = arena.wipes
+                ahead.forget()
             sites = array("Q", [plan.head for plan in some])
             originals = [plan.original for plan in some]
             yield from self._allocate(

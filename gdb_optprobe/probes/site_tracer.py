@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.patch import Exchange
@@ -15,6 +15,9 @@ from gdb_optprobe.guest.text import FtraceSite
 
 MANY = 64
 """Sites of which it is worth knowing what was changed in the records."""
+
+_Flags = tuple[FtraceSites, Mapping[int, int]]
+"""Flags of sites, and where their records were found."""
 
 
 class NoSuchRecord(OptprobeError):
@@ -43,16 +46,19 @@ class SiteTracer:
 
     def hold_all(self, addresses: Sequence[int]) -> None:
         """Mark the sites as disabled, all or none. Raises Refused when a tracer has come since they were planned."""
-        flags = self._flags(addresses)
-        for address in addresses if len(flags) < len(addresses) else ():
-            if address not in flags:
-                raise NoSuchRecord(f"the tracer's record of {self._text.spell(address)} is gone")
+        found = self._flags(addresses)
+        if sum(len(flags) for _, flags in found) < len(addresses):
+            known = {address for _, flags in found for address in flags}
+            for address in addresses:
+                if address not in known:
+                    raise NoSuchRecord(f"the tracer's record of {self._text.spell(address)} is gone")
         # Few words differ among thousands of records.
-        used = {word for word in {*flags.values()} if not word & DISABLED and is_in_use(word)}
-        for address, word in flags.items() if used else ():
+        words = {word for _, flags in found for word in flags.values()}
+        used = {word for word in words if not word & DISABLED and is_in_use(word)}
+        for address, word in (row for _, flags in found for row in flags.items()) if used else ():
             if word in used:
                 raise Refused(Refusal.FTRACE_IN_USE.because(site=self._text.spell(address)))
-        done, count = self._set_disabled(flags, True)
+        done, count = self._set_disabled(found, True)
         if count >= MANY:
             self._marked = (tuple(addresses), done) if count == len(addresses) else None
         for address in addresses if self._still_disabled else ():
@@ -97,26 +103,27 @@ class SiteTracer:
     def kept_off(self) -> frozenset[int]:
         return frozenset(self._still_disabled)
 
-    def _flags(self, addresses: Collection[int]) -> dict[int, int]:
+    def _flags(self, addresses: Collection[int]) -> list[_Flags]:
         """Return the flags of the sites at `addresses`; other addresses are left out."""
-        found = self._text.ftrace.flags(addresses)  # of the kernel's own text, as nearly all are
+        start, end = self._text.own
+        own = [address for address in addresses if start <= address < end]  # nearly all are
         by_text: dict[int, tuple[FtraceSites, list[int]]] = {}
-        for address in addresses if len(found) < len(addresses) else ():
-            if address in found:
-                continue
-            sites = self._text.ftrace_of(address)
-            by_text.setdefault(id(sites), (sites, []))[1].append(address)
-        for sites, some in by_text.values():
-            found |= sites.flags(some)
-        return found
+        # The kernel's own sites know records of modules too, of those that were loaded when they were read: such a
+        # record may be freed by now, and hold what it held.
+        for address in addresses if len(own) < len(addresses) else ():
+            if not start <= address < end:
+                sites = self._text.ftrace_of(address)
+                by_text.setdefault(id(sites), (sites, []))[1].append(address)
+        parts = [*([(self._text.ftrace, own)] if own else []), *by_text.values()]
+        return [(sites, sites.flags(some)) for sites, some in parts]
 
-    def _set_disabled(self, flags: Mapping[int, int], disabled: bool) -> tuple[Exchange, int]:
+    def _set_disabled(self, found: Iterable[_Flags], disabled: bool) -> tuple[Exchange, int]:
         """Set or clear the flag in the records of these sites, where it is not so. Return what that changed, and of how
         many.
         """
-        at = self._text.ftrace.record_at.get
         changed = sorted(
-            (at(site) or self._text.ftrace_of(site).record_at[site], site, word)
+            (at[site], site, word)
+            for at, flags in ((sites.record_at, flags) for sites, flags in found)
             for site, word in flags.items()
             if bool(word & DISABLED) != disabled
         )

@@ -179,6 +179,32 @@ def test_all_of_a_module(linux: Guest, events: Any) -> None:
     assert hits["brd_do_bvec"] >= 128 and hits["brd_exit"] == 1 and hits["brd_free_pages"] == 1, hits
 
 
+def test_a_glob_of_a_module_that_was_loaded_again(linux: Guest) -> None:
+    """Its tracer's records are elsewhere then, even where its functions are not; the tracer finds all as it left it."""
+    linux.check(LOAD)
+    glob, again = "optprobe add -glob dummy_*", f"for cpu in 0 1; do {UNLOAD}; taskset $((1 << cpu)) {LOAD}; done; {USE}"
+    found = batch(
+        linux,
+        [
+            glob,
+            "optprobe delete",
+            Workload(again),
+            glob,
+            Workload(USE),
+            keep("there", "optprobe list"),
+            Workload(again),
+            keep("back", "optprobe list"),
+            "optprobe check",
+            "optprobe delete",
+        ],
+    )
+    assert found.status == 0, found.output
+    there, back = (by_function(found.json(name)) for name in ("there", "back"))
+    assert there[STATISTICS]["hits"] >= 3 and back[STATISTICS]["hits"] >= there[STATISTICS]["hits"]
+    linux.check(f"echo function > {TRACING}/current_tracer; {USE}; echo nop > {TRACING}/current_tracer; {UNLOAD}")
+    assert linux.check("dmesg | grep -c 'ftrace' || true").strip() == "0"
+
+
 @pytest.mark.parametrize("meanwhile", [UNLOAD, *["true", f"{UNLOAD}; {LOAD}"] * FULL])
 def test_another_gdb_takes_them_over(linux: Guest, events: Any, meanwhile: str) -> None:
     linux.check(LOAD)

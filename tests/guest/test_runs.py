@@ -56,12 +56,31 @@ def test_functions_of_a_run_that_cannot_be_read_have_no_heads() -> None:
     assert [found[address] for address in far] == [content(address, 16) for address in far]
 
 
-def test_what_is_asked_for_upwards_is_read_once() -> None:
+def test_what_is_asked_for_is_read_once() -> None:
+    """Where it is asked for downwards, too, or twice."""
     memory = Memory()
     ahead = runs.Ahead(memory, 0x100)
-    for at, size in ((0x1000, 16), (0x1010, 0x20), (0x10F0, 0x10), (0x1100, 0x200), (0x2000, 8), (0x1FF8, 8)):
+    upwards, back = ((0x1000, 16), (0x1010, 0x20), (0x2000, 8)), ((0x1F40, 8), (0x1F48, 8), (0x10F0, 8))
+    for at, size in (*upwards, *back, (0x2008, 8), *upwards):
         assert ahead.read(at, size) == content(at, size)
-    assert memory.sizes == [0x100, 0x200, 0x100, 0x100]
+    assert memory.sizes == [0x100, 0xD0, 0xC0]
+
+
+def test_what_was_asked_for_is_not_ahead_any_more() -> None:
+    memory = Memory()
+    ahead = runs.Ahead(memory, 0x100)
+    for at, size in ((0x1000, 0x80), (0x1080, 0x40), (0x10C0, 0x80), (0x2000, 8), (0x10C0, 0x80)):
+        assert ahead.read(at, size) == content(at, size)
+    assert memory.sizes == [0x100, 0x80, 8]
+
+
+def test_what_was_changed_is_read_anew() -> None:
+    memory = Memory()
+    ahead = runs.Ahead(memory, 0x100)
+    for _ in range(2):
+        assert ahead.read(0x1000, 16) == content(0x1000, 16)
+        ahead.forget()
+    assert memory.sizes == [0x100, 0xF0]
 
 
 def test_what_is_ahead_need_not_be_memory() -> None:
@@ -70,6 +89,14 @@ def test_what_is_ahead_need_not_be_memory() -> None:
     assert ahead.read(HOLE.start - 8, 8) == content(HOLE.start - 8, 8)
     with pytest.raises(Unreadable):
         ahead.read(HOLE.start - 8, 16)
+
+
+def test_what_is_ahead_and_no_memory_is_not_asked_for_again_and_again() -> None:
+    memory = Memory()
+    ahead, size = runs.Ahead(memory, 0x2000), 0x20
+    for at in range(HOLE.start - 0x1000, HOLE.start, size):
+        assert ahead.read(at, size) == content(at, size)
+    assert sum(memory.sizes) < 3 * 0x2000
 
 
 class Dumped(Memory):

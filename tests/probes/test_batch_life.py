@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
+from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.probes import entry_plans
 from gdb_optprobe.probes.block_planner import BlockPlanner
+from gdb_optprobe.probes.block_routines import BlockRoutines
+from gdb_optprobe.probes.collector import Trigger
+from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
@@ -21,17 +25,17 @@ from tests.probes.test_batch import AT, COUNT, GLOB, LOOP, entered_before, funct
 
 SEVERAL = code("48 ff c0  inc %rax\n48 ff c1  inc %rcx\n48 01 c8  add %rcx,%rax\nc3  ret")
 ONE = code("48 81 f1 55 aa 00 00  xor $0xaa55,%rcx\n48 01 c8  add %rcx,%rax\nc3  ret")
+SHORT = code("05 55 aa 00 00  add $0xaa55,%eax\n48 01 c8  add %rcx,%rax\nc3  ret")
 BRANCHING = code("48 ff c0  inc %rax\n74 03  je L\n48 ff c1  inc %rcx\n48 ff c2  inc %rdx (L)\nc3  ret")
 Guests = Callable[[], FakeGuest]
 
 
-def untraced() -> FakeGuest:
+def untraced(kinds: Sequence[bytes] = (SEVERAL, ONE, BRANCHING)) -> FakeGuest:
     """Return a guest of which the threads call functions without tracers' sites; most displace several instructions."""
     loop = b"".join(
         b"\xe8" + (to - LOOP - 5 * number - 5).to_bytes(4, "little", signed=True) for number, to in enumerate(AT)
     )
     back = b"\xe9" + (-len(loop) - 5).to_bytes(4, "little", signed=True)
-    kinds = SEVERAL, ONE, BRANCHING
     bodies = [Body(f"f{number}", at, kinds[number % len(kinds)]) for number, at in enumerate(AT)]
     guest = FakeGuest((*bodies, Body("loop", LOOP, loop + back)))
     guest.start_threads(LOOP)
@@ -52,6 +56,33 @@ def leave(guest: FakeGuest, session: Session, made: Guests) -> None:
     session.commit(0)
     assert session.optimizer.release_arena()
     assert set(guest.machine.read(CODE, DATA - CODE)) == {FILL}
+
+
+def test_code_that_is_freed_while_blocks_get_memory_is_free_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read ahead, for the first block, is that code as it was."""
+    # One instruction is displaced: no thread is in the way, for which there would be a collection before.
+    guest = untraced([ONE, SHORT])
+    session = guest.session()
+    first, then = (session.add(Spec(name, glob=True)) for name in ("f[1-4]?", "f[56]?"))
+    run(guest)
+    session.delete([view.number for view in first])
+    session.commit(0)
+    run(guest)
+    session.delete([view.number for view in then])
+    run(guest)
+    arena = session.optimizer.arena
+    assert arena is not None and len(arena.code.dirty) == len(then)
+
+    def install(_: BlockRoutines, block: CountBlock, arena: Arena) -> bool:
+        session.optimizer.collector.collect(arena, Trigger.MEMORY)
+        return True
+
+    monkeypatch.setattr(BlockRoutines, "install", install)
+    session.add(GLOB)
+    assert not arena.code.dirty and len(session.registry.blocks) > 1
+    assert sum(len(block) for block in session.registry.blocks) == COUNT and session.check() == ()
+    monkeypatch.undo()
+    leave(guest, session, lambda: untraced([ONE, SHORT]))
 
 
 def test_functions_without_sites_are_blocks_too() -> None:

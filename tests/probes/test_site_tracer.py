@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from struct import pack
+from struct import pack, unpack
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -34,7 +34,9 @@ class World:
             self.memory.put_words(RECORDS + 0x40 + 16 * number, TEXT + 0x100 * number, flag)
         self.trace(False)
         self.ftrace = FtraceSites(kernel(self.memory, NAMES), nops.SITE)
-        self.text = SimpleNamespace(ftrace=self.ftrace, ftrace_of=lambda address: self.ftrace, spell=hex)
+        self.text = SimpleNamespace(
+            ftrace=self.ftrace, ftrace_of=lambda address: self.ftrace, own=(TEXT, RECORDS), spell=hex
+        )
         self.tracer = SiteTracer(cast(LoadedText, self.text), cast(Any, self.memory))
 
     def trace(self, runs: bool) -> None:
@@ -138,6 +140,59 @@ def test_a_site_that_could_not_be_given_back_is_given_back_later(monkeypatch: py
     assert world.flags(SITE) == DISABLED
     world.tracer.give_back()
     assert world.flags(SITE) == 0
+
+
+MODULE = FtraceSite(0xFFFFFFFFC0000000, 5, False, bytes(5))
+PAGE, LOADED, AGAIN = RECORDS + 0x700, RECORDS + 0x800, RECORDS + 0x900
+
+
+class WorldOfModule(World):
+    """With a module of one site, whose record was where the kernel's own sites were read."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.memory.put(RECORDS, pack("<QQii", PAGE, RECORDS + 0x40, 1, 0))
+        self.load(LOADED)
+        assert self.ftrace.record_at[MODULE.address] == LOADED
+        self.text.ftrace_of = lambda address: self.of_module() if address >= MODULE.address else self.ftrace
+
+    def of_module(self) -> FtraceSites:
+        return FtraceSites(kernel(self.memory, NAMES), nops.SITE, of=(MODULE.address, MODULE.address + 0x1000))
+
+    def load(self, record: int, flags: int = 0) -> None:
+        """Load it at the same address as before, with its record at `record`."""
+        self.memory.put(PAGE, pack("<QQii", 0, record, 1, 0))
+        self.memory.put_words(record, MODULE.address, flags)
+
+    def words(self, record: int) -> tuple[int, int]:
+        return unpack("<QQ", self.memory.read(record, 16))
+
+
+@pytest.mark.parametrize("left", [(0x1234, 0x5678), (MODULE.address, 0)], ids=["used-again", "as-it-was"])
+def test_the_record_of_a_module_that_was_loaded_again_is_that_of_now(left: tuple[int, int]) -> None:
+    """Its old record is freed, whatever is there."""
+    world = WorldOfModule()
+    world.load(AGAIN)
+    world.memory.put_words(LOADED, *left)
+    world.tracer.hold_all([SITE.address, MODULE.address])
+    assert world.words(LOADED) == left and world.words(AGAIN) == (MODULE.address, DISABLED)
+    world.tracer.release_all([SITE.address, MODULE.address])
+    assert world.words(LOADED) == left and world.words(AGAIN) == (MODULE.address, 0) and world.flags(SITE) == 0
+
+
+def test_what_is_owed_is_given_back_where_a_module_was_loaded_again() -> None:
+    world = WorldOfModule()
+    for site in (MODULE, SITE):
+        world.tracer.hold(site)
+    world.trace(True)
+    for site in (MODULE, SITE):
+        world.tracer.release(site)
+    world.load(AGAIN, DISABLED)
+    world.memory.put_words(LOADED, 0x1234, 0x5678)
+    world.trace(False)
+    world.tracer.give_back()
+    assert world.flags(SITE) == 0 and world.words(LOADED) == (0x1234, 0x5678)
+    assert world.tracer.kept_off == frozenset()
 
 
 USED = 3

@@ -59,12 +59,12 @@ class LoadedText:
         handlers: HandlerText | None = None,
     ) -> None:
         """Join texts. area: of modules. text_of: raises OptprobeError for a module with unreadable symbols.
-        handlers: functions of the arena.
+        handlers: functions of the arena. own: the kernel's own text; (0, 0) where it is unknown.
         """
         self.core = core
         self.handlers = handlers
         self._kernel = kernel
-        self._area, self._own = area, kernel.range("_stext", "_etext")
+        self._area, self.own = area, kernel.range("_stext", "_etext")
         self._text_of = text_of
         self._reader: Modules | None = None
         self._texts: dict[Identity, ModuleCode] = {}
@@ -168,7 +168,7 @@ class LoadedText:
 
     def _may_be(self, address: int) -> bool:
         """Return whether a module may have text there: the kernel's own may be in the middle of their area."""
-        own = self._own[0] <= address < self._own[1]
+        own = self.own[0] <= address < self.own[1]
         return self._area[0] <= address < self._area[1] and not own
 
     # --- names -----------------------------------------------------------------------------------------------------
