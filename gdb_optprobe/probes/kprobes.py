@@ -60,8 +60,8 @@ _KEPT_IN_GLOBS = NO_MEMORY | PASSING | {
         Refusal.OVERLAPS_PROBE,
     )
 }
-"""Why a probe of a glob may stop the guest: that was asked for, the guest stops there anyway, or what is in the way is
-there for a while: memory is lacking, or the guest has patched its own text.
+"""Why a probe of a glob may stop the guest: that was asked for, the guest stops there anyway, or something is in the
+way for now: memory is lacking, or the guest has patched its own text.
 """
 
 

@@ -136,6 +136,7 @@ def test_where_the_guest_stops_anyway_a_glob_leaves_nothing_out() -> None:
         (STOPPING, {"optimization": False}, {"optimization": True}),
         (STOPPING, {"trap": True}, {"trap": False}),
         (replace(STOPPING, location="*"), {"trap": True}, {"trap": False}),
+        (replace(STOPPING, location="*"), {"trap": True}, {"trap": False, "optimization": False}),
     ],
 )
 def test_a_glob_that_would_leave_out_some_of_its_probes_now_is_saved_probe_by_probe(
