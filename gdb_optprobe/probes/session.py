@@ -517,10 +517,10 @@ class Session:
         # The members of blocks, which are not looked up, never stop it.
         if not self.registry.has(probe) or not self.registry.site_of(probe).plan.tier.stops:
             return True
-        spec, address = probe.spec, probe.address
-        if spec.is_whole_kernel and not spec.is_return and self.block_planner.stops(spec, address):
+        spec = probe.spec
+        if spec.is_whole_kernel and not spec.is_return:  # whatever stops it is left out
             return False
-        return self.kprobes.takes(spec, address)
+        return self.kprobes.takes(spec, probe.address)
 
     def _takes(self, spec: Spec, address: int) -> bool:
         """Return whether `add` of a glob has a probe at `address`."""
