@@ -208,7 +208,9 @@ DEFINITIONS: Mapping[str, Schema] = {
             "address": _COUNTED["address"],
             "symbol": _COUNTED["symbol"],
             "tier": _a(
-                "string", "The tier that it would get; empty where it cannot be probed", enum=_COUNTED["tier"]["enum"]
+                "string",
+                "The tier that it would get; empty where it cannot be probed or a glob leaves it out",
+                enum=_COUNTED["tier"]["enum"],
             ),
             "reason": _or_null(_ref("reason"), "Why no better tier; null where there is none"),
             "displaced": _list(_object("An instruction", _CODE_LINE), "The instructions that would move"),

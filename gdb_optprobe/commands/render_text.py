@@ -596,6 +596,8 @@ def _explanation(view: ExplainView, width: int) -> list[str]:
         verdict = f"{where}: would be {view.tier}{stops}"
     elif view.reason is not None and view.reason.code == WAITS:
         verdict = "would wait for its module"
+    elif view.reason is None:
+        verdict = f"{where}: would be left out"
     else:
         verdict = f"{where}: cannot be probed"
     lines = [verdict]

@@ -261,10 +261,15 @@ class Adding:
             raise Refused(Reason(reason.code, text, hint)) from None
         return True
 
-    def lend_lacking(self) -> bool:
-        """Have the guest's kernel lend what found no room since `watch_data`; return whether it did, so the guest ran.
+    def lend_lacking(self, probes: Iterable[Probe]) -> bool:
+        """Have the guest's kernel lend what found no room for `probes` since `watch_data`.
+
+        Return whether it did, so the guest ran. Should GDB be killed meanwhile, the next one finds them as they are.
         """
-        return (lack := self.optimizer.lacking()) is not None and self._lend(_Lacks(lack, 0))
+        if (lack := self.optimizer.lacking()) is None:
+            return False
+        self.optimizer.write_records(probes)
+        return self._lend(_Lacks(lack, 0))
 
     def _unwanted(self, spec: Spec, addresses: Collection[int], blocks: Sequence[CountBlock]) -> list[LeftOut]:
         """Return which of the addresses that are in no block the probes of a glob leave out. blocks: of others."""

@@ -15,7 +15,7 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour, build_count, build_detour
 from gdb_optprobe.detours.plan_request import Neighbours
 from gdb_optprobe.detours.planner import Plan, TierLimits
-from gdb_optprobe.detours.refusal import NO_MEMORY, Reason, Refusal, Refused
+from gdb_optprobe.detours.refusal import NO_MEMORY, PASSING, Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.detours.tier import Tier
@@ -49,7 +49,7 @@ LENT = "the guest's kernel is to lend memory for it, for which the guest runs"
 WOULD_STOP = OptprobeError(
     "a hit would stop the guest: optprobe explain FUNCTION says why; optprobe add FUNCTION or -tier breakpoint takes it"
 )
-_KEPT_IN_GLOBS = NO_MEMORY | {
+_KEPT_IN_GLOBS = NO_MEMORY | PASSING | {
     reason.code
     for reason in (
         Refusal.OPTIMIZATION_OFF,
@@ -60,7 +60,8 @@ _KEPT_IN_GLOBS = NO_MEMORY | {
         Refusal.OVERLAPS_PROBE,
     )
 }
-"""Why a probe of a glob may stop the guest: that was asked for, the guest stops there anyway, or memory is lacking now.
+"""Why a probe of a glob may stop the guest: that was asked for, the guest stops there anyway, or something is in the
+way for now: memory is lacking, or the guest has patched its own text.
 """
 
 
@@ -191,27 +192,22 @@ class Kprobes:
     def _take_or_leave_out(
         self, spec: Spec, plan: Plan, settings: Settings, maps: SharedMaps | None = None
     ) -> Handler | LeftOut:
-        """Return what a hit at `plan` does, or why a glob leaves this function out. Raises OptprobeError."""
-        handler = self.compile_or_leave_out(spec, plan, settings, maps)
-        if isinstance(handler, Handler) and _stops_unasked(spec, plan, handler):
-            return LeftOut(plan.address, WOULD_STOP)
-        return handler
-
-    def compile_or_leave_out(
-        self, spec: Spec, plan: Plan, settings: Settings, maps: SharedMaps | None = None
-    ) -> Handler | LeftOut:
-        """Return what a hit at `plan` does, or why a glob leaves this function out: it lacks what the handler names.
+        """Return what a hit at `plan` does, or why a glob leaves this function out: it lacks what the handler names, or
+        a hit would stop the guest.
 
         Raises OptprobeError as `compile` does where it is no glob.
         """
         try:
-            return self.compile(spec, plan, settings, maps)
+            handler = self.compile(spec, plan, settings, maps)
         except (Unreadable, Unreachable):
             raise
         except OptprobeError as error:
             if not spec.glob:
                 raise
             return LeftOut(plan.address, error)
+        if spec.glob and stops_unasked(spec, plan, handler):
+            return LeftOut(plan.address, WOULD_STOP)
+        return handler
 
     def compile(
         self,
@@ -370,7 +366,7 @@ class Kprobes:
             plan = self.plan_at(address, replace(spec, glob=False))
             assert plan is not None, "no glob leaves anything out"
             settings = self.settings()
-            handler = self.compile_or_leave_out(spec, plan, settings, maps)
+            handler = self._take_or_leave_out(spec, plan, settings, maps)
             if isinstance(handler, LeftOut):
                 errors.append(handler.error)
                 return site_views.left_out_view(handler.address, handler.error, self.target.guest)
@@ -379,8 +375,7 @@ class Kprobes:
             plan = replace(self._plan_with_memory(plan, probe), moved=plan.moved)
         except Refused as refused:
             return site_views.unprobeable_view(address, refused.reason, self.target.guest)
-        glob_note = site_views.glob_note(WOULD_STOP) if _stops_unasked(spec, plan, handler) else ""
-        notes = (site_views.plan_note(plan, self.target.guest), handler.note, self._loan_note(probe), glob_note)
+        notes = (site_views.plan_note(plan, self.target.guest), handler.note, self._loan_note(probe))
         cost = self._cost(plan, probe)
         return explain_view(plan, self.target.guest.symbol, spec, cost, "; ".join(filter(None, notes)))
 
@@ -459,11 +454,9 @@ class Kprobes:
         _unless_full(arena, lambda: InstalledDetour.check_memory(plan.head, lay_out, self.target.guest, arena))
 
 
-def _stops_unasked(spec: Spec, plan: Plan, handler: Handler) -> bool:
-    """Return whether each hit would stop the guest at a function that a glob names among others, and no one asked for
-    that.
-    """
-    if not spec.glob or spec.tier or handler.stops or not plan.tier.stops:
+def stops_unasked(spec: Spec, plan: Plan, handler: Handler) -> bool:
+    """Return whether each hit would stop the guest without being asked to: a glob leaves such a function out."""
+    if spec.tier or handler.stops or not plan.tier.stops:
         return False
     return plan.reason is None or plan.reason.code not in _KEPT_IN_GLOBS
 

@@ -36,16 +36,20 @@ _NAMED = re.compile(r"\*\s*\(?\s*[A-Za-z_][\w.]*\s*(?:[-+]\s*\w+\s*)?\)?", re.AS
 
 CanProbe = Callable[[Spec, int], bool]
 """Whether an address can have a probe of this kind."""
+ComesBack = Callable[[Probe], bool]
+"""Whether its glob, added again, has this probe."""
 
 
-def commands(probes: Sequence[Probe], settings: Settings, target: Target, takes: CanProbe) -> SavedProbes:
+def commands(
+    probes: Sequence[Probe], settings: Settings, target: Target, takes: CanProbe, comes_back: ComesBack
+) -> SavedProbes:
     """Return the file for `probes`, in order of their numbers."""
     lines = [HEAD, *_settings(settings)]
     left_out: list[int] = []
     # Those of one `add` have one and the same spec.
     for some in _by_spec(probes):
         try:
-            lines += _commands(some, target, takes)
+            lines += _commands(some, target, takes, comes_back)
         except NotSaved as why:
             left_out += [probe.number for probe in some]
             lines += [comment(line) for line in why.lines]
@@ -68,7 +72,7 @@ class NotSaved(Exception):
         self.lines = lines
 
 
-def _commands(some: Sequence[Probe], target: Target, takes: CanProbe) -> list[str]:
+def _commands(some: Sequence[Probe], target: Target, takes: CanProbe, comes_back: ComesBack) -> list[str]:
     """Return the commands for probes of one spec. Raises NotSaved."""
     spec = some[0].spec
     try:
@@ -80,7 +84,7 @@ def _commands(some: Sequence[Probe], target: Target, takes: CanProbe) -> list[st
             raise NotSaved([f"{add_command(spec, _location(probe, target))}: it is a script's" for probe in some])
         if any(probe.home or not probe.is_in_kernel for probe in some):
             return [line for probe in some for line in _add_lines(probe, _location(probe, target), pending=True)]
-        if _is_whole(some, target, takes):
+        if _is_whole(some, target, takes, comes_back):
             return _add_lines(some[0], spec.location if len(some) > 1 else _as_typed(some[0], target), spec.glob)
         return [line for probe in some for line in _add_lines(probe, _location(probe, target))]
     except OptprobeError as wrong:
@@ -152,7 +156,7 @@ def _settings(settings: Settings) -> Iterator[str]:
         yield f"# set optprobe arena {settings.arena}: addresses of that boot"
 
 
-def _is_whole(probes: Sequence[Probe], target: Target, takes: CanProbe) -> bool:
+def _is_whole(probes: Sequence[Probe], target: Target, takes: CanProbe, comes_back: ComesBack) -> bool:
     """Return whether one `add` makes all of `probes` and no other, enabled as they are."""
     if len(probes) == 1 and not probes[0].spec.glob:
         return True
@@ -164,8 +168,10 @@ def _is_whole(probes: Sequence[Probe], target: Target, takes: CanProbe) -> bool:
     except OptprobeError:
         return False
     there = {probe.address for probe in probes}
+    if not there <= found or (spec.glob and not all(map(comes_back, probes))):
+        return False
     # Where one could be and is not, it was deleted.
-    return there <= found and not any(takes(spec, address) for address in found - there)
+    return not any(takes(spec, address) for address in found - there)
 
 
 def _as_typed(probe: Probe, target: Target) -> str:

@@ -27,6 +27,7 @@ from gdb_optprobe.handlers.stack_walk import CODE, FRAMES, WANTED
 from gdb_optprobe.maps.host_map import HostMap
 from gdb_optprobe.probes.event_probes import kind_of
 from gdb_optprobe.probes.follower import LONGEST, SHORTEST, Pause
+from gdb_optprobe.probes.kprobes import WOULD_STOP, stops_unasked
 from gdb_optprobe.probes.new_records import RecordReader
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Row
@@ -195,7 +196,8 @@ class ScriptRun:
                 raise wrong(why, probe.point.where, "without -keep")
 
     def _attachable(self) -> list[Attached]:
-        """Return the probes that will be attached: a wildcard leaves out functions that cannot be probed.
+        """Return the probes that will be attached: a wildcard leaves out functions that cannot be probed, and those at
+        which each hit would stop the guest.
 
         The guest is as it was. Raises OptprobeError where another one cannot be.
         """
@@ -227,6 +229,8 @@ class ScriptRun:
         plan = kprobes.plan_at(each.address, spec)
         assert plan is not None, "no glob leaves anything out"
         handler = kprobes.compile(spec, plan, self.session.settings())
+        if each.point.has_wildcard and stops_unasked(spec, plan, handler):
+            raise WOULD_STOP
         kprobes.lower(Probe(0, spec, plan.address, handler), plan)
 
     def _attach(self, probes: Sequence[Attached], keep: bool) -> None:

@@ -272,17 +272,19 @@ class Session:
             self._adding.borrow_memory((probe.spec, [probe.address]) for probe in probes if probe.is_in_kernel)
         switched = _numbers_of(blocks, probes)
         probes += self.batches.switch(blocks, on)
-        for probe in probes:
-            probe.enabled = on
-        self.returns.settle_unpacked()
-        self._settle(probes)
-        for _ in range(LOANS if on else 0):
-            if not self._adding.lend_lacking():
-                break
-            self._settle(probes)  # the guest has run
-        self.optimizer.write_records(probes)
-        self.module_tracker.update_load_hook()
-        self.watch_traces()
+        try:
+            for probe in probes:
+                probe.enabled = on
+            self.returns.settle_unpacked()
+            self._settle(probes)
+            for _ in range(LOANS if on else 0):
+                if not self._adding.lend_lacking(probes):
+                    break
+                self._settle(probes)  # the guest has run
+        finally:  # a Ctrl-C comes behind a loan
+            self.optimizer.write_records(probes)
+            self.module_tracker.update_load_hook()
+            self.watch_traces()
         return switched
 
     def _settle(self, probes: Sequence[Probe]) -> None:
@@ -508,7 +510,17 @@ class Session:
         self.check_alive()
         members = (probe for block in self.registry.blocks for probe in self.block_members.probes(block))
         probes = sorted((*self.registry.single_probes(), *members), key=lambda probe: probe.number)
-        return save.commands(probes, self.settings(), self.target, self._takes)
+        return save.commands(probes, self.settings(), self.target, self._takes, self._comes_back)
+
+    def _comes_back(self, probe: Probe) -> bool:
+        """Return whether the `add` of its glob has `probe` again. One that stops the guest now may be left out then."""
+        # The members of blocks, which are not looked up, never stop it.
+        if not self.registry.has(probe) or not self.registry.site_of(probe).plan.tier.stops:
+            return True
+        spec = probe.spec
+        if spec.is_whole_kernel and not spec.is_return:  # whatever stops it is left out
+            return False
+        return self.kprobes.takes(spec, probe.address)
 
     def _takes(self, spec: Spec, address: int) -> bool:
         """Return whether `add` of a glob has a probe at `address`."""

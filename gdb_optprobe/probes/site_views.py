@@ -256,13 +256,8 @@ def unprobeable_view(address: int, why: Reason, guest: Guest) -> ExplainView:
 
 def left_out_view(address: int, error: OptprobeError, guest: Guest) -> ExplainView:
     """Return the view of a function that a glob leaves out for the reason in `error`."""
-    return ExplainView(address, guest.symbol(address), "", None, (), (), note=glob_note(error))
-
-
-def glob_note(error: OptprobeError) -> str:
-    """Return that a glob leaves a function out."""
     why = error.message.partition("\n")[0]  # the other lines show what was typed
-    return f"a glob leaves it out: {why}"
+    return ExplainView(address, guest.symbol(address), "", None, (), (), note=f"a glob leaves it out: {why}")
 
 
 def count_cost(plan: Plan, guest: Guest) -> int:

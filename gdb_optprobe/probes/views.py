@@ -473,7 +473,7 @@ class RefusedView:
 
 @dataclass(frozen=True, slots=True)
 class ExplainView:
-    """`optprobe explain LOCATION`: the tier it would get and why no better one. tier "" when it cannot be probed.
+    """`optprobe explain LOCATION`: the tier it would get and why no better one. tier "": it gets no probe.
 
     patch_size:   bytes that would be overwritten; 0 unless optimized.
     waits:        whether the patch covers several instructions and so waits until no thread is inside.

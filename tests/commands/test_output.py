@@ -196,6 +196,15 @@ def test_explanation_tells_a_reason_once() -> None:
     ]
 
 
+def test_explanation_does_not_say_of_what_a_glob_leaves_out_that_it_cannot_be_probed() -> None:
+    why = "a glob leaves it out: a hit would stop the guest"
+    left_out = replace(EXPLAINED, tier="", reason=None, refused=(), displaced=(), nearest=None, note=why)
+    assert text("explanation", [left_out]) == [
+        "0xffffffff8134cc59 <vfs_read+0x9>: would be left out",
+        f"        NOTE: {why}",
+    ]
+
+
 def test_what_the_kernel_goes_round_is_noted() -> None:
     why = "the kernel calls it only on Sundays"
     assert f"        NOTE: {why}" in text("explanation", [replace(EXPLAINED, note=why)])

@@ -84,7 +84,7 @@ def _address(spec: Spec) -> int:
 
 def test_the_file() -> None:
     target = cast(Target, SimpleNamespace(guest=Guest(), debugger=Guest()))
-    found = commands(probes(), SETTINGS, target, lambda spec, address: True)
+    found = commands(probes(), SETTINGS, target, lambda spec, address: True, lambda probe: True)
     lines = with_variables(found.lines, {"limit": 4096}.get)
     assert "".join(f"{line}\n" for line in lines) == golden("saved.gdb")
     assert (found.count, found.left_out) == (len(probes()) - 1, (9,))

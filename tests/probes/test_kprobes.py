@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.names import NamesAt
+from gdb_optprobe.guest.text import Fact, Mark
 from gdb_optprobe.handlers.scope import Meaning, Missing
 from gdb_optprobe.probes.kprobes import WOULD_STOP
+from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
 from tests.fake_guest import PLAIN, SHORT, TRACED, FakeGuest, Registers, program
 
@@ -89,8 +92,8 @@ def test_a_glob_leaves_out_what_would_stop_the_guest_at_each_hit() -> None:
 
 def test_explain_tells_that_a_glob_leaves_it_out() -> None:
     *others, short = without_traps().session().explain(STOPPING)
-    assert (short.tier, short.address) == ("boosted", SHORT) and short.note == f"a glob leaves it out: {WOULD_STOP}"
-    assert not any(view.note for view in others)
+    assert (short.tier, short.address) == ("", SHORT) and short.note == f"a glob leaves it out: {WOULD_STOP}"
+    assert all(view.tier and not view.note for view in others)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +115,9 @@ def test_a_glob_with_no_other_functions_is_refused_with_the_way_to_have_them() -
     guest = without_traps()
     guest.bodies = [replace(body, name="none") if body.address in (PLAIN, TRACED) else body for body in guest.bodies]
     session = guest.session()
-    with pytest.raises(OptprobeError, match=r"would stop the guest.*-tier breakpoint"):
-        session.add(STOPPING)
+    for act in (session.add, session.explain):
+        with pytest.raises(OptprobeError, match=r"would stop the guest.*-tier breakpoint"):
+            act(STOPPING)
     assert not session.views()
 
 
@@ -124,3 +128,48 @@ def test_where_the_guest_stops_anyway_a_glob_leaves_nothing_out() -> None:
     guest = without_traps()
     guest.settings = replace(guest.settings, optimization=False)
     assert [view.address for view in guest.session().add(STOPPING)] == [PLAIN, TRACED, SHORT]
+
+
+@pytest.mark.parametrize(
+    ("spec", "before", "now"),
+    [
+        (STOPPING, {"optimization": False}, {"optimization": True}),
+        (STOPPING, {"trap": True}, {"trap": False}),
+        (replace(STOPPING, location="*"), {"trap": True}, {"trap": False}),
+        (replace(STOPPING, location="*"), {"trap": True}, {"trap": False, "optimization": False}),
+    ],
+)
+def test_a_glob_that_would_leave_out_some_of_its_probes_now_is_saved_probe_by_probe(
+    spec: Spec, before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    guest = without_traps()
+    guest.settings = replace(guest.settings, **before)
+    session = guest.session()
+    session.add(spec)
+    (line,) = added(session)
+    assert line == f"optprobe add {spec.location} -glob"
+    guest.settings = replace(guest.settings, **now)
+    session.resettle()
+    lines = added(session)
+    assert len(lines) == len(session.views()) and not any("-glob" in line for line in lines)
+
+
+def added(session: Session) -> list[str]:
+    return [line for line in session.saved().lines if line.startswith("optprobe add")]
+
+
+def test_what_the_guest_may_undo_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own kprobe keeps ours from the best tier until it goes."""
+    guest = without_traps()
+    theirs = [Mark(Fact.KPROBE, PLAIN, 1)]
+    monkeypatch.setattr(guest.text, "marks", lambda start, end: [one for one in theirs if start <= one.address < end])
+    session = guest.session()
+    first, _ = session.add(STOPPING)
+    assert (first.address, first.tier) == (PLAIN, "breakpoint") and first.reason is not None
+    assert first.reason.code == "FOREIGN_KPROBE"
+    assert len(added(session)) == 1
+    theirs.clear()
+    guest.steps += 1
+    guest.text.functions = [replace(function) for function in guest.text.functions]  # looked at again
+    session.optimizer.on_stop()
+    assert session.views()[0].tier == "optimized"

@@ -58,7 +58,7 @@ class Guest:
 
 def file_of(guest: Guest, *probes: Probe) -> SavedProbes:
     target = cast(Target, SimpleNamespace(guest=guest, debugger=guest))
-    return commands(probes, Settings(), target, lambda spec, address: True)
+    return commands(probes, Settings(), target, lambda spec, address: True, lambda probe: True)
 
 
 def probe(number: int = 1, **typed: object) -> Probe:

@@ -22,6 +22,7 @@ from gdb_optprobe.guest.linux.page_allocator import Pages
 from gdb_optprobe.guest.machine import Vcpu
 from gdb_optprobe.isa.x86_64.calling import CALLING
 from gdb_optprobe.probes.linux_arena import LinuxArena
+from gdb_optprobe.probes.module_tracker import ModuleTracker
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
@@ -368,7 +369,13 @@ def test_what_enable_finds_no_room_for_is_asked_for_as_by_add(monkeypatch: pytes
 
 
 def test_a_probe_is_enabled_where_the_kernel_lends_no_more() -> None:
-    guest = lending(is_home=True)
+    session = lacking(lending(is_home=True))
+    session.enable()
+    assert [(view.tier, view.enabled) for view in session.views()] == [("emulated", True)]
+
+
+def lacking(guest: LendingGuest) -> Session:
+    """A session with a disabled probe, for which there is too little memory when it is enabled."""
     session = guest.session()
     guest.settings = replace(guest.settings, optimization=False, trap=False)
     session.add(Spec(f"*{PLAIN:#x}"))
@@ -376,8 +383,34 @@ def test_a_probe_is_enabled_where_the_kernel_lends_no_more() -> None:
     data = session.optimizer.take_arena().data
     data.allocate(data.largest, 0, 1 << 64, PLAIN)
     guest.settings = replace(guest.settings, optimization=True)
+    return session
+
+
+def test_a_gdb_may_be_killed_while_enable_has_memory_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one finds the probes as they are: enabled."""
+    guest, left = lending(is_home=True), list[LendingGuest]()
+    session = lacking(guest)
+    monkeypatch.setattr(Optimizer, "lend", lambda optimizer, lack, more: left.append(guest.copy()))
     session.enable()
-    assert [(view.tier, view.enabled) for view in session.views()] == [("emulated", True)]
+    following = left[0].session()
+    assert adopt.recover(following).lost == ()
+    assert [view.enabled for view in following.views()] == [True]
+
+
+def test_a_ctrl_c_while_enable_has_memory_lent_skips_nothing_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest, done = lending(is_home=True), list[str]()
+    session = lacking(guest)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Optimizer, "lend", interrupted)
+    for what, name in ((Session, "watch_traces"), (ModuleTracker, "update_load_hook"), (Optimizer, "write_records")):
+        monkeypatch.setattr(what, name, lambda *_, name=name: done.append(name))
+    with pytest.raises(KeyboardInterrupt):
+        session.enable()
+    assert [view.enabled for view in session.views()] == [True]
+    assert done == ["write_records", "write_records", "update_load_hook", "watch_traces"]
 
 
 def actions(guest: LendingGuest, session: Session) -> None:
