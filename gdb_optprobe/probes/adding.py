@@ -136,7 +136,7 @@ class Adding:
             return self._add(places, is_told, may_lend=False)
         except BaseException:
             if not had_arena:
-                with suppress(OptprobeError):  # why `add` is refused is what to read; the next one finds the arena
+                with suppress(Exception):  # why `add` is refused is what to read; the next one finds the arena
                     self.optimizer.release_arena()
             raise
 
@@ -153,7 +153,12 @@ class Adding:
             lack = self._lack(new) if isinstance(error, Refused) else None
             others = sum(len(addresses) for _, addresses in places) - (have := new.with_counters)
             more = self.optimizer.data_used_since(new.data_before) // max(have, 1) * max(others - 1, 0)
-            self.remove([probe for probe in new.probes if self.registry.has(probe)], new.blocks)
+            try:
+                self.remove([probe for probe in new.probes if self.registry.has(probe)], new.blocks)
+            except Exception as failure:  # of GDB's own errors too
+                if isinstance(error, OptprobeError):  # what it says of the guest is to be read, too
+                    raise OptprobeError(f"{error}; {failure}") from error
+                raise
             if lack is not None:
                 raise _Lacks(lack, more) from error
             raise

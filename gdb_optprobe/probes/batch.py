@@ -313,27 +313,43 @@ class Batches:
             arena.write_block(block.code.address, code, block.step, machine)
             written[block.code.address] = code, block.step
         arena.check_blocks(written, machine)
-        self._arm(blocks)
+        self._arm(blocks, arena)
 
-    def _arm(self, blocks: Sequence[CountBlock]) -> None:
+    def _arm(self, blocks: Sequence[CountBlock], arena: Arena) -> None:
         """Lead the text to the detours, which are written. Raises OptprobeError, the text as it was, or the number of
-        branches that could not be undone: the tracer is kept off these.
+        branches that could not be undone: the tracer is kept off these, and their blocks are enabled.
         """
         traced = _traced_sites(blocks)
         self.target.tracer.hold_all(traced)
         try:
             self.text.write(blocks, self.target.guest.machine)
         except BaseException as error:
-            stay = {site for block in blocks for site in self._led(block)}
-            self.target.tracer.release_all([site for site in traced if site not in stay])
+            led = [self._led(block) for block in blocks]
+            for block, found in zip(blocks, led, strict=True):
+                if found is None or found:
+                    block.enabled = True
+                    self.members.note(block, arena)
+            with suppress(Exception):  # a later change writes it
+                arena.journal.flush()
+            stay = {
+                site
+                for block, found in zip(blocks, led, strict=True)
+                for site in (found if found is not None else [start for start, _ in block.places()])
+            }
+            with suppress(Exception):  # the first error tells; the tracer is kept off more sites than it has to be
+                self.target.tracer.release_all([site for site in traced if site not in stay])
             if stay:
-                raise OptprobeError(f"{error}; {len(stay)} branches could not be undone", STAY) from error
+                known = "could not be undone" if None not in led else "may be in the text"
+                raise OptprobeError(f"{error}; {len(stay)} branches {known}", STAY) from error
             raise
 
-    def _led(self, block: CountBlock) -> list[int]:
-        """Return the sites at which the text leads to the detours of a block."""
+    def _led(self, block: CountBlock) -> list[int] | None:
+        """Return the sites at which the text leads to the detours of a block; None where it cannot be read."""
         places = block.places()
-        texts = runs.held(places, self.target.guest.machine)
+        try:
+            texts = runs.held(places, self.target.guest.machine)
+        except Exception:  # of GDB's own errors too: the connection broke
+            return None
         rows = zip(places, texts, block.branches(block.isa), strict=True)
         return [site for (site, _), text, branch in rows if text == branch]
 
@@ -351,18 +367,20 @@ class Batches:
         return alone
 
     def _forget(self, blocks: Sequence[CountBlock], arena: Arena) -> None:
-        """Free what was allocated, unless a branch leads there: one that could not be undone."""
-        machine = self.target.guest.machine
+        """Free what was allocated, unless a branch may lead there: one that could not be undone."""
         for block in blocks:
-            if self._led(block):
+            if self._led(block) != []:
                 self.routines.leave(block)
+                self.returns.stay(block)
                 continue
-            arena.wipe([block.code], machine)
-            self.members.forget(block, arena)
-            arena.free_counts(block.code, block.data)
-            self.returns.forget(block, arena)
-            self.routines.forget(block, arena)
-        arena.journal.flush()
+            with suppress(Exception):  # the first error tells; memory that may hold code stays allocated
+                arena.wipe([block.code], self.target.guest.machine)
+                self.members.forget(block, arena)
+                arena.free_counts(block.code, block.data)
+                self.returns.forget(block, arena)
+                self.routines.forget(block, arena)
+        with suppress(Exception):  # a later change writes it
+            arena.journal.flush()
 
     def _stopped_at(self, blocks: Sequence[CountBlock]) -> Collection[int]:
         """Return the sites of `blocks` that a vCPU is stopped at."""
@@ -397,12 +415,22 @@ class Batches:
 
     def _unpack_changed(self, block: CountBlock) -> list[Probe]:
         """Have members leave an enabled block where the text is not theirs any more: by themselves they are reported.
+        Those of which nothing is there, as where branches were half written, leave it disabled.
         """
         places = block.places()
         texts = runs.held(places, self.target.guest.machine)
-        wanted = block.branches(block.isa)
-        changed = [index for index, text, own in zip(block.members, texts, wanted, strict=True) if text != own]
-        return [self.members.unpack(block, index) for index in changed]
+        found = list(zip(block.members, texts, block.texts(), block.branches(block.isa), strict=True))
+        changed = [index for index, text, old, own in found if text not in (old, own)]
+        gone = [index for index, text, old, own in found if text == old]
+        alone = [self.members.unpack(block, index) for index in changed]
+        block.enabled = False
+        try:
+            alone += [self.members.unpack(block, index) for index in gone]
+        finally:
+            block.enabled = True
+        if block.traced:
+            self.target.tracer.release_all([block.sites[index] for index in gone])
+        return alone
 
     def _retire_piece(self, block: CountBlock, start: int, end: int, arena: Arena) -> None:
         """Release the code and the data of some members, to which nothing leads any more."""
@@ -431,7 +459,7 @@ class Batches:
         with held():
             if on:
                 alone = self._unpack_in_the_way(blocks)
-                self._arm([block for block in blocks if len(block)])
+                self._arm([block for block in blocks if len(block)], arena)
             else:
                 alone = self._disarm(blocks)
             for block in (block for block in blocks if len(block)):
@@ -486,6 +514,8 @@ class Batches:
             for (address, _), text, own in zip(places, texts, block.branches(block.isa), strict=True):
                 if block.enabled and text != own:
                     found.append(TextChanged(address, own, text).message)
+                elif not block.enabled and text == own:
+                    found.append(f"the branch at {guest.text.spell(address)} is there, and its probe is disabled")
             for start, end in block.runs():
                 piece, _ = block.piece(start, end)
                 code, held_now = block.detours(start, end), guest.machine.read(piece.address, piece.size)

@@ -13,10 +13,11 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour, build_detour
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.patch import Patch
+from gdb_optprobe.detours.patch import Patch, TextChanged
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code, Dead, OutOfReach, joined
@@ -30,7 +31,7 @@ from gdb_optprobe.probes.probe_read import install_probe_read
 from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 
-_NOTHING = PreservedRegisters()
+STAYS = "it is taken out at the next stop at which the guest can be reached, or by optprobe commit"
 Codes = Mapping[int, Sequence[tuple[Probe, Code]]]
 
 
@@ -39,12 +40,14 @@ def install(
     target: Target,
     arena: Arena,
     traps: KernelTraps,
-    keeps: PreservedRegisters = _NOTHING,
+    keeps: PreservedRegisters,
+    lost: list[Branch],
     old: Branch | None = None,
 ) -> Branch:
-    """Serve `sites` (ascending, of one region). Raises Refused or TextChanged with the guest as it was.
+    """Serve `sites` (ascending, of one region). Raises OptprobeError with the guest as it was.
 
-    The caller then has to let in the tracer, which may be kept off the site.
+    The caller then has to let in the tracer, which may be kept off the site. But where the guest cannot be reached any
+    more, the branch may stay: it is in `lost` then, with all that it leads to, and so is `old`.
     old: the branch there until then.
     """
     plan = sites[0].plan
@@ -58,36 +61,77 @@ def install(
     isa = target.guest.isa
     placed = InstalledDetour.install(plan.head, lambda at: build_detour(plan, isa, at, programs), target.guest, arena)
     ways: list[Patch] = []
+    branch: Branch | None = None
+    written: Patch | None = None
     try:
         parts = tuple(_parts(codes, placed.detour))
         ways += _link_pads(parts, {probe.number: probe for site in sites for probe in site.enabled}, target.guest)
-        if plan.tier is Tier.TRAPPED:
-            change = Patch(plan.head, plan.original, traps.trap)
+        is_trap = plan.tier is Tier.TRAPPED
+        leads = traps.trap if is_trap else target.guest.isa.branch(plan.head, placed.detour.address)
+        change = Patch(plan.head, plan.original, leads)
+        branch = Branch(plan, tuple(site.address for site in sites), probe_numbers(sites), change, placed, keeps, parts)
+        if is_trap:
             traps.set_detour(plan.head, placed.detour.address, arena)
-        else:
-            branch_bytes = target.guest.isa.branch(plan.head, placed.detour.address)
-            change = Patch(plan.head, plan.original, branch_bytes)
         # The journal knows of the site by now: should this GDB be killed, the next one lets the tracer in again.
         if plan.ftrace is not None:
             target.tracer.hold(plan.ftrace)
         # The text must be the one that was planned for: the guest may have run since.
-        patch.apply([change if old is None else replace(change, old=old.patch.new)], target.guest.machine)
-    except BaseException:  # of GDB's own errors too
-        if plan.tier is Tier.TRAPPED and old is not None:
-            traps.set_detour(plan.head, old.detour.address, arena)
-        elif plan.tier is Tier.TRAPPED:
-            traps.clear(plan.head)
+        written = change if old is None else replace(change, old=old.patch.new)
+        patch.apply([written], target.guest.machine)
+    except BaseException as error:  # of GDB's own errors too
+        if branch is not None and not _is_undone(branch, old, written, error, target.guest, traps, arena):
+            _keep_ways(sites, ways)
+            for site in sites:
+                site.abandon()
+            lost += [branch] if old is None else [branch, old]
+            if not isinstance(error, Exception):
+                raise
+            where = target.guest.text.spell(plan.head)
+            raise OptprobeError(f"{error}; what was written at {where} may be there still", STAYS) from error
         patch.revert(ways, target.guest.machine)
         placed.release(target.guest, arena, reached=False)
         raise
+    _keep_ways(sites, ways)
+    for site in sites:
+        site.attach_branch(branch, target)
+    return branch
+
+
+def _is_undone(
+    branch: Branch,
+    old: Branch | None,
+    written: Patch | None,
+    error: BaseException,
+    guest: Guest,
+    traps: KernelTraps,
+    arena: Arena,
+) -> bool:
+    """Return whether nothing leads to the detour of `branch` after `error`; False where that cannot be known.
+
+    written: the text's change, if that was begun.
+    """
+    try:
+        if written is not None:
+            expected = (error.address, error.expected) if isinstance(error, TextChanged) else None
+            # Before the first write the guest's own kprobe may be there.
+            is_before = expected == (written.address, written.old)
+            if not is_before and guest.machine.read(written.address, len(written.old)) != written.old:
+                return False
+        if branch.plan.tier is Tier.TRAPPED and old is not None:
+            traps.set_detour(branch.plan.head, old.detour.address, arena)
+        elif branch.plan.tier is Tier.TRAPPED:
+            traps.clear(branch.plan.head)
+    except Exception:  # the first error tells
+        return False
+    return True
+
+
+def _keep_ways(sites: Sequence[Site], ways: Iterable[Patch]) -> None:
+    """Record what the pads of the probes at `sites` hold."""
     held = {way.address: way.new for way in ways}
     for probe in (probe for site in sites for probe in site.enabled):
         if probe.pad is not None:
             probe.pad.data = held[probe.pad.address]
-    branch = Branch(plan, tuple(site.address for site in sites), probe_numbers(sites), change, placed, keeps, parts)
-    for site in sites:
-        site.attach_branch(branch, target)
-    return branch
 
 
 def remove(branch: Branch, sites: Sequence[Site], guest: Guest, arena: Arena, lifted: bool) -> None:

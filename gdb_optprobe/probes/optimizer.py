@@ -659,11 +659,19 @@ class Optimizer:
             if site.branch is None:
                 site.remove_breakpoint(self.target.guest, arena)
         try:
-            keeps = self.read_registers.in_function_of(old.plan.head)
-            branch = branch_patch.install(group, self.target, arena, self.traps, keeps, old)
-        except OptprobeError:
-            self.links.add(old)
-            return ()
+            keeps, lost = self.read_registers.in_function_of(old.plan.head), self._lost_branches.branches
+            branch = branch_patch.install(group, self.target, arena, self.traps, keeps, lost, old)
+        except BaseException as error:
+            is_lost = group[0].is_lost
+            for site in sites if is_lost else ():
+                site.abandon()
+            if is_lost:  # which of the two is there is not known
+                self.registry.remove_branch(old)
+            if not isinstance(error, OptprobeError):
+                raise
+            if not is_lost:
+                self.links.add(old)
+            return (error,) if is_lost else ()
         self.registry.remove_branch(old)
         for site in sites:
             if site.branch is old:  # else the new one is attached
@@ -740,18 +748,21 @@ class Optimizer:
         for site in group:
             site.remove_breakpoint(self.target.guest, self.arena)
         wanted = group[0].plan
-        keeps = self.read_registers.in_function_of(wanted.head)
+        keeps, lost = self.read_registers.in_function_of(wanted.head), self._lost_branches.branches
         try:
             arena = self.take_arena()
-            branch = self.with_memory(lambda: branch_patch.install(group, self.target, arena, self.traps, keeps), arena)
+            branch = self.with_memory(
+                lambda: branch_patch.install(group, self.target, arena, self.traps, keeps, lost), arena
+            )
         except Refused as refused:
             self._release_tracer(wanted)
             for site in group:
                 site.plan = self.plan_without_detour(site.address, site.specs, refused.reason)
         except OptprobeError as error:
-            self._release_tracer(wanted)
-            for site in group:
-                site.blocked_by = error.message
+            if not group[0].is_lost:
+                self._release_tracer(wanted)
+                for site in group:
+                    site.blocked_by = error.message
             return (error,)
         else:
             self._arm(branch, group)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.patch import TextChanged
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.ppc64le.ftrace import ENTERED
+from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.guest.text import IdleSites
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.probes import block_planner
 from gdb_optprobe.probes.count_block import FEW, SymbolsOf
-from gdb_optprobe.probes.spec import Spec
+from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
 from tests.fake_guest import (
@@ -253,6 +256,119 @@ def test_the_tracer_is_kept_off_branches_that_could_not_be_undone(monkeypatch: p
     assert isinstance(tracer, FakeTracer)
     assert [at for at in AT if guest.machine.read(tracer.records[at], 1) == b"\1"] == left
     assert text(recovered(functions().after(list(guest.machine.writes)))) == text(functions())
+
+
+class Broken(Exception):
+    """An error of GDB's own, which is no OptprobeError."""
+
+
+def break_midway(guest: FakeGuest, broken: pytest.MonkeyPatch, error: Exception, is_gone: bool) -> None:
+    """Have the text be written no more once its first run is; is_gone: nor anything else, and nothing be read."""
+    write, read, into_text = guest.machine.write, guest.machine.read, list[int]()
+
+    def written(address: int, data: bytes) -> None:
+        if into_text and (is_gone or START <= address < LOOP):
+            raise error
+        write(address, data)
+        if START <= address < LOOP:
+            into_text.append(address)
+
+    def was_read(address: int, size: int) -> bytes:
+        if into_text and is_gone:
+            raise error
+        return read(address, size)
+
+    broken.setattr(guest.machine, "write", written)
+    broken.setattr(guest.machine, "read", was_read)
+
+
+def led(guest: FakeGuest) -> list[int]:
+    return [at for at in AT if guest.machine.read(at, 5) != BODY[:5]]
+
+
+ERRORS = pytest.mark.parametrize("error", [OptprobeError("closed"), Broken("closed")], ids=["ours", "gdb"])
+GONE = pytest.mark.parametrize("is_gone", [False, True], ids=["text-alone", "gone"])
+
+
+@GONE
+@ERRORS
+@pytest.mark.parametrize("kind", [Kind.KPROBE, Kind.KRETPROBE])
+def test_what_branches_that_could_not_be_undone_lead_to_stays(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, error: Exception, is_gone: bool
+) -> None:
+    guest = functions()
+    session = guest.session()
+    with monkeypatch.context() as broken, pytest.raises(OptprobeError, match=r"closed; .* branches") as raised:
+        break_midway(guest, broken, error, is_gone)
+        session.add(replace(GLOB, kind=kind))
+    left = led(guest)
+    assert 0 < len(left) < COUNT
+    said = f"{COUNT} branches may be in the text" if is_gone else f"{len(left)} branches could not be undone"
+    assert said in raised.value.message
+    run(guest)
+    session.delete()
+    session.commit(0)
+    run(guest)
+    assert led(guest) == left
+    assert text(recovered(functions().after(list(guest.machine.writes)))) == text(functions())
+
+
+def test_all_blocks_are_looked_at_where_the_first_cannot_be_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = functions()
+    session, wipe = guest.session(), Arena.wipe
+    tried = list[int]()
+    monkeypatch.setattr(block_planner, "LEAST", 8)
+
+    def once(arena: Arena, slots: Sequence[Slot], memory: Memory) -> None:
+        tried.append(len(slots))
+        if len(tried) == 1:
+            raise Broken("closed")
+        wipe(arena, slots, memory)
+
+    halves = [(replace(GLOB, location=name), AT[part]) for name, part in (("a*", slice(0, 35)), ("b*", slice(35, 70)))]
+    with monkeypatch.context() as broken, pytest.raises(OptprobeError, match="does not answer"):
+        broken.setattr(Arena, "wipe", once)
+        broken.setattr(session.batches.text, "write", fail_at_write(0, lambda address, data: None))
+        session.batches.add_all(halves)
+    assert len(tried) == 2 and text(guest) == text(functions())
+    arena = session.optimizer.arena
+    assert arena is not None and len(arena.code.slots[0].used) == 1
+
+
+@GONE
+@ERRORS
+def test_what_was_enabled_in_part_is_enabled(monkeypatch: pytest.MonkeyPatch, error: Exception, is_gone: bool) -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    run(guest)
+    session.disable()
+    with monkeypatch.context() as broken, pytest.raises(OptprobeError, match=r"closed; .* branches"):
+        break_midway(guest, broken, error, is_gone)
+        session.enable()
+    left = led(guest)
+    assert 0 < len(left) < COUNT
+    assert all(view.enabled for view in session.views()) and len(session.check()) == COUNT - len(left)
+    run(guest)
+    again = functions().after(list(guest.machine.writes))
+    assert text(recovered(again)) == text(functions())
+    assert len(session.delete()) == COUNT and text(guest) == text(functions())
+    run(guest)
+    session.commit(0)
+    assert session.optimizer.release_arena()
+    run(guest)
+
+
+def test_a_branch_of_a_disabled_probe_is_told() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    branch = guest.machine.read(AT[3], 5)
+    session.disable()
+    assert session.check() == ()
+    guest.machine.write(AT[3], branch)
+    (problem,) = session.check()
+    assert "its probe is disabled" in problem
 
 
 def test_what_cannot_be_in_a_batch_is_put_in_alone() -> None:

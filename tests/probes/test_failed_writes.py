@@ -11,7 +11,8 @@ from gdb_optprobe.maps.call_table import CallTableLayout
 from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.spec import Spec
-from tests.fake_guest import CODE, JOURNAL, PLAIN, FakeGuest, program
+from gdb_optprobe.recovery import adopt
+from tests.fake_guest import CODE, FILL, JOURNAL, LOOP, PLAIN, SHORT, START, TRACED, FakeGuest, FakeTracer, program
 
 SILENT = "the connection does not answer"
 
@@ -63,3 +64,109 @@ def test_a_branch_with_a_detour_that_is_not_wiped_is_removed(monkeypatch: pytest
     assert len(session.registry) == 0 and guest.machine.read(PLAIN, 8) == before[0x1000:0x1008]
     (view,) = session.add(Spec("plain"))
     assert view.tier == "optimized" and session.check() == ()
+
+
+class Broken(Exception):
+    """An error of GDB's own, which is no OptprobeError."""
+
+
+def break_behind_a_branch(
+    guest: FakeGuest, broken: pytest.MonkeyPatch, error: Exception, is_gone: bool, at: int = PLAIN
+) -> None:
+    """Have nothing of the text be read or written any more once a branch is in `at`; is_gone: nor anything else."""
+    write, read, seen = guest.machine.write, guest.machine.read, list[int]()
+
+    def fails(address: int) -> bool:
+        return bool(seen) and (is_gone or START <= address < CODE)
+
+    def written(address: int, data: bytes) -> None:
+        if fails(address):
+            raise error
+        write(address, data)
+        if at <= address < at + 5:
+            seen.append(address)
+
+    def was_read(address: int, size: int) -> bytes:
+        if fails(address):
+            raise error
+        return read(address, size)
+
+    broken.setattr(guest.machine, "write", written)
+    broken.setattr(guest.machine, "read", was_read)
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "text-alone"])
+@pytest.mark.parametrize("error", [OptprobeError("closed"), Broken("closed")], ids=["ours", "gdb"])
+@pytest.mark.parametrize("is_exchanged", [False, True], ids=["new", "exchanged"])
+def test_a_branch_that_cannot_be_undone_keeps_what_it_leads_to(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_gone: bool, is_exchanged: bool
+) -> None:
+    guest = program()
+    session, before = guest.session(), guest.machine.read(PLAIN, 8)
+    if is_exchanged:
+        session.add(Spec("plain"))
+    old = guest.machine.read(PLAIN, 8)
+    with monkeypatch.context() as broken, pytest.raises(OptprobeError) as raised:
+        break_behind_a_branch(guest, broken, error, is_gone)
+        session.add(Spec("plain"))
+    assert "closed" in raised.value.message and "may be there still" in raised.value.message
+    there = guest.machine.read(PLAIN, 8)
+    assert there not in (before, old), "the branch is in the text"
+    arena = session.optimizer.arena
+    assert arena is not None
+    target = PLAIN + 5 + int.from_bytes(there[1:5], "little", signed=True)
+    assert any(slot.address == target for slots in arena.code.slots for slot in slots.used)
+    assert guest.machine.read(target, 1) != bytes([FILL])
+    taken = [arena.allocate_data(8) for _ in range(16)]
+    for slot in taken:
+        guest.machine.write(slot.address, bytes(8))
+    guest.run_to(0, LOOP + 5)
+    assert not any(any(guest.machine.read(slot.address, 8)) for slot in taken), "no hit counts in another's memory"
+    session.optimizer.retry()
+    session.optimizer.retry()
+    assert guest.machine.read(PLAIN, 8) == before, "it is removed as soon as that can be"
+    session.add(Spec("traced"))
+    problems = session.check()
+    assert len(problems) == is_exchanged and all("counts at" in one for one in problems), "the first probe is told gone"
+    session.delete()
+    assert session.optimizer.lost_branches() == []
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "text-alone"])
+@pytest.mark.parametrize(("name", "at"), [("traced", TRACED), ("short", SHORT)])
+def test_a_trap_or_a_tracer_s_site_that_cannot_be_undone_is_left_until_it_can_be(
+    monkeypatch: pytest.MonkeyPatch, name: str, at: int, is_gone: bool
+) -> None:
+    guest = program()
+    session, before = guest.session(), guest.machine.read(at, 8)
+    with monkeypatch.context() as broken, pytest.raises(OptprobeError, match="may be there still"):
+        break_behind_a_branch(guest, broken, Broken("closed"), is_gone, at)
+        session.add(Spec(name))
+    assert guest.machine.read(at, 8) != before
+    tracer = session.target.tracer
+    assert isinstance(tracer, FakeTracer)
+    held = guest.machine.read(tracer.records[TRACED], 1)
+    assert (held == b"\1") is (at == TRACED), "the tracer is kept off it"
+    session.add(Spec("plain"))
+    guest.run_to(0, LOOP + 5)
+    guest.run_to(0, LOOP)
+    assert session.hits(session.views()[0].number) == 1
+    session.optimizer.retry()
+    assert guest.machine.read(at, 8) == before and guest.machine.read(tracer.records[TRACED], 1) == b"\0"
+    guest.run_to(0, LOOP)
+    session.add(Spec(name))
+    assert session.check() == ()
+
+
+def test_a_later_gdb_removes_a_branch_that_could_not_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory is noted of two: the counter of the lost branch is not used again."""
+    guest = program()
+    session, before = guest.session(), guest.read_text()
+    with monkeypatch.context() as broken, pytest.raises(OptprobeError):
+        break_behind_a_branch(guest, broken, Broken("closed"), is_gone=True)
+        session.add(Spec("plain"))
+    session.add(Spec("traced"))
+    again = program().after(list(guest.machine.writes))
+    adopt.remove(again.session(), 0)
+    assert again.machine.read(PLAIN, 8) == before[PLAIN - START :][:8]
+    again.run_to(0, LOOP + 5)
