@@ -7,7 +7,7 @@
     kill               the guest is gone: forget it
     a lost connection  nothing; the next connection shows whether the guest is the same (attach.py)
     any of the last three   the guardian is dismissed: GDB has not died
-    an end by Ctrl-D, a hang-up or a signal   as quit; where the guest runs then, the guardian frees it
+    an end by Ctrl-D, a hang-up or a signal   as quit; where the guest runs then, the guardian frees it, if it has one
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.recovery.teardown import teardown
 
 LEAVING = ("detach", "disconnect")
+UNGUARDED = "no guardian frees the guest: it stops at the next breakpoint that QEMU keeps, until a GDB attaches"
 
 
 class Lifecycle:
@@ -82,6 +83,8 @@ class Lifecycle:
             if is_running():
                 # GDB cannot detach now: QEMU would keep its breakpoints, and the guest wait at the next one for ever.
                 self._attachments.abandon()
+                if self._attachments.current is not None and not self._attachments.guard.is_running:
+                    warn(UNGUARDED)
 
     def leave(self) -> None:
         """Keep or remove the probes: GDB is about to disconnect. Raises KeyboardInterrupt where the user cancels it."""

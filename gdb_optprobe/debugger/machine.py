@@ -25,8 +25,10 @@ from itertools import pairwise
 import gdb
 
 from gdb_optprobe.debugger.guardian_process import GuardianProcess
+from gdb_optprobe.debugger.interrupter import is_running
+from gdb_optprobe.debugger.messages import warn
 from gdb_optprobe.debugger.program_frames import StoppedPrograms
-from gdb_optprobe.debugger.running import is_stopped, run_for
+from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Changed, HasImages, Memory, Readable, ReadsMany, Vcpu
 from gdb_optprobe.guest.memory import MUCH, Dump
@@ -326,18 +328,29 @@ class GdbMachine:
         return bool(re.search(r"kvm support: (disabled|not compiled)", answer))
 
     def run_until(self, addresses: Sequence[int], timeout: float) -> Vcpu | None:
-        stops = [gdb.Breakpoint(f"*{address:#x}", internal=True) for address in addresses]
+        stops: list[gdb.Breakpoint] = []
         try:
-            for stop in stops:
-                stop.silent = True
+            for address in addresses:
+                stops.append(gdb.Breakpoint(f"*{address:#x}", internal=True))
+                stops[-1].silent = True
             # A call cannot be left half done: a Ctrl-C waits.
             reached = run_for(timeout, heeds=False)
             hit = isinstance(reached, gdb.BreakpointEvent) and any(stop in reached.breakpoints for stop in stops)
             return self.selected() if hit else None
         finally:
-            if is_stopped():  # GDB ends otherwise, and cannot take out a breakpoint: the guardian does
+            # Where the guest runs, GDB ends and cannot take out a breakpoint. Where it is gone, GDB would insert them
+            # in the next one.
+            if not is_running():
                 for stop in stops:
-                    stop.delete()
+                    _delete(stop)
+
+
+def _delete(stop: gdb.Breakpoint) -> None:
+    """Delete a breakpoint; warn where GDB cannot, so that the others are deleted too."""
+    try:
+        stop.delete()
+    except (gdb.error, RuntimeError) as error:
+        warn(f"a breakpoint of optprobe's stays: {error}")
 
 
 class _RawVirtual:

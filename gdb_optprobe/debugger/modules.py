@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gdb_optprobe.debugger.locations import Locations
@@ -43,8 +44,12 @@ class LinuxModules(NoModules):
         return found
 
     def waits(self, location: str, why: str) -> Reason:
-        lacking = self.locations.lacking(location)
-        return super().waits(location, why or (f": {lacking}" if lacking else ""))
+        if not why:
+            # Where the modules cannot be read, it is not known what they lack: the probe waits all the same.
+            with suppress(OptprobeError):
+                if lacking := self.locations.lacking(location):
+                    why = f": {lacking}"
+        return super().waits(location, why)
 
     def loading_text(self, module: int) -> tuple[int, int]:
         return self.linux.text.arriving(module).module.text

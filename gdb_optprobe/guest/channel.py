@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +35,7 @@ class Command:
         self._token = f"{os.getpid()}.{next(_number)}"
         self._received = bytearray()
         self._searched = 0
+        self._taking = threading.Lock()  # what has left the socket is in _received where this is free
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(socket_path))
         self._socket.sendall(f"{self._token} {command}\n".encode())
@@ -40,7 +43,9 @@ class Command:
     @property
     def has_begun(self) -> bool:
         """Return whether the guest has said that it runs the command. Any thread may ask."""
-        return f"\1begin {self._token}\n".encode() in self._received
+        begin = f"\1begin {self._token}\n".encode()
+        with self._taking:
+            return begin in self._received or begin in self._received + self._waiting()
 
     def outcome(self, timeout: float = 60.0) -> tuple[int, bytes]:
         """Return the exit status and what the command printed (both streams), once it has ended.
@@ -58,7 +63,7 @@ class Command:
                 self.close()
                 output = bytes(self._received[:at]).partition(begin)[2]
                 return self._status(bytes(self._received[at + len(end) : line])), output
-            self._received += self._receive(deadline, timeout)
+            self._receive(deadline, timeout)
             if len(self._received) > MOST:
                 raise ChannelError(f"the guest printed more than {MOST} bytes during: {self.command}")
 
@@ -74,12 +79,20 @@ class Command:
             raise ChannelError(f"no exit status came of: {self.command}")
         return int(text[:3])
 
-    def _receive(self, deadline: float, timeout: float) -> bytes:
+    def _waiting(self) -> bytes:
+        """Return what is in the socket and was not taken yet. It stays there."""
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
+        return self._socket.recv(65536, socket.MSG_PEEK) if ready.poll(0) else b""
+
+    def _receive(self, deadline: float, timeout: float) -> None:
         self._socket.settimeout(max(0.001, deadline - time.monotonic()))
         try:
-            data = self._socket.recv(65536)
+            self._socket.recv(1, socket.MSG_PEEK)  # wait for more
+            with self._taking:
+                data = self._socket.recv(65536)
+                self._received += data
         except TimeoutError:
             raise ChannelError(f"the guest did not finish in {timeout:g} s: {self.command}") from None
         if not data:
             raise ChannelError(f"the guest went away during: {self.command}")
-        return data

@@ -43,6 +43,7 @@ class ModuleTracker:
     is_same_guest: Callable[[], bool]
     _modules: dict[int, object] = field(default_factory=dict)
     _call_counts: dict[int, CallCounts] = field(default_factory=dict)
+    _obstacles: dict[int, str] = field(default_factory=dict)
     _tried_modules: object = None
     _load_hook: StopPoint | None = None
 
@@ -67,7 +68,9 @@ class ModuleTracker:
         if isinstance(obstacle, Refused):
             self.registry.set_absent(probe, Presence.PENDING, obstacle.reason)
         else:
-            self._set_pending(probe, f": {obstacle.message}" if obstacle is not None else "")
+            why = f": {obstacle.message}" if obstacle is not None else ""
+            self._obstacles[probe.number] = why
+            self._set_pending(probe, why)
         self._tried_modules = None
 
     def mark_gone(self, probe: Probe) -> None:
@@ -94,6 +97,7 @@ class ModuleTracker:
     def abandon(self) -> None:
         """Forget everything: the guest is gone."""
         self._modules.clear()
+        self._obstacles.clear()
         if self._load_hook is not None:
             self._load_hook.remove()
             self._load_hook = None
@@ -189,6 +193,9 @@ class ModuleTracker:
             try:
                 if self._install(probe):
                     placed.append(probe)
+                elif probe.absence is not None and probe.absence.code == Refusal.PENDING.name:
+                    # Its module, or what has kept it out, may have come or gone since the words were made.
+                    self._set_pending(probe, self._obstacles.get(probe.number, ""))
             except OptprobeError as error:
                 self._tried_modules = None  # the obstacle may go: the guest's own probe, say
                 self._set_pending(probe, f": {error.message}")

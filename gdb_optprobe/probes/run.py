@@ -22,7 +22,7 @@ SLICE = 0.1
 LONGEST_SLICE = 1.0
 """Seconds between two looks at what a run waits for: at first, and at most."""
 STILL_RUNS = "the command still runs in the guest; another waits until it ends"
-NOT_BEGUN = "the guest has not begun the command: it is at another one, or has lost the line while it booted"
+NOT_BEGUN = "the guest has not begun the command yet: it may still run it"
 
 
 @dataclass

@@ -111,6 +111,20 @@ def test_an_end_at_which_gdb_does_not_wait_leaves_a_guest_that_runs(linux: Guest
     assert "No probes." in said.output and "holds what we wrote" in said.output
 
 
+def test_an_end_at_which_gdb_does_not_wait_tells_where_no_guardian_frees_the_guest(linux: Guest) -> None:
+    with Console(linux) as gdb:
+        gdb("set optprobe on-exit remove")
+        gdb("set optprobe guardian off")
+        assert "optimized" in gdb("optprobe add tracepoint:sched:sched_switch")
+        gdb.send("\x04")
+        said = gdb.rest()
+        assert "GDB ends without waiting for the guest" in said
+        assert "no guardian frees the guest: it stops at the next breakpoint" in said
+    batch(linux, ["set optprobe exit-on-error off", "optprobe recover -remove"])
+    assert running(linux)
+    assert linux.check("echo runs").strip() == "runs"
+
+
 def frees_itself(guest: Guest) -> None:
     """Wait until a guardian lets the guest run, while no GDB is connected."""
     deadline = time.monotonic() + SOON

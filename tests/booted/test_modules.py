@@ -77,6 +77,25 @@ def test_pending_gone_and_back_with_every_call_counted(linux: Guest, events: Any
     assert "somebody" not in found.output
 
 
+def test_what_its_module_lacks_is_told_while_that_is_loaded(linux: Guest) -> None:
+    found = batch(
+        linux,
+        [
+            "optprobe add dummy:absent -pending",
+            keep("before", "optprobe list"),
+            Workload(LOAD),
+            keep("loaded", "optprobe list"),
+            Workload(UNLOAD),
+            keep("unloaded", "optprobe list"),
+        ],
+    )
+    assert found.status == 0, found.output
+    lacks = "the module dummy is loaded and has no such function"
+    told = {name: found.json(name)[0]["reason"] for name in ("before", "loaded", "unloaded")}
+    assert {reason["code"] for reason in told.values()} == {"PENDING"}
+    assert [name for name, reason in told.items() if lacks in reason["text"]] == ["loaded"]
+
+
 def test_without_pending_it_comes_back_at_the_next_stop(linux: Guest, events: Any) -> None:
     linux.check(LOAD)
     place = int(linux.check("grep ' dummy_get_stats64' /proc/kallsyms").split()[0], 16)

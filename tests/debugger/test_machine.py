@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -48,6 +48,58 @@ def module(gdb: Gdb) -> Any:
 def machine(gdb: Gdb, module: Any) -> Any:
     guard = importlib.import_module("gdb_optprobe.debugger.guardian_process")
     return module.GdbMachine(gdb.connection, guard.GuardianProcess(), X86_64)
+
+
+class Breakpoint:
+    """An internal one. fails: what its deletion raises."""
+
+    all: ClassVar[list[Breakpoint]] = []
+    fails: ClassVar[Exception | None] = None
+
+    def __init__(self, place: str, internal: bool) -> None:
+        assert internal
+        if place == "*0x0":
+            raise ValueError(place)
+        self.place = place
+        self.all.append(self)
+
+    def delete(self) -> None:
+        failure, Breakpoint.fails = self.fails, None
+        if failure is not None:
+            raise failure
+        self.all.remove(self)
+
+
+@pytest.mark.parametrize("ends", ["stopped", "gone", "running"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_breakpoint_stays_in_gdb_for_another_guest(
+    gdb: Gdb, module: Any, machine: Any, monkeypatch: pytest.MonkeyPatch, ends: str, fails: bool
+) -> None:
+    """GDB would insert it in the next one, which stops there, or cannot be resumed. Where the guest runs, GDB ends."""
+    monkeypatch.setattr(gdb, "Breakpoint", Breakpoint, raising=False)
+    monkeypatch.setattr(Breakpoint, "all", [])
+    monkeypatch.setattr(Breakpoint, "fails", RuntimeError("no longer valid") if fails else None)
+    thread = gdb.selected_thread()
+    thread.is_running = lambda: ends == "running"
+
+    def run(timeout: float, heeds: bool) -> None:
+        assert [each.place for each in Breakpoint.all] == ["*0x10", "*0x20"]
+        monkeypatch.setattr(gdb, "selected_thread", lambda: None if ends == "gone" else thread)
+        raise gdb.error("Remote connection closed")
+
+    monkeypatch.setattr(module, "run_for", run)
+    with pytest.raises(gdb.error, match="Remote connection closed"):
+        machine.run_until([0x10, 0x20], 1.0)
+    assert len(Breakpoint.all) == (2 if ends == "running" else int(fails))
+
+
+def test_a_breakpoint_that_cannot_be_set_leaves_none(gdb: Gdb, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gdb, "Breakpoint", Breakpoint, raising=False)
+    monkeypatch.setattr(Breakpoint, "all", [])
+    gdb.selected_thread().is_running = lambda: False
+    with pytest.raises(ValueError, match="0x0"):
+        machine.run_until([0x10, 0], 1.0)
+    assert Breakpoint.all == []
 
 
 @pytest.mark.parametrize("number", range(VCPUS))

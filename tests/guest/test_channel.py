@@ -60,7 +60,10 @@ def test_a_command_that_the_guest_is_not_at_has_not_begun(tmp_path: Path) -> Non
             with pytest.raises(ChannelError, match="did not finish"):
                 command.outcome(0.01)
             assert not command.has_begun
-            line.sendall(f"\1begin {token}\nprinted".encode())
+            line.sendall(f"\1begin {token}".encode())
+            assert not command.has_begun
+            line.sendall(b"\nprinted")
+            assert command.has_begun, "it is in the socket, and was not taken yet"
             with pytest.raises(ChannelError, match="did not finish"):
                 command.outcome(0.1)
             assert command.has_begun

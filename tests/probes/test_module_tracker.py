@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from gdb_optprobe.detours.refusal import Reason
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.ir import Program
 from gdb_optprobe.handlers.lower_expressions import NotLowered
@@ -84,3 +87,45 @@ def test_a_pending_probe_that_cannot_be_lowered_stays_as_it_was(monkeypatch: pyt
     assert (probe.home, probe.counter, view.symbol) == ("", None, "")
     session.module_tracker.update()
     assert state(session)[0] == "optimized" and probe.home == LOCATION
+
+
+class Lacking(FakeModule):
+    """It tells what it lacks while it is loaded."""
+
+    def waits(self, location: str, why: str) -> Reason:
+        return super().waits(location, why or (": it is loaded and lacks that" if self.load else ""))
+
+
+def test_what_a_pending_probe_lacks_is_told_while_its_module_is_loaded() -> None:
+    guest, module, _ = guest_with_module()
+    guest.module = module = Lacking(module.body)
+    session = guest.session()
+    session.add(Spec("module:absent", pending=True))
+    for load in (0, 1, 0, 2):
+        module.load = load
+        (view,) = session.views()
+        assert view.reason is not None and view.reason.code == "PENDING"
+        assert ("it is loaded and lacks that" in view.reason.text) == bool(load), load
+
+
+def test_an_obstacle_that_is_gone_is_not_told_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, module, session = guest_with_module()
+    session.add(Spec(LOCATION, pending=True))
+    (probe,) = session.registry.probes()
+
+    def find(location: str) -> Sequence[int]:
+        raise OptprobeError("the obstacle")
+
+    module.load = 1
+    with monkeypatch.context() as obstructed:
+        obstructed.setattr(module, "find", find)
+        (view,) = session.views()
+        assert view.reason is not None and "the obstacle" in view.reason.text
+    module.load = 0
+    (view,) = session.views()
+    assert view.reason is not None and "the obstacle" not in view.reason.text
+    session.module_tracker.wait_for_load(probe, OptprobeError("the kernel's own text"))
+    for module.load in (2, 0):
+        monkeypatch.setattr(module, "find", lambda location: ())
+        (view,) = session.views()
+        assert view.reason is not None and "the kernel's own text" in view.reason.text

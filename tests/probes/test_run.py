@@ -80,6 +80,7 @@ def test_a_command_that_goes_on_is_told_from_one_that_never_began(begun: bool) -
     command.has_begun, command.runs = begun, -9
     said = session.run(guest="dd")
     assert said.endswith(STILL_RUNS if begun else NOT_BEGUN)
+    assert begun or "it may still run it" in said, "else it is given once more, and runs twice"
 
 
 def test_hits_of_earlier_runs_do_not_count() -> None:
