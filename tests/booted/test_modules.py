@@ -180,7 +180,7 @@ def test_all_of_a_module(linux: Guest, events: Any) -> None:
 
 
 def test_a_glob_of_a_module_that_was_loaded_again(linux: Guest) -> None:
-    """Its tracer's records are elsewhere then, even where its functions are not; the tracer finds all as it left it."""
+    """The tracer's records of it are at other addresses then, though its functions may be where they were."""
     linux.check(LOAD)
     glob = "optprobe add -glob dummy_*"
     again = f"for cpu in 0 1; do {UNLOAD}; taskset $((1 << cpu)) {LOAD}; done; {USE}"
