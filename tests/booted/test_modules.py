@@ -199,7 +199,7 @@ def test_all_of_a_module(linux: Guest, events: Any) -> None:
 
 
 def test_a_glob_of_a_module_that_was_loaded_again(linux: Guest) -> None:
-    """Its tracer's records are elsewhere then, even where its functions are not; the tracer finds all as it left it."""
+    """The tracer's records of it are at other addresses then, though its functions may be where they were."""
     linux.check(LOAD)
     glob = "optprobe add -glob dummy_*"
     again = f"for cpu in 0 1; do {UNLOAD}; taskset $((1 << cpu)) {LOAD}; done; {USE}"
@@ -219,10 +219,12 @@ def test_a_glob_of_a_module_that_was_loaded_again(linux: Guest) -> None:
         ],
     )
     assert found.status == 0, found.output
-    there, back = (by_function(found.json(name)) for name in ("there", "back"))
-    assert there[STATISTICS]["hits"] >= 3 and back[STATISTICS]["hits"] >= there[STATISTICS]["hits"]
+    # The kernel has functions of such names too.
+    there, back = ({view["symbol"]: view for view in found.json(name)} for name in ("there", "back"))
+    views = there[f"dummy:{STATISTICS}"], back[f"dummy:{STATISTICS}"]
+    assert [view["tier"] for view in views] == ["optimized"] * 2 and 3 <= views[0]["hits"] < views[1]["hits"]
     linux.check(f"echo function > {TRACING}/current_tracer; {USE}; echo nop > {TRACING}/current_tracer; {UNLOAD}")
-    assert linux.check("dmesg | grep -c 'ftrace' || true").strip() == "0"
+    assert linux.check("dmesg | grep -Ec 'ftrace (bug|failed)|WARNING|Oops' || true").strip() == "0"
 
 
 @pytest.mark.parametrize("meanwhile", [UNLOAD, *["true", f"{UNLOAD}; {LOAD}"] * FULL])
