@@ -330,7 +330,7 @@ class Bench:
 
     def all(self) -> list[Cost]:
         self._unprobed = self._measure("no probe", self._running)
-        # Beside as many hits: what a run begins with is a part of each.
+        # For the record: what a run begins with is divided by the number of its hits.
         few = hits("record", self._running, self._target.records)
         self._few = self._measure("no probe", few) if few < self._running else self._unprobed
         behind = self._target.behind
@@ -376,7 +376,7 @@ class Bench:
     def _row(self, name: str, probe: Probed, reads: int, first: str = "") -> Cost:
         with probe():
             found = self._measure(name, reads, first)
-        # Of those that stop the guest, which are fewer still, no instructions are told.
+        # Rows that stop the guest have fewer hits still, and no figure of instructions.
         return cost(name, found, self._unprobed if reads == self._running else self._few)
 
     def _measure(self, name: str, reads: int, first: str = "") -> list[Reading]:
