@@ -330,7 +330,7 @@ class Bench:
 
     def all(self) -> list[Cost]:
         self._unprobed = self._measure("no probe", self._running)
-        # For the record: what a run begins with is divided by the number of its hits.
+        # For the record: in a run of few reads each of them takes more, without a probe too.
         few = hits("record", self._running, self._target.records)
         self._few = self._measure("no probe", few) if few < self._running else self._unprobed
         behind = self._target.behind

@@ -74,6 +74,16 @@ def check(patches: Iterable[Patch], memory: Memory) -> tuple[TextChanged, ...]:
     return tuple(_differences([patch.reverse for patch in patches], memory))
 
 
+def undone(patches: Sequence[Patch], error: BaseException, memory: Memory) -> list[int]:
+    """Return where none of `patches` is, ascending, after writing them has raised `error`. Raises what reading does."""
+    ordered = sorted(patches, key=lambda change: change.address)
+    wanted = {one.address: one.old for one in ordered}
+    if isinstance(error, TextChanged) and wanted.get(error.address) == error.expected:
+        return [one.address for one in ordered]  # before the first write: the guest's own kprobe may be there
+    texts = runs.held([(one.address, one.end) for one in ordered], memory)
+    return [one.address for one, text in zip(ordered, texts, strict=True) if text == one.old]
+
+
 def apply(patches: Sequence[Patch], memory: Memory) -> None:
     """Write all of `patches` in order, or none. Raises TextChanged."""
     for difference in _differences(patches, memory):

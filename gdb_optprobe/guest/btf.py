@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from hashlib import sha256
 
 from gdb_optprobe.budget import Budget, OverBudget
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.little_endian import little_endian
 from gdb_optprobe.guest_text import printable
 
 __all__ = [
@@ -220,9 +220,7 @@ class Btf:
             raise damaged(f"it has over {LARGEST:,} bytes")
         if type_size % 4 or types + type_size > len(blob) or strings + string_size > len(blob):
             raise damaged("it is cut off")
-        self._words = array("I", blob[types : types + type_size])
-        if sys.byteorder == "big":
-            self._words.byteswap()
+        self._words = little_endian(array("I", blob[types : types + type_size]))
         self._strings = blob[strings : strings + string_size]
         self._places = self._index()
         # Each type's name as an offset into the strings. As bytes they are searched thirty times as fast.

@@ -26,7 +26,6 @@ import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
 from array import array
 from bisect import bisect_left
@@ -41,6 +40,7 @@ from typing import Any
 
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.kernel_image import is_note_of
+from gdb_optprobe.guest.little_endian import little_endian
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 from gdb_optprobe.host_files import expanded, refusal
 
@@ -274,7 +274,7 @@ def _encode(symbols: Symbols, text: int) -> bytes | None:
         return None
     values = array("q", [*symbols.addresses[:absolute], *offsets])
     words = json.dumps({"types": symbols.types, "names": list(symbols.names)}).encode()
-    return COLUMNS.pack(len(symbols), absolute) + _little_endian(values).tobytes() + words
+    return COLUMNS.pack(len(symbols), absolute) + little_endian(values).tobytes() + words
 
 
 def _decode(data: bytes, text: int) -> Symbols | None:
@@ -285,7 +285,7 @@ def _decode(data: bytes, text: int) -> Symbols | None:
     words = COLUMNS.size + 8 * count
     if not absolute <= count <= MOST_SYMBOLS or len(data) < words:
         return None
-    values = _little_endian(array("q", data[COLUMNS.size : words]))
+    values = little_endian(array("q", data[COLUMNS.size : words]))
     known = [*values[:absolute], *[text + offset for offset in values[absolute:]]]
     spelled = _from_json(data[words:])
     types, names = (spelled.get("types"), spelled.get("names")) if isinstance(spelled, dict) else (None, None)
@@ -298,12 +298,6 @@ def _decode(data: bytes, text: int) -> Symbols | None:
     if bisect_left(known, KERNEL_HALF) != absolute:
         return None
     return Symbols(array("Q", known), names, types)
-
-
-def _little_endian(values: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -22,13 +22,13 @@ bytes.
 from __future__ import annotations
 
 import re
-import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.budget import Budget, OverBudget
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.little_endian import little_endian
 from gdb_optprobe.guest.symbols import KERNEL_HALF, Symbols
 from gdb_optprobe.guest_text import printable
 
@@ -389,18 +389,12 @@ def _aligned(offset: int, alignment: int) -> int:
 def _u16s(data: bytes, start: int, count: int) -> array[int] | None:
     if start + 2 * count > len(data):
         return None
-    return _little_endian(array("H", data[start : start + 2 * count]))
+    return little_endian(array("H", data[start : start + 2 * count]))
 
 
 def _u32s(data: bytes) -> array[int]:
-    return _little_endian(array("I", data))
+    return little_endian(array("I", data))
 
 
 def _s32s(data: bytes) -> array[int]:
-    return _little_endian(array("i", data))
-
-
-def _little_endian(values: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+    return little_endian(array("i", data))

@@ -94,8 +94,13 @@ class Ahead:
 
 def held(places: Sequence[tuple[int, int]], memory: Memory) -> list[bytes]:
     """Return what memory holds at each of `places`, ascending (start, end) pairs. Raises Unreadable."""
-    found = memory.read_each(places) if len(places) >= MANY and isinstance(memory, ReadsMany) else None
+    found = _each(places, memory)
     return found if found is not None else list(at(places, read(places, memory)))
+
+
+def _each(places: Sequence[tuple[int, int]], memory: Readable) -> list[bytes] | None:
+    """Return what memory holds at each of many `places`; None where they are read as runs."""
+    return memory.read_each(places) if len(places) >= MANY and isinstance(memory, ReadsMany) else None
 
 
 def read_spans(spans: Sequence[tuple[int, int]], memory: Readable) -> list[bytes]:
@@ -109,8 +114,7 @@ def read_spans(spans: Sequence[tuple[int, int]], memory: Readable) -> list[bytes
 def heads(addresses: Sequence[int], size: int, memory: Readable) -> Iterator[bytes]:
     """Yield `size` bytes at each of the ascending `addresses`; none of those in a run that cannot be read."""
     places = [(one, one + size) for one in addresses]
-    found = memory.read_each(places) if len(places) >= MANY and isinstance(memory, ReadsMany) else None
-    if found is not None:
+    if (found := _each(places, memory)) is not None:
         yield from found
         return
     following = iter(addresses)

@@ -13,7 +13,7 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour, build_detour
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.detours.patch import Patch, TextChanged
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.tier import Tier
@@ -111,12 +111,8 @@ def _is_undone(
     written: the text's change, if that was begun.
     """
     try:
-        if written is not None:
-            expected = (error.address, error.expected) if isinstance(error, TextChanged) else None
-            # Before the first write the guest's own kprobe may be there.
-            is_before = expected == (written.address, written.old)
-            if not is_before and guest.machine.read(written.address, len(written.old)) != written.old:
-                return False
+        if written is not None and not patch.undone([written], error, guest.machine):
+            return False
         if branch.plan.tier is Tier.TRAPPED and old is not None:
             traps.set_detour(branch.plan.head, old.detour.address, arena)
         elif branch.plan.tier is Tier.TRAPPED:

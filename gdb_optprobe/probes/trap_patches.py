@@ -14,11 +14,10 @@ from functools import partial
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.detour import Detour, build_detour
-from gdb_optprobe.detours.patch import Patch, TextChanged
+from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.interrupts import held
@@ -87,7 +86,7 @@ def install(
         except BaseException as error:  # of GDB's own errors too: the connection broke
             left = {branch.plan.head: (site, branch) for site, branch in zip(sites, branches, strict=True)}
             with suppress(Exception):  # the first error tells; the rest is lost
-                for head in _without_trap(branches, error, guest.machine):
+                for head in patch.undone([branch.patch for branch in branches], error, guest.machine):
                     _release(*left[head], guest, arena, traps)
                     del left[head]
             for site, branch in left.values():
@@ -97,17 +96,6 @@ def install(
         for site, branch in zip(sites, branches, strict=True):
             site.attach_branch(branch, target)
         return branches
-
-
-def _without_trap(branches: Sequence[Branch], error: BaseException, memory: Memory) -> list[int]:
-    """Return where no trap is after `error`. Raises what reading the text does."""
-    ordered = sorted((one.patch for one in branches), key=lambda change: change.address)
-    wanted = {one.address: one.old for one in ordered}
-    if isinstance(error, TextChanged) and wanted.get(error.address) == error.expected:
-        return [one.address for one in ordered]  # before the first write; the kernel's own may be there
-    places = [(one.address, one.end) for one in ordered]
-    texts = runs.held(places, memory)
-    return [one.address for one, text in zip(ordered, texts, strict=True) if text == one.old]
 
 
 def _release(site: Site, branch: Branch, guest: Guest, arena: Arena, traps: KernelTraps) -> None:

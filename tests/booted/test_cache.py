@@ -26,7 +26,7 @@ def test_plans_of_one_boot_hold_in_the_next_on(
     first: str, arch: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guest: Guest = request.getfixturevalue(first)
-    # What an earlier GDB had to leave in the text, because somebody was inside, goes first.
+    # What an earlier GDB had to leave in the text, because a thread was inside, goes first.
     assert batch(guest, ["optprobe add vfs_write", "optprobe delete", "optprobe commit"]).status == 0
     with Guest.start(Options(arch=arch, extra=ACCELERATOR)) as later:
         monkeypatch.setenv("OPTPROBE_CACHE", str(tmp_path))

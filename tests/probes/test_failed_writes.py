@@ -127,7 +127,7 @@ def test_a_branch_that_cannot_be_undone_keeps_what_it_leads_to(
     assert guest.machine.read(PLAIN, 8) == before, "it is removed as soon as that can be"
     session.add(Spec("traced"))
     problems = session.check()
-    assert len(problems) == is_exchanged and all("counts at" in one for one in problems), "the first probe is told gone"
+    assert len(problems) == is_exchanged and all("counts at" in one for one in problems), "the first probe is gone"
     session.delete()
     assert session.optimizer.lost_branches() == []
 

@@ -147,7 +147,7 @@ PAGE, LOADED, AGAIN = RECORDS + 0x700, RECORDS + 0x800, RECORDS + 0x900
 
 
 class WorldOfModule(World):
-    """With a module of one site, whose record was where the kernel's own sites were read."""
+    """It has a module of one site too; the record of that was where those of the kernel's own sites are."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -220,7 +220,7 @@ def test_many_are_given_back_as_they_were() -> None:
 
 
 def test_what_a_tracer_has_counted_between_many_is_kept() -> None:
-    """A record near those of ours has another word by then."""
+    """A record near optprobe's has another word when they are given back."""
     world, before = hold_many()
     world.memory.put_words(RECORDS + 0x40 + 16 * 6 + 8, 1)
     world.tracer.release_all(HELD)

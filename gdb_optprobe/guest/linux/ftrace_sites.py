@@ -15,7 +15,6 @@ while no tracer runs at all: one that was started meanwhile has not counted this
 
 from __future__ import annotations
 
-import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
 from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.little_endian import little_endian
 from gdb_optprobe.guest.text import FtraceSite
 
 WORDS = Struct("<QQ")  # the beginning of every record
@@ -87,9 +87,7 @@ def is_idle(flags: int) -> bool:
 
 def _first_words(data: bytes, step: int) -> array[int]:
     """Return the first word of each `step` bytes, which are words."""
-    words = array("Q", data)
-    if sys.byteorder == "big":
-        words.byteswap()
+    words = little_endian(array("Q", data))
     return words[:: step // words.itemsize]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Protocol
 from gdb_optprobe.budget import OverBudget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest import runs
+from gdb_optprobe.guest.little_endian import little_endian
 from gdb_optprobe.guest.machine import Memory
 
 CHUNK = 1 << 16
@@ -136,9 +136,7 @@ class Kernel:
         """
         if end - start > MOST_ROWS * size:
             raise OverBudget(f"the table at {start:#x}", MOST_ROWS, "rows")
-        numbers = array("i", self.read(start, end - (end - start) % size))
-        if sys.byteorder == "big":
-            numbers.byteswap()
+        numbers = little_endian(array("i", self.read(start, end - (end - start) % size)))
         found = []
         for column in range(columns):
             places = range(start + column * WIDTH, end, size)
