@@ -193,7 +193,7 @@ class Arena:
         (low, _), (_, high) = self._code_range(last, reach, code), self._code_range(first, reach, code)
         block = self.code.allocate(count * code, low, high, first)
         try:
-            (low, _), (_, high) = (_data_range(at, data_reach, count * data) for at in (block.end, block.address))
+            (low, _), (_, high) = (data_range(at, data_reach, count * data) for at in (block.end, block.address))
             counters = self.data.allocate(count * data, low, high, first)
         except BaseException:
             self.code.free(block)
@@ -224,7 +224,7 @@ class Arena:
         if near is None:
             slot = self.data.allocate(size, 0, 1 << 64, 0, aligned)
         else:
-            slot = self.data.allocate(size, *_data_range(near, reach, size), near, aligned)
+            slot = self.data.allocate(size, *data_range(near, reach, size), near, aligned)
         self._allocated_after[slot.address] = self._retirements
         self.journal.put(Item.DATA, slot.address, slot.size)
         return slot
@@ -298,7 +298,7 @@ class Arena:
         except Refused:
             return
         code = self.code.allocate(RESERVE_CODE, *self._code_range(near, reach, RESERVE_CODE), near)
-        self._reserve = code, self.data.allocate(RESERVE_DATA, *_data_range(near, reach, RESERVE_DATA), near)
+        self._reserve = code, self.data.allocate(RESERVE_DATA, *data_range(near, reach, RESERVE_DATA), near)
 
     def check_reserve(self, near: int, reach: int, data: int = RESERVE_DATA) -> None:
         """Check that there is room for the code of a reserve and so many bytes of data. Raises Refused."""
@@ -332,7 +332,7 @@ class Arena:
 
     def check_data(self, size: int, near: int, reach: int, aligned: Alignment = ANYWHERE) -> int:
         """Return where `allocate_data` would; nothing is allocated. Raises Refused as that does."""
-        return self.data.find(size, *_data_range(near, reach, size), near, aligned)[1]
+        return self.data.find(size, *data_range(near, reach, size), near, aligned)[1]
 
     def check_room(self, size: int, near: int, reach: int, aligned: Alignment = ANYWHERE) -> int:
         """Return where data of `size` bytes would be, in memory that the kernel would lend where there is no other.
@@ -342,7 +342,7 @@ class Arena:
         try:
             return self.check_data(size, near, reach, aligned)
         except Refused as refused:
-            low, high = _data_range(near, reach, size)
+            low, high = data_range(near, reach, size)
             if refused.reason.code != Refusal.ARENA_FULL.code or self.lender is None:
                 raise
             if size > self.lender.most(low, high):
@@ -875,6 +875,6 @@ def _code_range(near: int, reach: int, size: int) -> Range:
     return near - reach + margin, near + reach - margin
 
 
-def _data_range(near: int, reach: int, size: int) -> Range:
+def data_range(near: int, reach: int, size: int) -> Range:
     """Return where `size` bytes of data may be that code at `near` addresses by distance."""
     return near - reach + size + 4096, near + reach - size - 4096

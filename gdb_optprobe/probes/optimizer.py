@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
 
-from gdb_optprobe.detours.arena import Arena, Lack, Lender
+from gdb_optprobe.detours.arena import Arena, Lack, Lender, data_range
 from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.plan_request import Neighbours
@@ -374,6 +374,15 @@ class Optimizer:
         assert arena is not None and arena.lender is not None
         self.collector.collect(arena, Trigger.MEMORY)
         arena.lender.lend(lack, more)
+
+    def lend_data(self, size: int, near: int, reach: int) -> None:
+        """Have the guest's kernel lend data in one piece, for code at `near` that addresses them by distance.
+
+        Nothing is lent where the kernel is known not to have so many bytes. Raises OptprobeError.
+        """
+        lender, lack = self.arena.lender if self.arena is not None else None, Lack(size, *data_range(near, reach, size))
+        if lender is not None and lender.most(lack.low, lack.high) >= size:
+            self.lend(lack, 0)
 
     def write_records(self, probes: Iterable[Probe] = (), gone: Iterable[Probe] = ()) -> None:
         """Have another GDB know what has changed, these probes among it."""

@@ -194,7 +194,8 @@ def _matched(script: tree.Script, declared: Declared) -> tuple[_Probe, ...]:
                     raise missing
                 first_missing = first_missing or missing
                 if declared.settings.missing_probes == "warn":
-                    declared.warnings.append(f"could not attach probe {point}, skipping.")
+                    why = f": {here.message}" if isinstance(here, Missing) and here.message else "."
+                    declared.warnings.append(f"could not attach probe {point}, skipping{why}")
                 continue
             # libc has what libpthread had: a list that names both has the function once, as in bpftrace.
             there = {each.name for other, each in matches if other.target != point.target}

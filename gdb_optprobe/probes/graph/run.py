@@ -27,6 +27,7 @@ from gdb_optprobe.guest import runs
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Pointer
 from gdb_optprobe.maps.ring import START, Record, RingLayout, RingPosition
+from gdb_optprobe.probes.adding import LOANS
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import Pause
 from gdb_optprobe.probes.graph import gate, records
@@ -46,8 +47,8 @@ from gdb_optprobe.probes.target import Command
 MOST_WITHHELD = 256
 LEARNING = 1.0
 """Seconds in which early trees are withheld, from the first one on."""
-MOST_BITS, LEAST_BITS = 13, 8
-"""Of the ring: 8,192 records are 400 KB."""
+MOST_BITS, ENOUGH_BITS, LEAST_BITS = 13, 12, 8
+"""Of the ring: 8,192 records are 400 KB. Where less than enough fits, the guest's kernel is asked for memory."""
 DEATH = "do_task_dead"
 """The function in which a thread ends: kernel/sched/core.c."""
 _LEAST = 0.001
@@ -291,16 +292,25 @@ class GraphRun:
         words = records.WORDS
         if self.request.arguments:
             words = max(words, 2 + MOST_ARGUMENTS)
-        layout = RingLayout(words, MOST_BITS, self.request.newest, frozenset(records.KINDS))
-        while layout.bits > LEAST_BITS and layout.size > arena.data.largest // 2:
-            layout = replace(layout, bits=layout.bits - 1)
-        near = self._new[0].entry
-        size, reach = gate.SIZE + layout.size, guest.isa.data_reach
+        near, reach = self._new[0].entry, guest.isa.data_reach
+        layout = self._layout(words, arena)
+        if layout.bits < ENOUGH_BITS:
+            with suppress(OptprobeError):  # a small ring serves, and says what it has lost
+                self.session.optimizer.lend_data(2 * replace(layout, bits=MOST_BITS).size, near, reach)
+            layout = self._layout(words, arena)
+        size = gate.SIZE + layout.size
         memory = self.session.optimizer.with_memory(lambda: arena.allocate_data(size, near, reach), arena)
         self._shared = SharedRecords(layout, memory, gate.SIZE)
         # What an earlier graph had is mostly as it is needed.
         runs.fill(memory.address, bytes(gate.SIZE) + layout.initial(), guest.machine)
         self._gate = self.functions.gate(memory.address)
+
+    def _layout(self, words: int, arena: Arena) -> RingLayout:
+        """Return the largest ring that leaves room for the tables of calls."""
+        layout = RingLayout(words, MOST_BITS, self.request.newest, frozenset(records.KINDS))
+        while layout.bits > LEAST_BITS and layout.size > arena.data.largest // 2:
+            layout = replace(layout, bits=layout.bits - 1)
+        return layout
 
     def _put_in(self, functions: Sequence[Traced], pointers: Mapping[int, tuple[Pointer, int]]) -> None:
         """Put in the probes of functions, and on calls through pointers, by one write as far as they can share code.
@@ -419,13 +429,16 @@ class GraphRun:
             return set()
         optimizer, batches = self.session.optimizer, self.session.batches
         wanted = [(part.spec, part.places) for part in parts]
-        optimizer.watch_data()
-        try:
-            blocks = batches.add_all(wanted, may_lend=False)
-        except Refused:
-            if (lack := optimizer.lacking()) is None:
-                raise
-            optimizer.lend(lack, 0)
+        for _ in range(LOANS):
+            optimizer.watch_data()
+            try:
+                blocks = batches.add_all(wanted, may_lend=False)
+                break
+            except Refused:
+                if (lack := optimizer.lacking()) is None:
+                    raise
+                optimizer.lend(lack, 0)
+        else:
             blocks = batches.add_all(wanted, may_lend=False)
         taken: set[int] = set()
         for block in blocks:

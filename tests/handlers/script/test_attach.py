@@ -49,6 +49,8 @@ class Near(FakeKernel):
     ) -> Sequence[Matched] | Missing:
         if name == "vfs_raed":
             return Unmatched("", "did you mean vfs_read?")
+        if name == "vfs_asm":
+            return Unmatched("it has no symbol there")
         return super().matches(provider, target, name, offset, has_args)
 
 
@@ -60,3 +62,8 @@ def test_a_function_that_is_not_there_is_refused_with_what_may_be_meant() -> Non
     script = compile_script("kprobe:vfs_raed, kprobe:vfs_read { @++; }", Near())
     assert [each.name for each in script.probes] == ["kprobe:vfs_read"]
     assert script.warnings == ("could not attach probe kprobe:vfs_raed, skipping.",)
+
+
+def test_one_that_is_left_out_has_its_reason() -> None:
+    script = compile_script("kprobe:vfs_asm, kprobe:vfs_read { @++; }", Near())
+    assert script.warnings == ("could not attach probe kprobe:vfs_asm, skipping: it has no symbol there",)
