@@ -7,13 +7,16 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gdb_optprobe.detours import planner
+from gdb_optprobe.detours.arena import Lack
 from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.detours.plan_request import PlanRequest, TierLimits
 from gdb_optprobe.detours.planner import Plan
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.cache import Cache, Shelf
 from gdb_optprobe.guest.lasting_text import ShelvedText
@@ -25,6 +28,7 @@ from gdb_optprobe.isa.base import Insn, Pointer
 from gdb_optprobe.isa.x86_64 import X86_64
 from gdb_optprobe.maps.call_table import FACTOR, SHIFT
 from gdb_optprobe.probes import optimizer
+from gdb_optprobe.probes.batch import Batches
 from gdb_optprobe.probes.graph import gate, run
 from gdb_optprobe.probes.graph.functions import Functions, Request
 from gdb_optprobe.probes.graph.gate import Thread
@@ -378,6 +382,60 @@ def test_a_full_ring_cuts_trees_and_tells(monkeypatch: pytest.MonkeyPatch) -> No
     trees = drained(graph)
     assert trees[:2] == [f"100 {WHOLE} RETURNED"] * 2 and len(trees) == 3 and trees[2].endswith(Ending.LOST.name)
     assert graph.lost == 4 * of_one - 64
+    calls_root(found, 0)
+    assert drained(graph) == [f"100 {WHOLE} RETURNED"]
+
+
+class Lender:
+    """Notes what is asked for, and has so many bytes."""
+
+    code_range = 0, 0
+
+    def __init__(self, left: int = 1 << 20) -> None:
+        self.left, self.lent = left, list[Lack]()
+
+    def most(self, low: int, high: int) -> int:
+        return self.left
+
+    def why_not(self) -> str:
+        return ""
+
+    def lend(self, lack: Lack, more: int) -> None:
+        self.lent.append(lack)
+
+
+@pytest.mark.parametrize(("enough", "left", "asked"), [(1, 1 << 20, 0), (14, 1 << 20, 1), (14, 1 << 10, 0)])
+def test_a_ring_that_is_too_small_is_lent_memory(
+    enough: int, left: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is none, the ring is as small as it is."""
+    monkeypatch.setattr(run, "ENOUGH_BITS", enough)
+    lender, session = Lender(left), guest().session()
+    monkeypatch.setattr(session.optimizer.take_arena(), "lender", lender)
+    graph, _ = prepared_in(session)
+    assert graph._shared is not None
+    whole = replace(graph._shared.layout, bits=run.MOST_BITS)
+    assert [lack.size for lack in lender.lent] == [2 * whole.size] * asked
+
+
+def test_memory_is_lent_as_often_as_some_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind what lacked of data, code may lack."""
+    found, lender = guest(), Lender()
+    session = found.session()
+    lacks = [Lack(8, 0, 1 << 64), Lack(64, 0, 1 << 64, is_code=True)]
+    add_all, missing = Batches.add_all, list(lacks)
+
+    def add(*arguments: Any, **named: Any) -> Any:
+        if missing:
+            raise Refused(Refusal.ARENA_FULL.because(used=1, size=1))
+        return add_all(*arguments, **named)
+
+    monkeypatch.setattr(session.optimizer.take_arena(), "lender", lender)
+    monkeypatch.setattr(Batches, "add_all", add)
+    monkeypatch.setattr(run, "ENOUGH_BITS", 1)
+    monkeypatch.setattr(session.optimizer, "lacking", lambda: missing.pop(0))
+    graph, _ = prepared_in(session)
+    assert lender.lent == lacks
     calls_root(found, 0)
     assert drained(graph) == [f"100 {WHOLE} RETURNED"]
 
