@@ -492,7 +492,7 @@ class Optimizer:
         """Branches that hold our bytes again."""
         if self.arena is not None:
             failures: list[OptprobeError] = []
-            for branch in self._lost_branches.recover(self.target.guest, self.arena):
+            for branch in self._lost_branches.recover(self.links, self.target.guest, self.arena):
                 self.traps.clear(branch.plan.head)
                 self._release_tracer(branch.plan)
                 failures += self._release_detour(branch, self.arena)
@@ -720,12 +720,14 @@ class Optimizer:
                 lifted = self.kernel_stops.forget_branch(branch)
                 branch_patch.remove(branch, sites, self.target.guest, self.arena, lifted)
                 self.traps.clear(branch.plan.head)
-            except OptprobeError as error:
-                failures.append(error)
+            except BaseException as error:  # of GDB's own errors too
                 self._lost_branches.branches.append(branch)
                 # Our bytes were changed by others: they are left alone, and so is the detour that they may lead to.
                 for site in sites:
                     site.abandon()
+                if not isinstance(error, OptprobeError):
+                    raise
+                failures.append(error)
             else:
                 self._release_tracer(branch.plan)
                 failures += self._release_detour(branch, self.arena)
