@@ -48,7 +48,6 @@ from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
-STAY = "optprobe check says which of probes {0} are not there; optprobe delete {0} takes them out"
 SLOT = 64
 """Bytes of code that most counts do not exceed."""
 
@@ -80,8 +79,9 @@ class Batches:
     # into the guest --------------------------------------------------------------------------------------------------
 
     def add(self, spec: Spec, addresses: Sequence[int], may_lend: bool = True) -> list[CountBlock]:
-        """Put probes of `spec` at those of `addresses` where a batch can: all of them, or none. Where branches could not be
-        undone, their blocks are probes all the same.
+        """Put probes of `spec` at those of `addresses` where a batch can: all of them, or none.
+
+        Where branches could not be undone, their blocks are probes all the same.
 
         may_lend: whether they are put in anew, with more memory, where data find no room.
         Raises OptprobeError, the guest as it was; where returns find no room, too: each by itself takes far more.
@@ -344,8 +344,9 @@ class Batches:
                 known = "could not be undone" if None not in led else "may be in the text"
                 there = [block.numbers for block, found in zip(blocks, led, strict=True) if found != []]
                 ranges = joined((numbers.start, numbers.stop) for numbers in there)
-                which = " ".join(f"{first}-{behind - 1}" for first, behind in ranges)
-                raise OptprobeError(f"{error}; {len(stay)} branches {known}", STAY.format(which)) from error
+                these = " ".join(f"{first}-{behind - 1}" for first, behind in ranges)
+                hint = f"optprobe check says which of {these} are not there, optprobe delete {these} takes the probes out"
+                raise OptprobeError(f"{error}; {len(stay)} branches {known}", hint) from error
             raise
 
     def _led(self, block: CountBlock) -> list[int] | None:
@@ -372,8 +373,7 @@ class Batches:
         return alone
 
     def _forget(self, blocks: Sequence[CountBlock], arena: Arena) -> None:
-        """Free what was allocated, unless a branch may lead there, one that could not be undone: then the block is listed.
-        """
+        """Free what was allocated, unless a branch may lead there, one that could not be undone: it is listed then."""
         for block in blocks:
             if self._led(block) != []:
                 self.registry.add_block(block)
