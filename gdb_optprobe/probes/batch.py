@@ -52,6 +52,19 @@ SLOT = 64
 """Bytes of code that most counts do not exceed."""
 
 
+class BranchesStay(OptprobeError):
+    """Branches were written, and may be in the text still after an error, which is `why`."""
+
+    def __init__(self, why: str, what: str, blocks: Iterable[CountBlock]) -> None:
+        ranges = joined((block.numbers.start, block.numbers.stop) for block in blocks)
+        numbers = " ".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in ranges)
+        super().__init__(
+            f"{why}; {what}",
+            f"optprobe check says which of the probes are not there; optprobe delete {numbers} takes all out",
+        )
+        self.why = why
+
+
 @dataclass(frozen=True, slots=True)
 class _Planned:
     """What is put in of one spec: at tracer's `sites`, which have one plan, and by other `plans`."""
@@ -342,11 +355,9 @@ class Batches:
                 self.target.tracer.release_all([site for site in traced if site not in stay])
             if stay:
                 known = "could not be undone" if None not in led else "may be in the text"
-                there = [block.numbers for block, found in zip(blocks, led, strict=True) if found != []]
-                ranges = joined((numbers.start, numbers.stop) for numbers in there)
-                these = " ".join(f"{first}-{behind - 1}" for first, behind in ranges)
-                hint = f"optprobe check says which of {these} are not there, optprobe delete {these} takes the probes out"
-                raise OptprobeError(f"{error}; {len(stay)} branches {known}", hint) from error
+                there = [block for block, found in zip(blocks, led, strict=True) if found != []]
+                what = f"{len(stay)} {'branch' if len(stay) == 1 else 'branches'} {known}"
+                raise BranchesStay(str(error), what, there) from error
             raise
 
     def _led(self, block: CountBlock) -> list[int] | None:

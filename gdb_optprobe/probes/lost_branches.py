@@ -20,11 +20,14 @@ from gdb_optprobe.probes.shared_maps import SharedMaps
 
 @dataclass
 class LostBranches:
-    """branches: that could not be removed. counters, maps: that their programs still write, by probe number."""
+    """branches: that could not be removed. counters, maps, rings: that their programs still write, by probe number.
+    rings: that probes share.
+    """
 
     branches: list[Branch] = field(default_factory=list)
     counters: dict[int, Slot] = field(default_factory=dict)
     maps: dict[int, SharedMaps] = field(default_factory=dict)
+    rings: dict[int, Slot] = field(default_factory=dict)
 
     def covers(self, address: int) -> bool:
         """Return whether `address` is in the text of one."""
@@ -38,6 +41,8 @@ class LostBranches:
             self.counters[probe.number] = probe.counter
         if probe.handler.shared is not None:
             self.maps[probe.number] = probe.handler.shared
+        if probe.spec.records is not None:
+            self.rings[probe.number] = probe.spec.records.memory
         return True
 
     def recover(self, links: Links, guest: Guest, arena: Arena) -> list[Branch]:
@@ -49,6 +54,7 @@ class LostBranches:
                 arena.data.release(slot)
             if (maps := self.maps.pop(number, None)) is not None:
                 maps.release(number, arena)
+            self.rings.pop(number, None)
         return back
 
 
