@@ -46,6 +46,7 @@ class Lifecycle:
         gdb.events.cont.connect(unbroken(self._resumed))
         gdb.events.inferior_call.connect(unbroken(self._resumed))
         gdb.events.register_changed.connect(unbroken(self._resumed))
+        gdb.events.memory_changed.connect(unbroken(self._written))
         gdb.events.before_prompt.connect(unbroken(lambda *_: choose_live_memory()))
         gdb.events.gdb_exiting.connect(lambda _: self._exit())
         exit_safely()
@@ -60,9 +61,10 @@ class Lifecycle:
         define_hook("kill", "optprobe-after-kill", post=True)
         Hidden("optprobe-after-monitor", self._monitored)
         define_hook("monitor", "optprobe-after-monitor", post=True)
+        define_hook("restore", "optprobe-after-monitor", post=True)
 
     def _monitored(self) -> None:
-        """Drop all cached reads: QEMU's monitor may have loaded a snapshot or reset the guest."""
+        """Drop all cached reads: QEMU's monitor may have loaded a snapshot or reset the guest, GDB restored memory."""
         if is_held():  # the command is one that the plugin has given, which changes nothing
             return
         if self._attachments.current is not None and is_stopped():
@@ -158,6 +160,11 @@ class Lifecycle:
         attachment = self._attachments.current
         if attachment is not None:
             attachment.session.target.guest.forget()
+
+    def _written(self, change: gdb.MemoryChangedEvent) -> None:
+        """Drop cached reads, as of the text, where the user has written: `set {int}ADDRESS = …`."""
+        if not is_held():  # else we have written
+            self._resumed(change)
 
     def _breakpoints_changed(self, breakpoint: gdb.Breakpoint, gone: bool = False) -> None:
         if self._attachments.current is None or breakpoint.number <= 0 or not is_stopped():
