@@ -411,6 +411,22 @@ def test_a_call_that_began_before_what_it_leads_to_was_learned_is_early() -> Non
     assert told(graph, trees) == ["root(f0 f1 inner(f1))"] and graph.withheld == 2
 
 
+def test_a_call_that_is_shown_a_level_too_high_is_in_a_tree_that_is_early() -> None:
+    """`inner` is not followed yet, and what it calls is in the graph: it looks like a call of the root."""
+    found = guest_with_pointers()
+    session = found.session()
+    graph, _ = prepared_in(session)
+    sites = sorted(graph._pointers)
+    graph.take_out()
+    session.learned_calls.clear()
+    session.learned_calls[sites[1]] = {LEAVES + STEP}
+    graph, trees = prepared_in(session)
+    calls_root(found, 0)
+    look(graph)
+    graph.run(0, "", lambda: False)
+    assert told(graph, trees) == ["*root(f1 f1)"]
+
+
 def test_when_the_time_to_learn_is_over_early_trees_are_shown_with_a_mark() -> None:
     """Each round takes longer than that, on a busy host."""
     found = guest_with_pointers()
