@@ -31,7 +31,10 @@ from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.recovery.teardown import teardown
 
 LEAVING = ("detach", "disconnect")
-UNGUARDED = "no guardian frees the guest: it stops at the next breakpoint that QEMU keeps, until a GDB attaches"
+UNGUARDED = (
+    "no guardian frees the guest: it stops at the next breakpoint that QEMU keeps, until a GDB attaches",
+    "'optprobe recover -remove' there takes out what is left",
+)
 
 
 class Lifecycle:
@@ -85,8 +88,10 @@ class Lifecycle:
             if is_running():
                 # GDB cannot detach now: QEMU would keep its breakpoints, and the guest wait at the next one for ever.
                 self._attachments.abandon()
-                if self._attachments.current is not None and not self._attachments.guard.is_running:
-                    warn(UNGUARDED)
+                if (left := self._attachments.current) is not None and not self._attachments.guard.is_running:
+                    # Where there are probes, `leave` has said so.
+                    what = "" if len(left.session.registry) else "code without probes stays in the guest; "
+                    warn(f"{what}{UNGUARDED[0]}; {UNGUARDED[1]}")
 
     def leave(self) -> None:
         """Keep or remove the probes: GDB is about to disconnect. Raises KeyboardInterrupt where the user cancels it."""
