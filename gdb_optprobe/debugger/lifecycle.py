@@ -49,7 +49,7 @@ class Lifecycle:
         gdb.events.cont.connect(unbroken(self._resumed))
         gdb.events.inferior_call.connect(unbroken(self._resumed))
         gdb.events.register_changed.connect(unbroken(self._resumed))
-        gdb.events.memory_changed.connect(unbroken(self._written))
+        gdb.events.memory_changed.connect(unbroken(self._written, holds=False))
         gdb.events.before_prompt.connect(unbroken(lambda *_: choose_live_memory()))
         gdb.events.gdb_exiting.connect(lambda _: self._exit())
         exit_safely()
@@ -181,7 +181,6 @@ class Lifecycle:
             # At this event GDB still lists a deleted breakpoint.
             self._make_way(breakpoint if gone else None)
 
-    @held()
     def _make_way(self, leaving: gdb.Breakpoint | None = None) -> None:
         attachment = self._attachments.current
         if attachment is None or not is_stopped() or not attachment.is_current():
