@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FrameType
 from typing import ParamSpec, TypeVar
@@ -69,11 +69,15 @@ def checkpoint() -> None:
         pass
 
 
-def unbroken(handler: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Wrap the handler of an event, where GDB drops exceptions: a Ctrl-C within it is sent again later."""
+def unbroken(handler: Callable[_P, _R], holds: bool = True) -> Callable[_P, _R]:
+    """Wrap the handler of an event, where GDB drops exceptions: a Ctrl-C within it waits, and is sent again later.
+
+    holds: whether the handler is `held`. Not one that asks for that (`is_held`), or leaves SIGINT blocked or unblocked.
+    """
 
     def handle(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return handler(*args, **kwargs)
+        with held() if holds else nullcontext():
+            return handler(*args, **kwargs)
 
     return handle
 

@@ -30,6 +30,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 
+from gdb_optprobe.guest.channel import READY
+
 from . import health, micro
 from .cache import cache_directory, guests_directory
 from .channel import Command
@@ -42,7 +44,6 @@ from .snapshots import write_image
 
 __all__ = ["Guest", "GuestError", "Options"]
 
-READY = "optprobe-guest: ready"
 PANIC = "Kernel panic - not syncing"
 PR_SET_PDEATHSIG = 1
 

@@ -22,12 +22,23 @@ from .machines import MACHINES
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. words: None for those of the command line."""
-    arguments = parser().parse_args(words)
+    arguments = parser().parse_args(with_extra(sys.argv[1:] if words is None else words))
     try:
         return int(arguments.command(arguments))
     except (GuestError, ChannelError, FetchError, ValueError, OSError) as error:
         say(str(error))
         return 1
+
+
+def with_extra(words: Sequence[str]) -> Sequence[str]:
+    """Return the words with `--extra -enable-kvm` as `--extra=-enable-kvm`: argparse takes the second for an option."""
+    found = list[str]()
+    for word in words:
+        if found[:1] == ["start"] and found[-1] == "--extra":
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def start(arguments: argparse.Namespace) -> int:

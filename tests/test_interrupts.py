@@ -84,3 +84,23 @@ def test_an_event_gets_no_exception_and_the_next_code_does() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert done == ["handled", "back"]
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_an_event_is_held_unless_it_asks_for_that(holds: bool) -> None:
+    seen = []
+    unbroken(lambda: seen.append(is_held()), holds=holds)()
+    assert seen == [holds] and not is_held()
+
+
+def test_a_ctrl_c_in_an_event_breaks_none_of_its_work() -> None:
+    """Not even where nothing sends it again: work in GDB, and what it calls, is done whole."""
+    done = []
+
+    def handler() -> None:
+        ctrl_c()
+        done.append("handled")
+
+    with pytest.raises(KeyboardInterrupt):
+        unbroken(handler)()
+    assert done == ["handled"]

@@ -34,7 +34,7 @@ class AddCommand(Subcommand[Add]):
     names and rules: { @[comm] = count(); if (arg2 > 4096) { printf("%d", pid); } }
     Its maps are the session's: all blocks that name one share it.
     At the entry of a return probe also save NAME = EXPR, for $saved.NAME.
-    The last action may be stop: the guest stops there, as at a breakpoint.
+    An action may be stop: after all others, the guest stops there, as at a breakpoint.
 
     OPTIONS, before or after LOCATION (-- ends them):
       -name NAME      a name to use in place of the number

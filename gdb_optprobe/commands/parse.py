@@ -51,8 +51,12 @@ _KINDS = {
 
 _KEYWORD = re.compile(r"(?<!\S)(if|do|entry)(?=[\s(]|$)")
 _CLAUSE = re.compile(r"(?<![\w$])(if|do)(?!\w)")
-_JSON_AFTER_ACTION = re.compile(r"(?:\w+(?:\s*\(.*\))?|\{.*\})\s+(?=-json$)", re.DOTALL)
+_JSON_AFTER_ACTION = re.compile(r"(?!.*\sby\b)(?:\w+(?:\s*\(.*\))?|\{.*\})\s+(?=-json$)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_LOCATIONS = "a location is a symbol, file:line, *ADDRESS or symbol+offset"
+_NAMED = "a name is a letter, then letters, digits, '_', '.' and '-'"
+_AFTER_ACTION = re.compile(r"(?!.*\sby\b)(?:\w+(?:\s*\(.*\))?|\{.*\})\s+(-[a-z]+)(?=\s|$).*", re.DOTALL)
+_WITH_ARGUMENT = re.compile(r"(?<=\s)(-[a-z]+)\s+[\w\"/]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +189,27 @@ def parse_add(text: str, command: str = "add") -> Add:
         second = clause.actions if where.text == "do" else clause.condition
         raise fault(f"a second '{where.text}'" if second else f"'{where.text}' comes too late", where, _ORDER)
     clause, json = _json_after_actions(clause)
+    for part in (entry, clause):
+        if part is not None:
+            _check_no_options(part, line)
     return Add(place, clause, entry, json or place.json)
 
 
 _ORDER = "the order is LOCATION OPTIONS if EXPR do ACTION, …"
+
+
+def _check_no_options(clause: Clause, line: Line) -> None:
+    """Raise OptprobeError, which points, where a clause has an option, as in `do record(x) -overwrite`.
+
+    `x -pid` is a difference, so an option that has no operand before it, or has a word behind it, alone is one.
+    """
+    for part in (*filter(None, [clause.condition]), *clause.actions):
+        late = [found] if (found := _AFTER_ACTION.fullmatch(part.text)) and part is not clause.condition else []
+        for found in (*late, *_WITH_ARGUMENT.finditer(part.text)):
+            start, end = (part.start + at for at in found.span(1))
+            takes = ADD_OPTIONS.get(found[1])
+            if start in line.bare and takes is not None and (takes or found in late):
+                raise fault(f"'{found[1]}' comes too late", Fragment(part.line, start, end), _ORDER)
 
 
 def parse_break(text: str) -> Add:
@@ -226,6 +247,8 @@ def _place(line: Line, known: Mapping[str, str]) -> tuple[Place, int]:
     location = Fragment(line.text, start, at).stripped()
     if not location.text:
         raise _no_location(line, start)
+    if not location.text.strip("'\""):
+        raise fault("the location is empty", location, _LOCATIONS)
     if more:
         at, more = _options(line, at, known, options)
         if at < len(line.text) and not _KEYWORD.match(line.text, at):
@@ -250,7 +273,7 @@ def _locations(typed: Fragment, user: bool) -> tuple[Fragment, ...]:
 
 
 def _no_location(line: Line, start: int) -> OptprobeError:
-    hint = "a location is a symbol, file:line, *ADDRESS or symbol+offset"
+    hint = _LOCATIONS
     if not line.text.strip():
         return OptprobeError("no location", hint)
     end = len(line.text.rstrip())
@@ -283,7 +306,7 @@ def _check_options(options: Mapping[str, Option]) -> None:
         if name == "-tier" and option.value not in TIERS:
             raise fault(f"no tier named '{option.value}'", option.argument, f"the tiers are {', '.join(TIERS)}")
         if name == "-name" and not _NAME.fullmatch(option.value):
-            raise fault(f"'{option.value}' cannot be a name", option.argument, "a name starts with a letter")
+            raise fault(f"'{option.value}' cannot be a name", option.argument, _NAMED)
         if name in _MOST:
             if not (option.value.isascii() and option.value.isdecimal() and option.value.strip("0")):
                 raise fault(f"{name} takes a number from 1 on", option.argument)

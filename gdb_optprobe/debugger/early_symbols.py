@@ -51,7 +51,6 @@ class EarlySymbols:
     def _resumed(self, _: object) -> None:
         self._has_run = True
 
-    @held()
     def _at_prompt(self, _: object = None) -> None:
         self.load()
         if not self._has_run or not is_stopped() or gdb.selected_inferior().connection is not self._seen:
@@ -82,7 +81,6 @@ class EarlySymbols:
         if found.symbols is not None and found.symbols != ASIDE:
             note("GDB has the symbols of the guest's kernel (set optprobe load-symbols).")
 
-    @held()
     def _file_loaded(self, event: gdb.NewObjFileEvent) -> None:
         found, file = self._attachments.current, event.new_objfile
         if found is not None and found.build and file.build_id and file.filename:

@@ -10,7 +10,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.channel import Command
 from gdb_optprobe.guest_text import of_literal
 
-SOCKET = "channel.sock"
+SOCKET, LOG = "channel.sock", "console.log"
 """Beside the socket of the guest's stub."""
 FOREVER = 20 * 24 * 3600.0
 """Seconds; a socket takes no more."""
@@ -20,7 +20,7 @@ class GuestCommand:
     """Implements probes.target.Command. It begins when the guest runs; its end is read in a thread."""
 
     def __init__(self, stub: str, text: str) -> None:
-        """Send the command. stub: what GDB is connected to. Raises OptprobeError."""
+        """Send the command, once the guest takes it. stub: what GDB is connected to. Raises OptprobeError."""
         path = Path(stub.removeprefix("unix:")).with_name(SOCKET) if "/" in stub else None
         if path is None or not path.is_socket():
             raise OptprobeError(
@@ -31,7 +31,7 @@ class GuestCommand:
         self._told = ""
         self._act: Callable[[], None] = lambda: None
         try:
-            self._command = Command(path, text)
+            self._command = Command(path, text, path.with_name(LOG))
         except (OSError, ValueError) as error:
             raise OptprobeError(f"the command cannot be sent to the guest: {error}") from None
         threading.Thread(target=self._wait, daemon=True).start()
@@ -43,6 +43,10 @@ class GuestCommand:
     @property
     def has_begun(self) -> bool:
         return self._command.has_begun
+
+    @property
+    def is_sent(self) -> bool:
+        return self._command.is_sent
 
     def when_ended(self, act: Callable[[], None]) -> None:
         with self._lock:

@@ -31,7 +31,10 @@ from gdb_optprobe.interrupts import held, is_held, unbroken
 from gdb_optprobe.recovery.teardown import teardown
 
 LEAVING = ("detach", "disconnect")
-UNGUARDED = "no guardian frees the guest: it stops at the next breakpoint that QEMU keeps, until a GDB attaches"
+UNGUARDED = (
+    "no guardian frees the guest: it stops at the next breakpoint that QEMU keeps, until a GDB attaches",
+    "'optprobe recover -remove' there takes out what is left",
+)
 
 
 class Lifecycle:
@@ -46,6 +49,7 @@ class Lifecycle:
         gdb.events.cont.connect(unbroken(self._resumed))
         gdb.events.inferior_call.connect(unbroken(self._resumed))
         gdb.events.register_changed.connect(unbroken(self._resumed))
+        gdb.events.memory_changed.connect(unbroken(self._written, holds=False))
         gdb.events.before_prompt.connect(unbroken(lambda *_: choose_live_memory()))
         gdb.events.gdb_exiting.connect(lambda _: self._exit())
         exit_safely()
@@ -60,9 +64,10 @@ class Lifecycle:
         define_hook("kill", "optprobe-after-kill", post=True)
         Hidden("optprobe-after-monitor", self._monitored)
         define_hook("monitor", "optprobe-after-monitor", post=True)
+        define_hook("restore", "optprobe-after-monitor", post=True)
 
     def _monitored(self) -> None:
-        """Drop all cached reads: QEMU's monitor may have loaded a snapshot or reset the guest."""
+        """Drop all cached reads: QEMU's monitor may have loaded a snapshot or reset the guest, GDB restored memory."""
         if is_held():  # the command is one that the plugin has given, which changes nothing
             return
         if self._attachments.current is not None and is_stopped():
@@ -83,8 +88,10 @@ class Lifecycle:
             if is_running():
                 # GDB cannot detach now: QEMU would keep its breakpoints, and the guest wait at the next one for ever.
                 self._attachments.abandon()
-                if self._attachments.current is not None and not self._attachments.guard.is_running:
-                    warn(UNGUARDED)
+                if (left := self._attachments.current) is not None and not self._attachments.guard.is_running:
+                    # Where there are probes, `leave` has said so.
+                    what = "" if len(left.session.registry) else "code without probes stays in the guest; "
+                    warn(f"{what}{UNGUARDED[0]}; {UNGUARDED[1]}")
 
     def leave(self) -> None:
         """Keep or remove the probes: GDB is about to disconnect. Raises KeyboardInterrupt where the user cancels it."""
@@ -159,6 +166,11 @@ class Lifecycle:
         if attachment is not None:
             attachment.session.target.guest.forget()
 
+    def _written(self, change: gdb.MemoryChangedEvent) -> None:
+        """Drop cached reads, as of the text, where the user has written: `set {int}ADDRESS = …`."""
+        if not is_held():  # else we have written
+            self._resumed(change)
+
     def _breakpoints_changed(self, breakpoint: gdb.Breakpoint, gone: bool = False) -> None:
         if self._attachments.current is None or breakpoint.number <= 0 or not is_stopped():
             return
@@ -169,7 +181,6 @@ class Lifecycle:
             # At this event GDB still lists a deleted breakpoint.
             self._make_way(breakpoint if gone else None)
 
-    @held()
     def _make_way(self, leaving: gdb.Breakpoint | None = None) -> None:
         attachment = self._attachments.current
         if attachment is None or not is_stopped() or not attachment.is_current():

@@ -23,6 +23,7 @@ from gdb_optprobe.handlers.source import Fragment
 
 _NAME = re.compile(r"([A-Za-z_.$][\w.$]*)(?:\s*\+\s*(0[xX][0-9a-fA-F]+|\d+))?")
 _NO_CODE = "a macro or a function that is always inlined has no code of its own: probe a caller"
+_WHOLE = "a glob is of whole names, as *read*; a module's functions are found once it is loaded"
 _OF_MODULE = re.compile(r"([A-Za-z_][\w-]*):([^:]+)")
 _LINE = re.compile(r"[\w./+-]+\.(?:[chsSC]|cc|cpp|rs):\d+")
 _QUOTED = re.compile(r"""(['"])([^'"]*)\1""")
@@ -120,7 +121,7 @@ class Locations:
         loaded = self._modules.names(module) if self._modules is not None else iter(())
         starts = own | {at for name, at in loaded if matches(name)}
         if not starts:
-            hint = "a comma within quotes is part of the name: leave the quotes out" if "," in pattern else ""
+            hint = "a comma within quotes is part of the name: leave the quotes out" if "," in pattern else _WHOLE
             raise OptprobeError(f"no function matches '{pattern}'", hint)
         return self._entries(starts)
 

@@ -31,7 +31,7 @@ from gdb_optprobe.debugger.program_frames import StoppedPrograms
 from gdb_optprobe.debugger.running import run_for
 from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Changed, HasImages, Memory, Readable, ReadsMany, Vcpu
-from gdb_optprobe.guest.memory import MUCH, Dump
+from gdb_optprobe.guest.memory import MUCH, Dump, KernelMemory
 from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.abi import SystemRegisters
 from gdb_optprobe.isa.record import Isa
@@ -187,6 +187,8 @@ class GdbMachine:
 
     def write_physical(self, address: int, data: bytes) -> None:
         self._guard.set_fallback()
+        if isinstance(self.memory, KernelMemory):
+            self.memory.note_write(address, len(data))
         with self.physical_mode():
             self._write_in_packets(address, data)
 

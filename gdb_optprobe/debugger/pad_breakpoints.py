@@ -20,7 +20,7 @@ from gdb_optprobe.debugger.machine import GdbMachine, read_register, write_selec
 from gdb_optprobe.debugger.parameters import machine_interface
 from gdb_optprobe.detours.stop_pad import StopPad
 from gdb_optprobe.guest_text import one_line
-from gdb_optprobe.interrupts import held, unbroken
+from gdb_optprobe.interrupts import unbroken
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.stops import ProbeStop, ProgramStop, ReturnStop, StoppedProgram, StoppedReturn
 
@@ -37,7 +37,7 @@ class PadBreakpoint(gdb.Breakpoint):
         self._breakpoints = breakpoints
 
     def stop(self) -> bool:
-        return unbroken(held()(self._on_pad))()
+        return unbroken(self._on_pad)()
 
     def _on_pad(self) -> bool:
         """Handle the selected thread, which is at the pad. Return whether it stops there for the user."""
@@ -135,7 +135,6 @@ class ProbePadBreakpoint(PadBreakpoint):
             write_selected_registers({self._breakpoints.pc: self.pad.via})
         return False
 
-    @held()
     def arrived(self) -> bool:
         """Report the selected thread, which is at the gate, if it came by this pad. Return whether it did."""
         number = _thread().num
@@ -186,7 +185,6 @@ class ReturnPadBreakpoint(PadBreakpoint):
     def is_arriving(self, address: int) -> bool:
         return address in self._gates and bool(self._gates[address].awaited())
 
-    @held()
     def arrived(self, gate: ReturnGate) -> bool:
         """Report the selected thread, which is at `gate`, if it came by this pad. Return whether it did."""
         found = gate.awaited()

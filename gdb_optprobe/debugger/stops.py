@@ -101,9 +101,9 @@ class GdbStops:
         self._behind: Callable[[int], int | None] = lambda _: None
         self._moved: Callable[[], None] = lambda: None
         self._events: tuple[tuple[Any, Callable[[Any], None]], ...] = (
-            (gdb.events.stop, unbroken(self._note_stop)),
-            (gdb.events.before_prompt, unbroken(self._note_prompt)),
-            (gdb.events.cont, unbroken(self._note_resume)),
+            (gdb.events.stop, unbroken(self._note_stop, holds=False)),
+            (gdb.events.before_prompt, unbroken(self._note_prompt, holds=False)),
+            (gdb.events.cont, unbroken(self._note_resume, holds=False)),
         )
         Hidden(MOVE_COMMAND, self._carry_out_move)
         Hidden(CONTINUING_COMMAND, self._note_continue)
@@ -190,8 +190,7 @@ class GdbStops:
         if self._is_handled_at_gate(breakpoint.at):
             breakpoint.stay()
             return True
-        with held():
-            stops = self._run(breakpoint)
+        stops = self._run(breakpoint)
         if not self.asked() or isinstance(self._move, str):
             return stops
         self._handed_over = True

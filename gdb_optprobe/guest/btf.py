@@ -19,6 +19,7 @@ from gdb_optprobe.budget import Budget, OverBudget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.little_endian import little_endian
 from gdb_optprobe.guest_text import printable
+from gdb_optprobe.isa.words import places_of
 
 __all__ = [
     "Array",
@@ -450,11 +451,8 @@ class Btf:
         if not name or not offset:
             return
         word = array("I", [offset]).tobytes()
-        at = self._names.find(word, len(word))
-        while at >= 0:
-            if not at % len(word):
-                yield at // len(word)
-            at = self._names.find(word, at + 1)
+        for at in places_of(word, self._names, len(word)):
+            yield at // len(word)
 
     def _string(self, offset: int) -> str:
         end = self._strings.find(b"\0", offset, offset + LONGEST_NAME + 1)

@@ -15,6 +15,10 @@ from gdb_optprobe.errors import OptprobeError
 
 __all__ = ["ChannelError", "Command"]
 
+READY, STARTED = "optprobe-guest: ready", "Linux version "
+"""In the guest's log: its init takes commands; its kernel has started."""
+LOOKS = 0.02
+"""Seconds between two looks at the log."""
 _number = itertools.count()
 MOST = 1 << 26
 """Bytes that a command may print."""
@@ -24,11 +28,28 @@ class ChannelError(OptprobeError):
     """The guest did not answer in time, or the line to it broke."""
 
 
-class Command:
-    """A running command in the guest; a second one waits until the first has ended."""
+def is_ready(log: Path) -> bool:
+    """Return whether the guest's init has said in its log that it takes commands, since the kernel started last; also
+    where there is no log.
+    """
+    try:
+        text = log.read_bytes()
+    except FileNotFoundError:
+        return True
+    return text.rfind(READY.encode()) > text.rfind(STARTED.encode())
 
-    def __init__(self, socket_path: Path, command: str) -> None:
-        """Send `command`, one line for the guest's `sh`. ValueError when it is more than one line."""
+
+class Command:
+    """A running command in the guest; a second one waits until the first has ended.
+
+    is_sent: whether the guest was given it: a line that comes while it boots is lost, in part.
+    """
+
+    def __init__(self, socket_path: Path, command: str, log: Path | None = None) -> None:
+        """Send `command`, one line for the guest's `sh`. ValueError when it is more than one line.
+
+        log: of the guest. Where the guest is not ready by it, `outcome` waits for that, and sends the command then.
+        """
         if "\n" in command or "\0" in command:
             raise ValueError("a command must be one line")
         self.command = command
@@ -38,7 +59,9 @@ class Command:
         self._taking = threading.Lock()  # what has left the socket is in _received where this is free
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(socket_path))
-        self._socket.sendall(f"{self._token} {command}\n".encode())
+        self._log, self._is_closed, self.is_sent = log, False, False
+        if log is None or is_ready(log):
+            self._send()
 
     @property
     def has_begun(self) -> bool:
@@ -55,6 +78,8 @@ class Command:
         """
         begin, end = f"\1begin {self._token}\n".encode(), f"\1end {self._token} ".encode()
         deadline = time.monotonic() + timeout
+        while not self.is_sent:
+            self._send_when_ready(deadline, timeout)
         while True:
             # Each byte is searched once, however much the guest prints.
             at = self._received.find(end, self._searched)
@@ -69,10 +94,25 @@ class Command:
 
     def close(self) -> None:
         """Give up on the command."""
+        self._is_closed = True
         with contextlib.suppress(OSError):
             # A thread may be waiting for an answer.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def _send(self) -> None:
+        self.is_sent = True
+        self._socket.sendall(f"{self._token} {self.command}\n".encode())
+
+    def _send_when_ready(self, deadline: float, timeout: float) -> None:
+        """Send the command if the guest takes it by now; else wait for a moment. Raises ChannelError."""
+        if self._is_closed or time.monotonic() >= deadline:
+            why = "it was given up" if self._is_closed else f"it was not ready in {timeout:g} s"
+            raise ChannelError(f"the guest was not given the command, {why}: {self.command}")
+        if self._log is None or is_ready(self._log):
+            self._send()
+        else:
+            time.sleep(LOOKS)
 
     def _status(self, text: bytes) -> int:
         if not text.isdigit():

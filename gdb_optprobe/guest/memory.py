@@ -84,7 +84,7 @@ class KernelMemory:
         self._blind = False
         self._starts: list[int] = []
         self._runs: list[tuple[int, int]] = []
-        self._imaged: set[tuple[int, int, Changed]] = set()
+        self._imaged: set[tuple[int, int, int, Changed]] = set()
 
     def forget(self) -> None:
         """Drop cached translations: the guest has run, so page tables may have changed, and the selected vCPU's view
@@ -134,7 +134,7 @@ class KernelMemory:
         if (held := self._dump(pieces)) is None:
             return None
         if changed is not None:
-            self._imaged.add((start, end, changed))
+            self._imaged.add((start, end, pieces[0][0], changed))
         return Image(start, held[0])
 
     def _dumped(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
@@ -177,9 +177,7 @@ class KernelMemory:
     def write(self, address: int, data: bytes) -> None:
         if not data:
             return
-        for image in [one for one in self._imaged if one[0] < address + len(data) and address < one[1]]:
-            self._imaged.remove(image)
-            image[2]()
+        self._drop_images([one for one in self._imaged if one[0] < address + len(data) and address < one[1]])
         if not self._blind or not address >> KERNEL_BIT & 1:
             try:
                 self._virtual.write_virtual(address, data)
@@ -192,6 +190,16 @@ class KernelMemory:
             self._physical.write_physical(at, data[written : written + length])
             written += length
         self._blind = True
+
+    def note_write(self, address: int, size: int) -> None:
+        """Note that physical memory is written past this: what was read of it is dropped."""
+        end = address + size
+        self._drop_images([one for one in self._imaged if one[2] < end and address < one[2] + one[1] - one[0]])
+
+    def _drop_images(self, images: Sequence[tuple[int, int, int, Changed]]) -> None:
+        for image in images:
+            self._imaged.remove(image)
+            image[-1]()
 
     def physical(self, address: int) -> int | None:
         """Return the physical address of `address`; None where the kernel maps nothing."""

@@ -37,7 +37,7 @@ ACTIONS: Mapping[str, Usage] = {
     "record": Usage("record(e, …)", "a record of the values, with CPU and time", 1, None),
     "print": Usage('print("format", e, …)', "a record that `report` prints by the format, as C's printf", 1, None),
     "stack": Usage("stack", "a record of the stack, which `report` unwinds"),
-    "stop": Usage("stop", "the last action: the guest stops there, as at a breakpoint"),
+    "stop": Usage("stop", "after all other actions the guest stops there, as at a breakpoint"),
 }
 
 

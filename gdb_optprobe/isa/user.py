@@ -70,7 +70,7 @@ class UserTrapping(Protocol):
     around:    bytes of code around an instruction that `reserved` needs.
     resident:  names of registers of the kernel, which programs read as they are, not as they were saved.
     frames:    frames on programs' stacks, by the programs' bits.
-    stopping:  the backend of stops; None if stops are not supported.
+    stopping:  the backend of stops.
     """
 
     @property
@@ -104,7 +104,7 @@ class UserTrapping(Protocol):
     def frames(self) -> Mapping[int, UserFrames]: ...
 
     @property
-    def stopping(self) -> UserStopping | None: ...
+    def stopping(self) -> UserStopping: ...
 
     @property
     def pc(self) -> int: ...

@@ -19,6 +19,7 @@ from itertools import chain, pairwise
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.block import WORD
 from gdb_optprobe.detours.detour import count_code
+from gdb_optprobe.detours.lent_block import joined
 from gdb_optprobe.detours.patch import TextChanged
 from gdb_optprobe.detours.planner import Plan, may_share_detour
 from gdb_optprobe.detours.refusal import Refusal, Refused
@@ -47,9 +48,21 @@ from gdb_optprobe.probes.site_views import COUNTER_DISTANCE
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 
-STAY = "these count, and a later GDB can take them over, or out: optprobe recover"
 SLOT = 64
 """Bytes of code that most counts do not exceed."""
+
+
+class BranchesStay(OptprobeError):
+    """Branches were written, and may be in the text still after an error, which is `why`."""
+
+    def __init__(self, why: str, what: str, blocks: Iterable[CountBlock]) -> None:
+        ranges = joined((block.numbers.start, block.numbers.stop) for block in blocks)
+        numbers = " ".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in ranges)
+        super().__init__(
+            f"{why}; {what}",
+            f"optprobe check says which of the probes are not there; optprobe delete {numbers} takes all out",
+        )
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +93,8 @@ class Batches:
 
     def add(self, spec: Spec, addresses: Sequence[int], may_lend: bool = True) -> list[CountBlock]:
         """Put probes of `spec` at those of `addresses` where a batch can: all of them, or none.
+
+        Where branches could not be undone, their blocks are probes all the same.
 
         may_lend: whether they are put in anew, with more memory, where data find no room.
         Raises OptprobeError, the guest as it was; where returns find no room, too: each by itself takes far more.
@@ -340,7 +355,9 @@ class Batches:
                 self.target.tracer.release_all([site for site in traced if site not in stay])
             if stay:
                 known = "could not be undone" if None not in led else "may be in the text"
-                raise OptprobeError(f"{error}; {len(stay)} branches {known}", STAY) from error
+                there = [block for block, found in zip(blocks, led, strict=True) if found != []]
+                what = f"{len(stay)} {'branch' if len(stay) == 1 else 'branches'} {known}"
+                raise BranchesStay(str(error), what, there) from error
             raise
 
     def _led(self, block: CountBlock) -> list[int] | None:
@@ -367,11 +384,10 @@ class Batches:
         return alone
 
     def _forget(self, blocks: Sequence[CountBlock], arena: Arena) -> None:
-        """Free what was allocated, unless a branch may lead there: one that could not be undone."""
+        """Free what was allocated, unless a branch may lead there, one that could not be undone: it is listed then."""
         for block in blocks:
             if self._led(block) != []:
-                self.routines.leave(block)
-                self.returns.stay(block)
+                self.registry.add_block(block)
                 continue
             with suppress(Exception):  # the first error tells; memory that may hold code stays allocated
                 arena.wipe([block.code], self.target.guest.machine)

@@ -146,11 +146,6 @@ class BlockRoutines:
         if block.routine is not None:
             self._release(block.routine, arena)
 
-    def leave(self, block: CountBlock) -> None:
-        """Leave a block's routine in the guest for good: the text leads to it, and no probe is known to."""
-        if block.routine is not None:
-            self.placed.remove(block.routine)
-
     def tidy(self) -> None:
         """Release the routines that no detour calls any more which something leads to. Raises OptprobeError."""
         arena = self.optimizer.arena

@@ -24,12 +24,16 @@ from gdb_optprobe.probes.registry import Registry
 
 @dataclass
 class Links:
-    """The links between the detours of the installed branches."""
+    """The links between the detours of the installed branches.
+
+    _unsure: those that may be there or not: a write of them failed. They are looked at before the next use.
+    """
 
     guest: Guest
     registry: Registry
     _exits: defaultdict[int, dict[int, Insn]] = field(default_factory=lambda: defaultdict(dict))
     _linked: dict[int, Patch] = field(default_factory=dict)
+    _unsure: dict[int, Patch] = field(default_factory=dict)
 
     def add(self, branch: Branch, link: bool = True) -> None:
         """Link `branch`, which was written, with the installed branches, itself among them.
@@ -44,19 +48,24 @@ class Links:
 
     def remove(self, branch: Branch) -> None:
         """Remove the links into and out of the detour of `branch`, which is about to be removed. Raises TextChanged."""
+        self._look()
         own = branch.detour.exits
         linked = {insn.address for insn in (*own, *self._exits_to(branch))} & self._linked.keys()
-        patch.revert([self._linked[at] for at in sorted(linked)], self.guest.machine)
-        for at in linked:
-            del self._linked[at]
+        links = {at: self._linked.pop(at) for at in sorted(linked)}
+        try:
+            patch.revert([*links.values()], self.guest.machine)
+        except BaseException:  # of GDB's own errors too
+            self._unsure |= links
+            raise
         for insn in own:
-            ways = self._exits[insn.target or 0]
-            del ways[insn.address]
+            ways = self._exits.get(insn.target or 0, {})
+            ways.pop(insn.address, None)  # it is not there if they were removed before
             if not ways:
-                del self._exits[insn.target or 0]
+                self._exits.pop(insn.target or 0, None)
 
     def is_linked(self, branch: Branch) -> bool:
         """Return whether a thread may enter the detour of `branch` without passing its head in the text."""
+        self._look()
         return any(insn.address in self._linked for insn in self._exits_to(branch))
 
     def _exits_to(self, branch: Branch) -> Collection[Insn]:
@@ -65,6 +74,7 @@ class Links:
 
     def detour_bytes(self, branch: Branch) -> bytes:
         """Return what the detour of `branch` holds now."""
+        self._look()
         detour = branch.detour
         data = bytearray(detour.data)
         for insn in detour.exits:
@@ -73,7 +83,15 @@ class Links:
                 data[at : at + insn.size] = self._linked[insn.address].new
         return bytes(data)
 
+    def _look(self) -> None:
+        """Find out which links are there of those that may be. Raises what reading does."""
+        for at, link in list(self._unsure.items()):
+            if self.guest.machine.read(link.address, len(link.old)) != link.old:
+                self._linked[at] = link
+            del self._unsure[at]
+
     def _link(self, insns: list[Insn]) -> None:
+        self._look()
         patches: dict[int, Patch] = {}
         for insn in insns:
             branch = self.registry.branch(insn.target or 0)
@@ -84,5 +102,9 @@ class Links:
             except OutOfReach:
                 continue
             patches[insn.address] = Patch(insn.address, insn.data, new)
-        patch.apply(list(patches.values()), self.guest.machine)
+        try:
+            patch.apply(list(patches.values()), self.guest.machine)
+        except BaseException:  # of GDB's own errors too: the connection broke, and some may be there
+            self._unsure |= patches
+            raise
         self._linked |= patches

@@ -13,17 +13,21 @@ from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.branch import Branch
+from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.shared_maps import SharedMaps
 
 
 @dataclass
 class LostBranches:
-    """branches: that could not be removed. counters, maps: that their programs still write, by probe number."""
+    """branches: that could not be removed. counters, maps, rings: that their programs still write, by probe number.
+    rings: that probes share.
+    """
 
     branches: list[Branch] = field(default_factory=list)
     counters: dict[int, Slot] = field(default_factory=dict)
     maps: dict[int, SharedMaps] = field(default_factory=dict)
+    rings: dict[int, Slot] = field(default_factory=dict)
 
     def covers(self, address: int) -> bool:
         """Return whether `address` is in the text of one."""
@@ -37,23 +41,27 @@ class LostBranches:
             self.counters[probe.number] = probe.counter
         if probe.handler.shared is not None:
             self.maps[probe.number] = probe.handler.shared
+        if probe.spec.records is not None:
+            self.rings[probe.number] = probe.spec.records.memory
         return True
 
-    def recover(self, guest: Guest, arena: Arena) -> list[Branch]:
-        """Take those away that hold our bytes again, or the original ones; which those were."""
-        back = [branch for branch in self.branches if _is_ours_again(branch, guest, arena)]
+    def recover(self, links: Links, guest: Guest, arena: Arena) -> list[Branch]:
+        """Take those away that hold our bytes again, or the original ones, with their links; which those were."""
+        back = [branch for branch in self.branches if _is_ours_again(branch, links, guest, arena)]
         self.branches = [branch for branch in self.branches if branch not in back]
         for number in (number for branch in back for number in branch.probe_numbers):
             if (slot := self.counters.pop(number, None)) is not None:
                 arena.data.release(slot)
             if (maps := self.maps.pop(number, None)) is not None:
                 maps.release(number, arena)
+            self.rings.pop(number, None)
         return back
 
 
-def _is_ours_again(branch: Branch, guest: Guest, arena: Arena) -> bool:
+def _is_ours_again(branch: Branch, links: Links, guest: Guest, arena: Arena) -> bool:
     change = branch.patch
     try:
+        links.remove(branch)  # it may be lost because they could not be removed
         # A trap that was about to be written when the guest could not be reached any more.
         is_original = guest.machine.read(change.address, len(change.old)) == change.old
         branch_patch.remove(branch, (), guest, arena, lifted=is_original)

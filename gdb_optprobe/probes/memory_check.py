@@ -6,12 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.detour import Detour
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
+from gdb_optprobe.guest.text import Fact
+from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.site import SiteState
 from gdb_optprobe.probes.target import Target
 
 AGAIN = "it will once it is switched on anew with no probe at its site"
+TAKES_OUT = "optprobe commit takes it out, as does the next stop"
+KPROBES = (Fact.KPROBE, Fact.KPROBE_BREAKPOINT, Fact.KPROBE_JUMP)
 MOST_NAMES = 8
 """Of functions that are listed."""
 
@@ -32,8 +37,26 @@ def problems(optimizer: Optimizer, resident: Sequence[Detour]) -> Iterator[str]:
             yield from _check_detour(site.detour, site.detour.data, target.guest)
         if site.enabled and site.state in (SiteState.NOTHING, SiteState.LOST):
             yield f"nothing in the guest counts at {target.guest.text.spell(site.address)} any more"
+    for branch in optimizer.lost_branches():
+        why, then = in_the_way(branch, target.guest)
+        yield f"what was written at {target.guest.text.spell(branch.plan.head)} is there still, {why}; {then}"
     if any(found for one in resident for found in _check_detour(one, one.data, target.guest)):
         yield "the routine that reads memory was changed"
+
+
+def in_the_way(branch: Branch, guest: Guest) -> tuple[str, str]:
+    """Return why a branch could not be taken out, and what to do, in words."""
+    try:
+        marks = [mark for mark in guest.text.marks(branch.patch.address, branch.patch.end) if mark.fact in KPROBES]
+    except OptprobeError:  # the guest's list of them cannot be read
+        marks = []
+    if marks:
+        at = guest.text.spell(marks[0].address)
+        return f"under the guest's own kprobe at {at}", f"remove that kprobe in the guest, then {TAKES_OUT}"
+    held = guest.machine.read(branch.patch.address, len(branch.patch.new))
+    if held in (branch.patch.old, branch.patch.new):
+        return "as it could not be taken out", TAKES_OUT
+    return "under bytes of something else", f"undo what else has changed these bytes, then {TAKES_OUT}"
 
 
 def untraced_sites(target: Target) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.plan_request import Neighbours
 from gdb_optprobe.detours.planner import Neighbour, Plan, PlanRequest, TierLimits, may_share_detour, plan
 from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import LONGEST
@@ -90,6 +91,7 @@ class Optimizer:
 
     check_alive: raises OptprobeError where the guest is another one than was probed, after it was forgotten.
     not_yet_run: from where to where nothing of the guest's text has run yet.
+    _left_rings: memory of rings that no graph reads any more, but branches may lead to what writes there.
     _planned, _lowered: plans, and handlers with lowered programs by their probes, of this stop alone (_planned_at).
     """
 
@@ -114,6 +116,7 @@ class Optimizer:
     _planned_at: object = None
     _lowered: dict[int, Handler] = field(default_factory=dict)
     not_yet_run: tuple[int, int] = (0, 0)
+    _left_rings: list[Slot] = field(default_factory=list)
     _used_when_full: int = 0
 
     def __post_init__(self) -> None:
@@ -327,6 +330,7 @@ class Optimizer:
         """Give its memory back, and find some again at the next need. Return False while a thread may be inside."""
         if self.arena is not None:
             self._recover_lost()
+            self._release_rings(self.arena)
             self.collector.collect(self.arena, Trigger.COMMIT)
             self.traps.dispatcher.remove()
             self.arena.release_reserve()
@@ -501,7 +505,7 @@ class Optimizer:
         """Branches that hold our bytes again."""
         if self.arena is not None:
             failures: list[OptprobeError] = []
-            for branch in self._lost_branches.recover(self.target.guest, self.arena):
+            for branch in self._lost_branches.recover(self.links, self.target.guest, self.arena):
                 self.traps.clear(branch.plan.head)
                 self._release_tracer(branch.plan)
                 failures += self._release_detour(branch, self.arena)
@@ -515,6 +519,7 @@ class Optimizer:
     def tidy(self) -> None:
         """Free what piles up."""
         if self.arena is not None:
+            self._release_rings(self.arena)
             self.collector.collect_if_due(self.arena)
 
     def reclaim(self) -> int:
@@ -594,6 +599,19 @@ class Optimizer:
             probe.pad = None
         if probe.is_return and probe.is_in_kernel and not self.registry.site_of(probe).is_lost:
             self.rethooks.release(self.registry.site_of(probe), probe, self.target.guest, self.arena)
+
+    def leave_ring(self, memory: Slot) -> None:
+        """Have `tidy` release the memory of a ring that probes have shared, once nothing leads to what writes there."""
+        self._left_rings.append(memory)
+
+    def _release_rings(self, arena: Arena) -> None:
+        if not self._left_rings:
+            return
+        used = {*(memory for memory, _ in self.registry.recording()), *self._lost_branches.rings.values()}
+        for memory in self._left_rings:
+            if memory not in used:
+                arena.data.release(memory)
+        self._left_rings = [memory for memory in self._left_rings if memory in used]
 
     def replan(self, site: Site, neighbours: Neighbours | None = None, limits: TierLimits | None = None) -> None:
         """Plan `site` for all of its probes. neighbours, limits: see `plan`."""
@@ -729,12 +747,14 @@ class Optimizer:
                 lifted = self.kernel_stops.forget_branch(branch)
                 branch_patch.remove(branch, sites, self.target.guest, self.arena, lifted)
                 self.traps.clear(branch.plan.head)
-            except OptprobeError as error:
-                failures.append(error)
+            except BaseException as error:  # of GDB's own errors too
                 self._lost_branches.branches.append(branch)
                 # Our bytes were changed by others: they are left alone, and so is the detour that they may lead to.
                 for site in sites:
                     site.abandon()
+                if not isinstance(error, OptprobeError):
+                    raise
+                failures.append(error)
             else:
                 self._release_tracer(branch.plan)
                 failures += self._release_detour(branch, self.arena)

@@ -10,6 +10,7 @@ from itertools import chain
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.refusal import Reason
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.isa.base import LONGEST
 from gdb_optprobe.probes.branch import Branch
@@ -107,6 +108,15 @@ class Registry:
         insort(self.blocks, block, key=lambda one: one.first)
         self._in_blocks = None
         self._next = max(self._next, block.numbers.stop)
+
+    def recording(self) -> Iterator[tuple[Slot, Sequence[int]]]:
+        """Yield the memory of rings that probes share, with numbers of probes that write there."""
+        for block in self.blocks:
+            if block.spec.records is not None:
+                yield block.spec.records.memory, [block.first + index for index in block.members]
+        for probe in self._probes.values():
+            if probe.spec.records is not None:
+                yield probe.spec.records.memory, [probe.number]
 
     def remove_block(self, block: CountBlock) -> None:
         """Forget the counts that are in `block`."""

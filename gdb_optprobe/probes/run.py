@@ -23,6 +23,7 @@ LONGEST_SLICE = 1.0
 """Seconds between two looks at what a run waits for: at first, and at most."""
 STILL_RUNS = "the command still runs in the guest; another waits until it ends"
 NOT_BEGUN = "the guest has not begun the command yet: it may still run it"
+NOT_SENT = "the guest has not booted so far that it takes a command: it was not sent"
 
 
 @dataclass
@@ -105,7 +106,8 @@ class Runs:
             said = self._run(seconds, until_hits, timeout, command, looks)
             if command is None or command.outcome() or not self.is_same_guest():
                 return said
-            return f"{said}\n{STILL_RUNS if command.has_begun else NOT_BEGUN}"
+            without = NOT_BEGUN if command.is_sent else NOT_SENT
+            return f"{said}\n{STILL_RUNS if command.has_begun else without}"
         finally:
             if command is not None:
                 command.close()

@@ -252,9 +252,23 @@ class Session:
         self.module_tracker.update_load_hook()
         self.watch_traces()
         if failure is not None and left:
-            raise OptprobeError(f"{left} of {number} probes are left in the guest: {failure.message}")
+            raise OptprobeError(
+                f"{left} of {number} probes are left in the guest: {failure.message}", self._next_step(blocks, failure)
+            )
         if failure is not None:
             raise failure
+
+    def _next_step(self, blocks: Sequence[CountBlock], failure: OptprobeError) -> str:
+        """Return what to do about probes that could not be taken out, in words."""
+        if any(block in self.registry.blocks for block in blocks):
+            return "they are listed; optprobe delete tries again"
+        if not (lost := self.optimizer.lost_branches()):
+            return failure.hint
+        try:
+            why, then = memory_check.in_the_way(lost[-1], self.target.guest)
+        except Exception:  # of GDB's own errors too: the connection broke, and the failure tells
+            return memory_check.TAKES_OUT
+        return f"it is {why}: {then}"
 
     def enable(self, numbers: Sequence[int] | None = None) -> tuple[int, ...]:
         return self._switch(numbers, True)

@@ -53,7 +53,6 @@ RESERVED = 1 << 16
 class SharedReturns:
     """compile: see Kprobes.compile. unsettled: returns that have left their blocks, and have no hook of their own yet.
     returning: whether a probe at a site sees its function return.
-    _stay: of blocks that no probe is known of, but the text may lead to them.
     """
 
     target: Target
@@ -63,7 +62,6 @@ class SharedReturns:
     compile: Callable[[Spec, Plan, Settings], Handler]
     unsettled: list[tuple[Probe, Site]] = field(default_factory=list)
     returning: dict[int, bool] = field(default_factory=dict)
-    _stay: list[SharedRethook] = field(default_factory=list)
     _off: bool = False
 
     def __post_init__(self) -> None:
@@ -123,13 +121,6 @@ class SharedReturns:
         if isinstance(block, ReturnBlock):
             self.optimizer.rethooks.end(block.rethook, self.target.guest, arena)
 
-    def stay(self, block: CountBlock) -> None:
-        """Leave what the functions of a block share in the guest for good: the text may lead there, though no probe is
-        known to.
-        """
-        if isinstance(block, ReturnBlock):
-            self._stay.append(block.rethook)
-
     def forget_counts(self, block: CountBlock) -> None:
         """Have no call count in the words of a block: the guest has not run since it was put in."""
         if isinstance(block, ReturnBlock):
@@ -139,7 +130,6 @@ class SharedReturns:
         """Enter no more calls by the hooks to which nothing leads any more."""
         arena = self.optimizer.arena
         used = {id(one.rethook) for one in self.registry.blocks if isinstance(one, ReturnBlock)}
-        used |= {id(rethook) for rethook in self._stay}
         for rethook in list(self.optimizer.rethooks.known):
             if isinstance(rethook, SharedRethook) and not rethook.closed and id(rethook) not in used:
                 rethook.out.intersection_update(self.optimizer.detours_in_use())

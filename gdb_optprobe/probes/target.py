@@ -24,7 +24,11 @@ class Command(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Return whether the guest has begun it: it may be at another one, or have lost the line while it booted."""
+        """Return whether the guest has begun it: it may be at another one."""
+
+    @property
+    def is_sent(self) -> bool:
+        """Return whether the guest was given it: one that boots takes none yet."""
 
     def outcome(self) -> str:
         """Return what it printed and how it ended; "" while it runs."""

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gdb_optprobe.guest.channel import READY
 from qemu.debugger import gdb_program
-from qemu.guest import READY, Guest
+from qemu.guest import Guest
 from tests.booted.batch import MARK, ROOT, Finished, batch, keep
 from tests.booted.conftest import Boot
 

@@ -57,6 +57,15 @@ def test_a_boot_is_probed_from_its_first_initcall_on(newborn: Guest) -> None:
     assert not re.search("BUG:|Oops|insecure W.X", newborn.log())
 
 
+def test_a_command_waits_until_the_guest_takes_it(newborn: Guest) -> None:
+    """Its line came while the kernel booted: a part was lost, and the run never ended."""
+    script = ["optprobe add vfs_write -pending", "optprobe run -for 0.5 -guest 'echo early'"]
+    finished = batch(newborn, [*script, "optprobe run -guest 'echo done'"])
+    assert finished.status == 0, finished.output
+    assert "it was not sent" in finished.output and "early" not in finished.output
+    assert "done\nthe command has ended with status 0" in finished.output
+
+
 LOOKS = "from gdb_optprobe.debugger.attach import attachments; boot = attachments.current.boot; look = boot._look"
 INTERRUPTED_LOOK = "boot._look = lambda stopped: (os.kill(os.getpid(), signal.SIGINT), look(stopped))"
 

@@ -111,15 +111,25 @@ def test_an_end_at_which_gdb_does_not_wait_leaves_a_guest_that_runs(linux: Guest
     assert "No probes." in said.output and "holds what we wrote" in said.output
 
 
-def test_an_end_at_which_gdb_does_not_wait_tells_where_no_guardian_frees_the_guest(linux: Guest) -> None:
+@pytest.mark.parametrize(("goes_on", "left"), [(False, "code without probes stays"), (True, "1 probe stays in it")])
+def test_an_end_at_which_gdb_does_not_wait_tells_where_no_guardian_frees_the_guest(
+    linux: Guest, goes_on: bool, left: str
+) -> None:
     with Console(linux) as gdb:
         gdb("set optprobe on-exit remove")
         gdb("set optprobe guardian off")
         assert "optimized" in gdb("optprobe add tracepoint:sched:sched_switch")
-        gdb.send("\x04")
+        if goes_on:
+            gdb.send("continue\n")
+            while not running(linux):
+                time.sleep(0.05)
+            gdb.process.send_signal(signal.SIGHUP)
+        else:
+            gdb.send("\x04")
         said = gdb.rest()
-        assert "GDB ends without waiting for the guest" in said
-        assert "no guardian frees the guest: it stops at the next breakpoint" in said
+        assert goes_on or "GDB ends without waiting for the guest" in said
+        assert left in said and "no guardian frees the guest: it stops at the next breakpoint" in said
+        assert "'optprobe recover -remove' there takes out what is left" in said
     batch(linux, ["set optprobe exit-on-error off", "optprobe recover -remove"])
     assert running(linux)
     assert linux.check("echo runs").strip() == "runs"

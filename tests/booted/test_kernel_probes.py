@@ -16,6 +16,7 @@ TRACING = "/sys/kernel/tracing"
 READS = 20
 WORK = Workload(f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null")
 ROUNDS = int(os.environ.get("OPTPROBE_ROUNDS", "100" if FULL else "1"))
+NEXT_STEP = r"under the guest's own kprobe at 0x\w+ <\w+(\+\d+)?>: remove that kprobe in the guest, then optprobe co"
 # See conftest.py on guests that rewrite their own text.
 SINGLE = ("-accel", "tcg,thread=single")
 
@@ -40,11 +41,30 @@ def test_a_kprobe_on_our_branch_is_told_and_left_alone(fresh: Boot) -> None:
     assert probe["hits"] >= 2 * READS, "the guest's kprobe runs our jump"
     assert "optprobe: the guest's memory is not what we wrote:" in finished.output
     assert "1 of 1 probes are left in the guest" in finished.output
+    assert re.search(NEXT_STEP, finished.output)
     held, free = re.findall(r"<vfs_read\+5>:\t(0x\w+)\t", finished.output)
     assert (held, free) == ("0xcc", "0x41"), "an int3 of the guest's, the push that was there"
     assert again["tier"] == "optimized" and again["hits"] >= READS
     assert "still in use" not in finished.output
     assert guest.problems() == []
+
+
+@pytest.mark.parametrize(("guest_of", "place"), [("ppc_guest", "vfs_write+0x40"), ("arm_guest", "vfs_read")])
+def test_what_stands_over_our_branch_is_told_where_branches_have_one_size(
+    request: pytest.FixtureRequest, guest_of: str, place: str
+) -> None:
+    guest: Guest = request.getfixturevalue(guest_of)
+    script: list[str | Workload] = ["set optprobe exit-on-error off", f"optprobe add {place}", "optprobe commit"]
+    kprobe = f"echo 'p:own/x {place}' > kprobe_events; echo 1 > events/own/x/enable"
+    script += [keep("list", "optprobe list"), own(kprobe)]
+    script += [attempt("optprobe delete"), attempt("optprobe check")]
+    script += [own("echo 0 > events/own/x/enable; echo > kprobe_events"), "optprobe commit", "optprobe check"]
+    finished = batch(guest, script)
+    (probe,) = finished.json("list")
+    assert probe["tier"] == "optimized"
+    assert "1 of 1 probes are left in the guest" in finished.output
+    assert re.search(NEXT_STEP, finished.output) and "is there still, under the guest's own kprobe" in finished.output
+    assert "The guest's memory holds what we wrote." in finished.output
 
 
 def test_what_is_behind_an_optimized_kprobe_is_probed_where_instructions_begin(fresh: Boot) -> None:

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from qemu.guest import Guest
 from tests.booted.batch import batch
+from tests.booted.test_bad_input import attempt
 
 TEXT = f"source {Path(__file__).with_name('guest_text.py')}"
 EVENTS = "/sys/kernel/tracing/kprobe_events"
@@ -44,3 +47,23 @@ def test_all_that_leads_into_functions_is_known_whatever_the_guest_probes(linux:
         assert facts(linux)["landings"] == found["landings"]
     finally:
         linux.check(f"echo 0 > /sys/kernel/tracing/events/kprobes/enable; echo > {EVENTS}")
+
+
+@pytest.mark.parametrize("way", ["set", "restore"])
+def test_what_the_user_writes_into_the_text_is_planned_with(each_linux: Guest, way: str, tmp_path: Path) -> None:
+    """In the same stop in which the text was read before."""
+    is_x86 = each_linux.options.arch == "x86_64"
+    name, offset, trap = ("vfs_read", 5, b"\xcc") if is_x86 else ("vfs_write", 0x40, b"\x08\x00\xe0\x7f")
+    place, at, type_ = f"{name}+{offset}", f"(unsigned long) &{name} + {offset}", "char" if is_x86 else "int"
+    file = tmp_path / "trap"
+    file.write_bytes(trap)
+    value = int.from_bytes(trap, "little")
+    write = f"set {{unsigned {type_}}}$at = {value:#x}" if way == "set" else f"restore {file} binary $at"
+    script = ["set optprobe exit-on-error off", f"set $at = {at}", f"set $old = {{unsigned {type_}}}$at"]
+    script += [f"optprobe explain {place}"]
+    script += [write, "echo AFTER\\n", attempt(f"optprobe add {place}"), f"set {{unsigned {type_}}}$at = $old"]
+    script += [f"optprobe add {place}", "optprobe check", "optprobe delete"]
+    finished = batch(each_linux, script)
+    refused = finished.output.split("AFTER")[1]
+    assert "holds a breakpoint instruction that is not optprobe's" in refused, refused
+    assert "The guest's memory holds what we wrote." in refused

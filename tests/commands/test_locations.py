@@ -7,6 +7,7 @@ import pytest
 from tests.commands.in_gdb import Ended, shared_gdb
 
 NO_CODE = "a macro or a function that is always inlined has no code of its own: probe a caller"
+WHOLE = "a glob is of whole names, as *read*; a module's functions are found once it is loaded"
 LINES = "a line needs debug information of its file: file VMLINUX (with DWARF), or FUNCTION+OFFSET"
 ANSWERS = [
     ("nonsense:vfs_read", "no module called", "vfs_read is a function of the kernel: name it without nonsense:"),
@@ -15,6 +16,7 @@ ANSWERS = [
     ("fs/read_write.c:450", "", LINES),
     ("vfs_raed", "", f"did you mean vfs_read? {NO_CODE}"),
     ("fdget", "", NO_CODE),
+    ("nosuch_*", "no function matches 'nosuch_*'", WHOLE),
 ]
 SCRIPT = """python
 from types import SimpleNamespace

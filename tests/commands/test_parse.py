@@ -118,6 +118,16 @@ def test_entry_alone_belongs_to_the_entry() -> None:
         ("f if do count", ("an expression is missing after 'if'", "if")),
         ("f do", ("an action is missing after 'do'", "do")),
         ("f do count,,count", ("an action is missing here", ",")),
+        ('f -name "a b"', ("'a b' cannot be a name", '"a b"')),
+        ('""', ("the location is empty", '""')),
+        ("'' do count", ("the location is empty", "''")),
+        ("f do record(x) -overwrite", ("'-overwrite' comes too late", "-overwrite")),
+        ("f do count -name reads", ("'-name' comes too late", "-name")),
+        ("f do count, stack -pending", ("'-pending' comes too late", "-pending")),
+        ("f do hist(x) by y -name reads", ("'-name' comes too late", "-name")),
+        ("f if x > 1 -tier boosted", ("'-tier' comes too late", "-tier")),
+        ("f -return entry do save a = b -maxactive 3 do count", ("'-maxactive' comes too late", "-maxactive")),
+        ("f do { @ = count(); } -name reads", ("'-name' comes too late", "-name")),
         ("f do count if x", ("'if' comes too late", "if")),
         ("f if a if b", ("a second 'if'", "if")),
         ("f do count do count", ("a second 'do'", "do")),
@@ -235,3 +245,10 @@ def test_explain_takes_several_locations() -> None:
 def test_dprintf_keeps_its_own_commas() -> None:
     (spec,) = parse_dprintf('vfs_read,"%d %d",count, *pos').specs()
     assert (spec.location, spec.actions) == ("vfs_read", ('print("%d %d", count, *pos)',))
+
+
+@pytest.mark.parametrize(
+    "text", ["f if x -pid > 1", "f do sum(x -name)", "f do max(x) by x -pid", 'f do print("-name x")', "f if x -tier"]
+)
+def test_a_difference_is_no_option(text: str) -> None:
+    parse_add(text).specs()

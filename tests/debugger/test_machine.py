@@ -12,6 +12,7 @@ import pytest
 
 from gdb_optprobe.errors import NeedsStop, OptprobeError, Unreadable
 from gdb_optprobe.guest.machine import Vcpu, physically
+from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.debugger.fake_gdb import Gdb
@@ -353,3 +354,19 @@ def test_an_image_is_of_a_guest_that_stands(machine: Any) -> None:
     assert machine.image(TEXT, TEXT + 8, print) == (TEXT, TEXT + 8, print)
     with machine.reading(Held()):
         assert machine.image(TEXT, TEXT + 8) is None
+
+
+def test_what_was_read_of_memory_is_dropped_where_it_is_written_by_its_physical_address(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    machine.memory = KernelMemory(machine, machine, lambda at: (at - TEXT, 64), lambda pieces: [bytes(16)])
+    assert machine.image(TEXT, TEXT + 16, lambda: seen.append("changed")) is not None
+
+    def packet(text: str) -> bytes:
+        seen.append(text)
+        return b"OK"
+
+    monkeypatch.setattr(machine, "_packet", packet)
+    machine.write_physical(8, b"\x90")
+    assert seen[0] == "changed" and "M8,1:90" in seen

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdb_optprobe.guest.channel import ChannelError, Command
+from gdb_optprobe.guest.channel import READY, ChannelError, Command
 
 
 def answered(path: Path, pieces: Callable[[str], Sequence[bytes]]) -> tuple[int, bytes]:
@@ -68,3 +68,44 @@ def test_a_command_that_the_guest_is_not_at_has_not_begun(tmp_path: Path) -> Non
                 command.outcome(0.1)
             assert command.has_begun
         command.close()
+
+
+BOOTS = "[    0.000000] Linux version 6.1\n"
+
+
+@pytest.mark.parametrize("before", ["", "SeaBIOS\n", BOOTS, f"{BOOTS}{READY}\n{BOOTS}"])
+def test_a_command_is_sent_once_the_guest_takes_it(tmp_path: Path, before: str) -> None:
+    """A line that comes while the guest boots is lost, in part: the command would never end."""
+    path, log = tmp_path / "socket", tmp_path / "log"
+    log.write_text(before)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        command = Command(path, "true", log)
+        line, _ = server.accept()
+        with line:
+            line.settimeout(0.1)
+            with pytest.raises(ChannelError, match="was not given the command, it was not ready in"):
+                command.outcome(0.1)
+            with pytest.raises(TimeoutError):
+                line.recv(100)
+            assert not command.is_sent
+            log.write_text(f"{before}{BOOTS}{READY}\n")
+            with pytest.raises(ChannelError, match="did not finish"):
+                command.outcome(0.1)
+            token, sent = line.recv(100).split()
+            assert command.is_sent and sent == b"true"
+            line.sendall(b"\1begin " + token + b"\n\1end " + token + b" 0\n")
+            assert command.outcome() == (0, b"")
+
+
+def test_a_command_that_was_given_up_is_not_sent(tmp_path: Path) -> None:
+    path, log = tmp_path / "socket", tmp_path / "log"
+    log.write_text("")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        command = Command(path, "true", log)
+        command.close()
+        with pytest.raises(ChannelError, match="it was given up"):
+            command.outcome(10)

@@ -289,3 +289,19 @@ def test_a_write_in_an_image_is_told_once_before_it_is_done(sees_kernel: bool) -
         kernel.image(BASE + 8, BASE + 16, changed)
         kernel.write(BASE + at, b"1")
     assert len(seen) == 3
+
+
+def test_a_write_of_physical_memory_in_an_image_is_told() -> None:
+    machine, seen = Machine(sees_kernel=True), list[int]()
+    kernel = KernelMemory(
+        machine, machine, machine.walk, lambda pieces: [machine.read_physical(*each) for each in pieces]
+    )
+    at = kernel.physical(BASE + 8)
+    assert at is not None
+    kernel.image(BASE + 8, BASE + 16, lambda: seen.append(1))
+    for address, size in ((at - 4, 4), (at + 8, 4)):
+        kernel.note_write(address, size)
+    assert not seen
+    for _ in range(2):
+        kernel.note_write(at - 1, 2)
+    assert seen == [1]

@@ -12,7 +12,20 @@ from gdb_optprobe.probes.installed_detour import install_pad
 from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.recovery import adopt
-from tests.fake_guest import CODE, FILL, JOURNAL, LOOP, PLAIN, SHORT, START, TRACED, FakeGuest, FakeTracer, program
+from tests.fake_guest import (
+    CODE,
+    FILL,
+    JOURNAL,
+    LOOP,
+    PLAIN,
+    SHORT,
+    START,
+    TABLES,
+    TRACED,
+    FakeGuest,
+    FakeTracer,
+    program,
+)
 
 SILENT = "the connection does not answer"
 
@@ -170,3 +183,61 @@ def test_a_later_gdb_removes_a_branch_that_could_not_be_undone(monkeypatch: pyte
     adopt.remove(again.session(), 0)
     assert again.machine.read(PLAIN, 8) == before[PLAIN - START :][:8]
     again.run_to(0, LOOP + 5)
+
+
+JUMP, THERE = PLAIN + 15, PLAIN + 27
+"""Of a conditional jump, and of where it leads."""
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "link-alone"])
+@pytest.mark.parametrize("error", [OptprobeError("closed"), Broken("closed")], ids=["ours", "gdb"])
+@pytest.mark.parametrize("is_made", [True, False], ids=["made", "removed"])
+def test_a_link_that_cannot_be_undone_keeps_what_it_leads_to(
+    monkeypatch: pytest.MonkeyPatch, is_made: bool, error: Exception, is_gone: bool
+) -> None:
+    guest = program()
+    session, text = guest.session(), guest.read_text()
+    session.add(Spec(f"*{JUMP:#x}"))
+    (branch,) = session.registry.branches()
+    (link,) = (insn for insn in branch.detour.exits if insn.target == THERE)
+    if not is_made:
+        session.add(Spec(f"*{THERE:#x}"))
+    before, seen = guest.machine.read(link.address, link.size), list[int]()
+    write, read = guest.machine.write, guest.machine.read
+
+    def fails(address: int) -> bool:
+        return bool(seen) and (is_gone or address == link.address)
+
+    def written(address: int, data: bytes) -> None:
+        if address == link.address and not is_made:
+            seen.append(address)
+        if fails(address):
+            raise error
+        write(address, data)
+        if address == link.address:
+            seen.append(address)
+
+    def was_read(address: int, size: int) -> bytes:
+        if fails(address):
+            raise error
+        return read(address, size)
+
+    def delete() -> None:
+        session.delete([view.number for view in session.views() if view.address == THERE])
+
+    with monkeypatch.context() as broken, pytest.raises(type(error), match="closed"):
+        broken.setattr(guest.machine, "write", written)
+        broken.setattr(guest.machine, "read", was_read)
+        session.add(Spec(f"*{THERE:#x}")) if is_made else delete()
+    assert (guest.machine.read(link.address, link.size) != before) is is_made, "it is linked"
+    guest.run_to(0, LOOP + 5)
+    delete()
+    session.optimizer.retry()
+    assert guest.machine.read(link.address, link.size) == link.data
+    assert guest.read_text()[THERE - START :][:5] == text[THERE - START :][:5] and session.check() == ()
+    assert session.optimizer.lost_branches() == []
+    session.commit(0)
+    guest.run_to(0, LOOP)
+    guest.run_to(0, LOOP + 5)
+    session.delete()
+    assert guest.read_text()[: TABLES - START] == text[: TABLES - START]

@@ -9,6 +9,7 @@ import pytest
 
 from gdb_optprobe.detours.planner import plan
 from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.guest.text import Fact, Mark
 from gdb_optprobe.handlers.lower_program import lower
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.session import Session
@@ -157,11 +158,33 @@ def test_a_branch_that_is_overwritten_is_found_and_left_alone() -> None:
     guest.machine.write(PLAIN, b"\xcc")
     (problem,) = session.check()
     assert f"{PLAIN:#x}" in problem
-    with pytest.raises(OptprobeError, match="1 of 1 probes are left in the guest"):
+    with pytest.raises(OptprobeError, match="1 of 1 probes are left in the guest") as raised:
         session.delete()
+    assert "undo what else has changed these bytes, then optprobe commit" in raised.value.hint
     assert guest.machine.read(PLAIN, 1) == b"\xcc"
+    (problem,) = session.check()
+    assert "is there still, under bytes of something else" in problem
     with pytest.raises(OptprobeError):
         session.add(Spec(f"*{PLAIN:#x}"))
+
+
+def test_a_kprobe_of_the_guest_s_own_on_a_branch_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = program()
+    session, before = guest.session(), guest.machine.read(PLAIN, 5)
+    session.add(Spec(f"*{PLAIN:#x}"))
+    held = guest.machine.read(PLAIN, 1)
+    guest.machine.write(PLAIN, b"\xcc")
+    with monkeypatch.context() as there:
+        there.setattr(guest.text, "marks", lambda start, end: [Mark(Fact.KPROBE_BREAKPOINT, start, 1)])
+        with pytest.raises(OptprobeError, match="under the guest's own kprobe at 0x10001000: remove that kprobe"):
+            session.delete()
+        (problem,) = session.check()
+    assert "under the guest's own kprobe" in problem and "then optprobe commit takes it out" in problem
+    guest.machine.write(PLAIN, held)
+    (problem,) = session.check()
+    assert "as it could not be taken out; optprobe commit takes it out" in problem
+    session.commit(0)
+    assert guest.machine.read(PLAIN, 5) == before and session.check() == ()
 
 
 @pytest.mark.parametrize("address", [PLAIN, TRACED, SHORT])

@@ -257,11 +257,15 @@ def test_a_batch_that_cannot_be_undone_keeps_its_routine() -> None:
     assert guest.machine.read(AT[0], 1) == b"\xe9", "a branch is there"
     run(guest)
     session.add(Spec(f"*{LOOP:#x}"))
-    session.delete()
+    session.delete([COUNT + 1])
     (detour,) = guest.isa.decode(guest.machine.read(AT[0], 5), AT[0])
     assert detour.target is not None and session.optimizer.arena is not None
     call, *_ = guest.isa.decode(guest.machine.read(detour.target, 5), detour.target)
     assert call.target not in {slot.address for slot in session.optimizer.arena.dirty()}
+    session.commit(0)
+    run(guest)
+    session.delete()
+    assert text(guest) == text(one_of_two())
     session.commit(0)
     run(guest)
 

@@ -14,7 +14,7 @@ from gdb_optprobe.guest.live_memory import LiveMemory
 from gdb_optprobe.guest.names import NamesAt
 from gdb_optprobe.handlers.ir import Constant
 from gdb_optprobe.probes.follower import Follower
-from gdb_optprobe.probes.run import NOT_BEGUN, STILL_RUNS
+from gdb_optprobe.probes.run import NOT_BEGUN, NOT_SENT, STILL_RUNS
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.settings import Settings
 from gdb_optprobe.probes.spec import Spec
@@ -30,7 +30,7 @@ class Ended:
 
     runs = 0
     is_open = True
-    has_begun = True
+    has_begun = is_sent = True
 
     def outcome(self) -> str:
         self.runs += 1
@@ -81,6 +81,9 @@ def test_a_command_that_goes_on_is_told_from_one_that_never_began(begun: bool) -
     said = session.run(guest="dd")
     assert said.endswith(STILL_RUNS if begun else NOT_BEGUN)
     assert begun or "it may still run it" in said, "else it is given once more, and runs twice"
+    command.is_sent = command.has_begun = False
+    command.runs = -9
+    assert session.run(guest="dd").endswith(NOT_SENT)
 
 
 def test_hits_of_earlier_runs_do_not_count() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import Kernel
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.linux.user.mm_hooks import MmHooks
@@ -34,11 +33,6 @@ class ReturnKernel:
     ended: MmHooks
 
 
-def no_returns() -> ReturnKernel:
-    """Raise OptprobeError."""
-    raise OptprobeError("-return is not built yet for this guest's programs")
-
-
 @dataclass(frozen=True, slots=True)
 class UserKernel:
     """Facts about a kernel that uprobes need.
@@ -59,7 +53,7 @@ class UserKernel:
     mmu: Mmu
     vcpus: Vcpus
     mmap_hook: MmapHook
-    returning: Callable[[], ReturnKernel] = no_returns
+    returning: Callable[[], ReturnKernel]
 
 
 def mapped(kernel: Kernel, mmu: Mmu) -> FilePageOffsets:

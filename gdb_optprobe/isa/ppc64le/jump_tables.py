@@ -10,6 +10,7 @@ A word of a table is data, though it may look like an instruction: it must not b
 from __future__ import annotations
 
 from gdb_optprobe.isa.ppc64le.fields import signed
+from gdb_optprobe.isa.words import places_of
 
 BCTR = (0x4E80_0420).to_bytes(4, "little")
 
@@ -17,14 +18,11 @@ BCTR = (0x4E80_0420).to_bytes(4, "little")
 def jump_tables(code: bytes, address: int) -> dict[int, tuple[int, ...]]:
     """Return the tables of the function at `address`: by the address of each, the targets of its words in order."""
     found: dict[int, tuple[int, ...]] = {}
-    at = code.find(BCTR)
-    while at >= 0:
-        if not at & 3:
-            targets = _targets(code, at + 4)
-            if targets:
-                found[address + at + 4] = tuple(address + target for target in targets)
-            at += 4 * len(targets)
-        at = code.find(BCTR, at + 1)
+    end = 0
+    for at in places_of(BCTR, code):
+        if at >= end and (targets := _targets(code, at + 4)):
+            found[address + at + 4] = tuple(address + target for target in targets)
+            end = at + 4 + 4 * len(targets)
     return found
 
 

@@ -27,6 +27,7 @@ from gdb_optprobe.isa.return_codegen import (
     fold_by_two,
     insert_by_three,
 )
+from gdb_optprobe.isa.words import places_of
 from gdb_optprobe.maps.call_table import Homing
 
 _BLR = 0x4E80_0020
@@ -155,12 +156,9 @@ class _Stubs:
         )  # fmt: skip
 
     def may_return(self, code: bytes, start: int) -> bool:
+        if any(True for _ in places_of(self._blr, code)):
+            return True
         size = len(code) & ~3
-        at = code.find(self._blr)
-        while at >= 0:
-            if not at % 4:
-                return True
-            at = code.find(self._blr, at + 1)
         for at, word in zip(range(0, size, 4), unpack(f"<{size // 4}I", code[:size]), strict=True):
             if word >> 26 == B and not word & 3 and not 0 <= at + signed(word & 0x03FF_FFFC, 26) < size:
                 return True

@@ -28,6 +28,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Pointer
 from gdb_optprobe.maps.ring import START, Record, RingLayout, RingPosition
 from gdb_optprobe.probes.adding import LOANS
+from gdb_optprobe.probes.batch import BranchesStay
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.follower import Pause
 from gdb_optprobe.probes.graph import gate, records
@@ -140,11 +141,22 @@ class GraphRun:
             self._reserve(arena)
             self._put_in(self._new, self._pointers)
             self.functions.known.keep()
-        except BaseException:
-            self.take_out()
+        except BaseException as error:
+            self._give_up(error)
             raise
         finally:
             session.last_number = last
+
+    def _give_up(self, error: BaseException) -> None:
+        """Take out what was put in before `error`. Raises OptprobeError where that says what else is to be known."""
+        try:
+            self.take_out()
+        except Exception as failure:  # of GDB's own errors too
+            if isinstance(error, OptprobeError):  # what it says of the guest is to be read, too
+                raise OptprobeError(f"{error}; {failure}") from error
+            raise
+        if isinstance(error, BranchesStay):  # they are out by now
+            raise OptprobeError(error.why) from error
 
     def run(self, seconds: float | None, guest: str, is_over: Callable[[], bool]) -> str | None:
         """Let the guest run at most so long, until a command in it has ended, or something stops it: return what.
@@ -204,17 +216,25 @@ class GraphRun:
         self._learned_from.clear()
 
     def take_out(self) -> None:
-        """Take the probes out of the guest, and give the memory back."""
-        numbers, self._numbers = self._numbers, []
+        """Take the probes out of the guest, and give the memory back. Raises OptprobeError where some are left there.
+
+        The ring stays as long as something leads to them.
+        """
+        shared, self._shared, self._numbers = self._shared, None, []
+        if shared is None:
+            return
+        session = self.session
+        recording = session.registry.recording()
+        # Those of an `add` that failed are among them, where it could not be undone.
+        numbers = [number for memory, some in recording if memory == shared.memory for number in some]
         try:
             if numbers:
-                self.session.delete(numbers)
-        finally:
-            arena = self.session.optimizer.arena
-            if self._shared is not None and arena is not None:
-                arena.data.release(self._shared.memory)
-                self._shared = None
-                self.session.optimizer.tidy()
+                session.delete(numbers)
+        except BaseException:
+            session.optimizer.leave_ring(shared.memory)
+            raise
+        session.optimizer.leave_ring(shared.memory)
+        session.optimizer.tidy()
 
     @property
     def watched(self) -> int:

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.stop_pad import StopPad
-from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.handlers.compile import ProgramLimits, compile_handler
-from gdb_optprobe.handlers.ir import WORD, And, Program
+from gdb_optprobe.handlers.ir import WORD, And
 from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.handlers.trap_frame import read_from_frame
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import ProbeReadRoutines
-from gdb_optprobe.isa.user import UserTrapping
 from gdb_optprobe.probes.handler import Handler
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.settings import Settings
@@ -31,7 +29,6 @@ def compile_uprobe(spec: Spec, point: UprobeSite, user: UserTarget, settings: Se
         return Handler()
     limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
     compiled = spec.program or compile_handler(spec.condition_part, spec.action_parts, names.names, limits)
-    check_stop(compiled, user.kernel.isa)
     if spec.pid:
         test = is_process(names, spec.pid)
         both = And(test, compiled.condition) if compiled.condition is not None else test
@@ -51,12 +48,6 @@ def lower_uprobe(probe: Probe, memory: int, user: UserTarget) -> Code:
     pad = trial_pad(near) if handler.stops else None
     with handler.errors_at_source(probe.spec):
         return handler.code(user.guest.isa, TrapSite(near), dead_at_trap(user.kernel.isa), memory, readers, pad)
-
-
-def check_stop(program: Program, isa: UserTrapping) -> None:
-    """Raises OptprobeError where it stops the guest and cannot."""
-    if program.stop is not None and isa.stopping is None:
-        raise OptprobeError("stop is not built yet for this guest's programs", "use record or print")
 
 
 def trial_pad(near: int) -> StopPad:

@@ -81,7 +81,6 @@ class UprobeStops:
         if not handler.stops:
             return handler.code(self.guest.isa, TrapSite(near), dead, memory, probe.readers)
         stopping = user.kernel.isa.stopping
-        assert stopping is not None, "else it was refused"
         pad = self._install_pad(0 if probe.is_return else user.kernel.isa.behind, user, arena).pad
 
         def program(leaves: int) -> Code:
@@ -136,7 +135,6 @@ class UprobeStops:
         """Raises Refused."""
         if behind not in self._pads:
             stopping = user.kernel.isa.stopping
-            assert stopping is not None, "else it was refused"
             pad = install_pad(user.kernel.calls.handler, stopping.place, self.guest, arena)
             on_pad, ticket = partial(self._on_pad, user), partial(self._read_register, stopping.ticket)
             stop = ProgramStop(pad, on_pad, ticket, saved_registers(user.kernel.isa), stopping.gates)
@@ -151,7 +149,6 @@ class UprobeStops:
     def _on_pad(self, user: UserTarget) -> StoppedProgram | None:
         """Return what is stopped at a pad, on the selected vCPU; None where no probe wants it to stop any more."""
         isa, machine = user.kernel.isa, self.guest.machine
-        assert isa.stopping is not None, "else it was refused"
         user.programs.forget()
         vcpu = machine.selected()
         told = machine.registers(vcpu, (isa.stopping.number, isa.frame))
@@ -172,7 +169,6 @@ class UprobeStops:
 
 def _take_ticket(isa: UserTrapping, dead: Dead, at: int) -> Code:
     """Encode: take the next ticket into its register."""
-    assert isa.stopping is not None, "else it was refused"
     before = EntryState(isa.scratch, frozenset((isa.frame,)))
     emit = isa.emitter(before)
     usable = dead.registers - {isa.stopping.ticket}
@@ -229,7 +225,6 @@ def _return_value(
 
 def saved_registers(isa: UserTrapping) -> SavedRegisters:
     stopping = isa.stopping
-    assert stopping is not None, "else it was refused"
     columns = stopping.columns
     offsets = {columns[name]: offset for name, offset in isa.registers.items() if name in columns}
     pc = next(column for column, offset in offsets.items() if offset == isa.pc)

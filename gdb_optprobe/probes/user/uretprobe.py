@@ -36,7 +36,7 @@ from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.user.exits import exits
 from gdb_optprobe.probes.user.target import UserTarget
 from gdb_optprobe.probes.user.trap_context import TrapSite, is_process, saved_registers
-from gdb_optprobe.probes.user.uprobe_handler import check_stop, trial_pad
+from gdb_optprobe.probes.user.uprobe_handler import trial_pad
 
 RETURN_TWICE = ("setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "vfork", "__vfork", "getcontext", "swapcontext")
 """They return again to a return address that they have kept (those of GCC's special_function_p in C libraries)."""
@@ -63,7 +63,6 @@ def compile_uretprobe(
     limits = ProgramLimits(text=settings.string_length, stack=settings.stack_size // WORD)
     returned = guest.program_names_at_return(program.bits)
     compiled, entry = _compile(spec, at_entry, returned, user.kernel.isa, guest, limits)
-    check_stop(compiled, user.kernel.isa)
     bits = [number.bit_length() - 1 for number in (settings.table_keys, settings.ring_records)]
     handler = Handler.of(compiled, at_entry.per_cpu, at_entry.cpu, at_entry.reads, *bits, overwrites=spec.overwrite)
     handler = replace(handler, entry=entry).using(maps)

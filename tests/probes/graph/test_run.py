@@ -37,7 +37,7 @@ from gdb_optprobe.probes.graph.trees import Call, Ending, Tree
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.recovery import adopt
 from tests.detours.fakes import code
-from tests.fake_guest import START, TABLES, Body, FakeGuest, Registers
+from tests.fake_guest import RECORDS, START, TABLES, Body, FakeGuest, Registers
 
 BEHIND_FIRST = START + 0x2000 + 23
 """Of the calls through pointers in the root."""
@@ -469,6 +469,22 @@ def test_a_call_that_began_before_what_it_leads_to_was_learned_is_early() -> Non
     assert told(graph, trees) == ["root(f0 f1 inner(f1))"] and graph.withheld == 2
 
 
+def test_a_call_that_is_shown_a_level_too_high_is_in_a_tree_that_is_early() -> None:
+    """`inner` is not followed yet, and what it calls is in the graph: it looks like a call of the root."""
+    found = guest_with_pointers()
+    session = found.session()
+    graph, _ = prepared_in(session)
+    sites = sorted(graph._pointers)
+    graph.take_out()
+    session.learned_calls.clear()
+    session.learned_calls[sites[1]] = {LEAVES + STEP}
+    graph, trees = prepared_in(session)
+    calls_root(found, 0)
+    look(graph)
+    graph.run(0, "", lambda: False)
+    assert told(graph, trees) == ["*root(f1 f1)"]
+
+
 def test_when_the_time_to_learn_is_over_early_trees_are_shown_with_a_mark() -> None:
     """Each round takes longer than that, on a busy host."""
     found = guest_with_pointers()
@@ -615,3 +631,102 @@ def test_a_run_that_left_a_function_out_is_freed_without_the_collector() -> None
         assert seen() is None
     finally:
         (gc.enable if was else gc.disable)()
+
+
+class Broken(Exception):
+    """An error of GDB's own, which is no OptprobeError."""
+
+
+def break_text(found: FakeGuest, broken: pytest.MonkeyPatch, last: int) -> None:
+    """Have so many writes to the text be done, the last of them without an answer, and no other."""
+    write, into_text = found.machine.write, list[int]()
+
+    def written(address: int, data: bytes) -> None:
+        is_text = START <= address < RECORDS
+        into_text.extend([address] * is_text)
+        if not is_text or len(into_text) <= last:
+            write(address, data)
+        if is_text and len(into_text) >= last:
+            raise Broken("closed")
+
+    broken.setattr(found.machine, "write", written)
+
+
+def records_into_its_own_memory(found: FakeGuest, session: Session) -> None:
+    """Call the root, and compare memory that others are given meanwhile: all there is."""
+    arena = session.optimizer.arena
+    assert arena is not None
+    session.optimizer.reclaim()
+    taken = []
+    while arena.data.largest >= 64:
+        taken.append(slot := arena.allocate_data(arena.data.largest))
+        found.machine.write(slot.address, bytes(slot.size))
+    calls_root(found, 0)
+    assert not any(any(found.machine.read(slot.address, slot.size)) for slot in taken)
+    for slot in taken:
+        arena.free_data(slot)
+
+
+def ends_with_nothing_left(found: FakeGuest, session: Session, before: bytes) -> None:
+    session.delete()
+    session.commit(0)
+    session.commit(0)
+    calls_root(found, 0)
+    session.commit(0)
+    assert found.machine.read(START, RECORDS - START) == before
+    arena = session.optimizer.arena
+    assert arena is not None
+    assert not any(slot.size > 1 << 14 for slots in arena.data.slots for slot in slots.used), "the ring is given back"
+
+
+def share_no_code(monkeypatch: pytest.MonkeyPatch, singly: bool) -> None:
+    if singly:
+        monkeypatch.setattr(Functions, "together", lambda *_: None)
+        monkeypatch.setattr(Functions, "shared_root", lambda *_: None)
+
+
+SINGLY = pytest.mark.parametrize("singly", [False, True], ids=["together", "singly"])
+
+
+@SINGLY
+def test_the_ring_stays_while_branches_lead_to_what_writes_there(
+    monkeypatch: pytest.MonkeyPatch, singly: bool
+) -> None:
+    share_no_code(monkeypatch, singly)
+    found = guest()
+    session, before = found.session(), found.machine.read(START, RECORDS - START)
+    graph, _ = prepared_in(session)
+    calls_root(found, 0)
+    with monkeypatch.context() as broken, pytest.raises((OptprobeError, Broken), match="closed"):
+        break_text(found, broken, 0)
+        graph.take_out()
+    records_into_its_own_memory(found, session)
+    ends_with_nothing_left(found, session, before)
+
+
+@SINGLY
+@pytest.mark.parametrize("is_back", [False, True], ids=["gone", "back"])
+def test_the_ring_of_a_graph_that_fails_stays_while_branches_lead_to_what_writes_there(
+    monkeypatch: pytest.MonkeyPatch, singly: bool, is_back: bool
+) -> None:
+    share_no_code(monkeypatch, singly)
+    found = guest()
+    session, before = found.session(), found.machine.read(START, RECORDS - START)
+    graph = GraphRun(session, Request("root", 3), lambda tree: None)
+    with monkeypatch.context() as broken:
+        break_text(found, broken, 1)
+        if is_back:
+            take_out = GraphRun.take_out
+
+            def connected(graph: GraphRun) -> None:
+                broken.undo()
+                take_out(graph)
+
+            broken.setattr(GraphRun, "take_out", connected)
+        with pytest.raises((OptprobeError, Broken), match="closed") as raised:
+            graph.prepare()
+    there = found.machine.read(START, RECORDS - START) != before
+    assert there is (singly or not is_back), raised.value
+    assert ("optprobe delete 1" in str(raised.value)) is (there and not singly)
+    records_into_its_own_memory(found, session)
+    ends_with_nothing_left(found, session, before)

@@ -135,7 +135,7 @@ class PowerUser:
     scratch = Dead(True, frozenset((*_WHILE_HANDLED, *CR_FIELDS, CTR, LR, XER)))
     resident: ClassVar[Mapping[str, str]] = {PACA: _PACA}
     frames = FRAMES
-    stopping: ClassVar[UserStopping | None] = STOPPING
+    stopping: ClassVar[UserStopping] = STOPPING
     order = staticmethod(BACKEND.order)
 
     @property

@@ -63,7 +63,7 @@ class _User:
     scratch = Dead(True, frozenset((*GENERAL, CARRY)).difference(CALLEE_SAVED))
     resident: Mapping[str, str] = {}
     frames = FRAMES
-    stopping: UserStopping | None = STOPPING
+    stopping: UserStopping = STOPPING
     order = staticmethod(BACKEND.order)
 
     decode = staticmethod(decoded)
