@@ -73,6 +73,15 @@ OF_ARCH = {
         "optprobe add *0xc000000000000500": "entry text",
         "optprobe add *0xc008000000000000": "in memory for modules",
     },
+    "aarch64": {
+        "optprobe add init_task": "init_task",
+        "optprobe add *vfs_read+12 if $arg1 == 3": "not available at this address",
+        "optprobe add vfs_read+0x12": "in the middle of the instruction",
+        "optprobe add el1h_64_sync": "entry text",
+        "optprobe add el1_abort -tier trapped": "runs between a trap and its handler",
+        "optprobe add *0xffff800000000000": "in memory for modules",
+        "optprobe add *0xffffffff00000000": "in memory for modules",
+    },
 }
 
 

@@ -113,7 +113,7 @@ WIDTHS |= {"u32": "unsigned int", "s32": "int", "u64": "unsigned long", "s64": "
 
 def test_kprobe_args_type(each_linux: Guest) -> None:
     """One register in every width and sign: as the guest's own event has it."""
-    register = {"x86_64": "%si", "ppc64le": "%gpr4"}[each_linux.options.arch]
+    register = {"x86_64": "%si", "ppc64le": "%gpr4", "aarch64": "%x1"}[each_linux.options.arch]
     seek = f"dd if=/bin/busybox of=/dev/null bs=1 skip={OFFSET} count=0 2>/dev/null"
     fields = " ".join(f"{name}={register}:{name}" for name in WIDTHS)
     each_linux.check(f"cd {TRACING}; echo 'p:own/seek generic_file_llseek_size {fields}' > kprobe_events")

@@ -9,6 +9,7 @@ import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import Finished, Workload, batch
+from tests.booted.conftest import EVERY_ISA
 from tests.booted.test_handlers import records, report, reported
 
 BYTES = 7777
@@ -35,8 +36,6 @@ BY_TYPES: Mapping[str, int] = {
     "&((struct task_struct *)0)->comm[3] - ((struct task_struct *)0)->comm": 3,
     "sizeof $task->comm": 16,
     "$percpu(runqueues).curr == $task && $percpu(runqueues.cpu) == $cpu": 1,
-    "$percpu(cpu_info).cpu_index == $cpu && $percpu(cpu_info.initialized)": 1,
-    "$percpu(cpu_info).x86_vendor_id[11]": ord("D"),  # AuthenticAMD
     '((struct uts_namespace *)&init_uts_ns)->name.sysname == "Linux"': 1,
     "((struct uts_namespace *)&init_uts_ns)->name.release[1]": ord("."),
     "PIDTYPE_SID * 10 + PIDTYPE_PGID": 32,
@@ -48,11 +47,15 @@ BY_TYPES: Mapping[str, int] = {
     "file->f_mapping->host == file->f_inode": 1,
     '!(str(file->f_path.dentry->d_name.name) != "zero")': 1,
 }
+BY_TYPES_OF_X86: Mapping[str, int] = {
+    "$percpu(cpu_info).cpu_index == $cpu && $percpu(cpu_info.initialized)": 1,
+    "$percpu(cpu_info).x86_vendor_id[11]": ord("D"),  # AuthenticAMD
+}
 REFUSED: Sequence[tuple[str, str]] = [
     ("$retval", "known where a function has returned"),
     ("&$pid + $nowhere", "no register or variable named '$nowhere'"),
     ("&count", "'count' has no address"),
-    ("&$percpu(cpu_info).initialized", "a bit field has no address"),
+    ("&((struct task_struct *)0)->no_cgroup_migration", "a bit field has no address"),
     ("PIDTYPE_NOT", "if it is a macro of the kernel's, give its value"),
 ]
 WITHOUT_TYPES: Sequence[tuple[str, str]] = [
@@ -61,6 +64,7 @@ WITHOUT_TYPES: Sequence[tuple[str, str]] = [
     ("$task->pid", "no pointer to a struct"),
     ("*(struct file *)$arg1", "read a member by its offset"),
 ]
+GUESTS = {"x86_64": "linux", "ppc64le": "ppc_guest", "aarch64": "arm_guest"}
 PROBED = '$comm == "dd" && $arg3 == 7777'
 
 
@@ -75,11 +79,13 @@ def told(finished: Finished, number: int, size: int) -> list[int]:
     return list(made[-1])
 
 
-@pytest.mark.parametrize(("arch", "tier"), [("x86_64", ""), ("x86_64", "emulated"), ("ppc64le", "")])
+@pytest.mark.parametrize(
+    ("arch", "tier"), [("x86_64", ""), ("x86_64", "emulated"), ("ppc64le", ""), *[("aarch64", "")] * EVERY_ISA]
+)
 def test_what_names_mean(request: pytest.FixtureRequest, arch: str, tier: str) -> None:
-    guest: Guest = request.getfixturevalue("linux" if arch == "x86_64" else "ppc_guest")
-    typed = arch == "x86_64"
-    table = {**ANYWHERE, **(BY_TYPES if typed else {})}
+    guest: Guest = request.getfixturevalue(GUESTS[arch])
+    typed = arch != "ppc64le"
+    table = {**ANYWHERE, **(BY_TYPES if typed else {}), **(BY_TYPES_OF_X86 if arch == "x86_64" else {})}
     refused = [*(REFUSED if typed else WITHOUT_TYPES)]
     forced = f"-tier {tier}" if tier else ""
     entry = int(guest.check("grep ' T vfs_read$' /proc/kallsyms").split()[0], 16) + (0 if typed else 8)
@@ -104,8 +110,8 @@ def test_what_names_mean(request: pytest.FixtureRequest, arch: str, tier: str) -
     assert {text: found[text] for text in table} == table
     assert found["$pid"] == found["$tgid"] == int(guest.check("cat /pid"))
     if typed:
-        assert re.search(r"^ *\[0xf{8}[0-9a-f]{8} <zero_fops>\]: 2$", finished.output, re.MULTILINE), finished.output
-        assert re.search(r": file->f_op=0xf{8}[0-9a-f]{8} <zero_fops>$", finished.output, re.MULTILINE)
+        assert re.search(r"^ *\[0xf{4}[0-9a-f]{12} <zero_fops>\]: 2$", finished.output, re.MULTILINE), finished.output
+        assert re.search(r": file->f_op=0xf{4}[0-9a-f]{12} <zero_fops>$", finished.output, re.MULTILINE)
     last = next(line for line in reversed(records(finished, "report")) if line["number"] == numbers[-1])
     assert found["$cpu"] == last["cpu"] < guest.options.processors
     if not forced:

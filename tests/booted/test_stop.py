@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
 from tests.booted.conftest import FULL
 from tests.booted.gdb import Console, Mi, release
@@ -13,10 +14,11 @@ from tests.booted.gdb import Console, Mi, release
 MANY = 1_000_000 if FULL else 20_000
 SIZE = 7777
 # Where every call comes by, and the third argument, which is how many bytes a read asks for.
-ENTRY = {"x86_64": ("vfs_read", "$rdx"), "ppc64le": ("vfs_read+8", "$r5")}
+ENTRY = {arch: (target.entry, target.size) for arch, target in BENCH_TARGETS.items()}
 REGISTERS = {
     "x86_64": [*(f"r{n}" for n in ("ax", "bx", "cx", "dx", "si", "di", "bp", "sp", *range(8, 16), "ip")), "eflags"],
     "ppc64le": [*(f"r{n}" for n in range(32)), "pc", "cr"],
+    "aarch64": [*(f"x{n}" for n in range(31)), "sp", "pc", "cpsr"],
 }
 
 
