@@ -18,7 +18,7 @@ from qemu.graphs import Graphs
 from qemu.guest import Guest, Options
 from qemu.rsp_proxy import RspProxy
 from tests.booted.batch import batch
-from tests.booted.conftest import EVERY_ISA, FULL, Boot
+from tests.booted.conftest import EVERY_ISA, FULL, Boot, on_every_isa
 from tests.booted.test_exact import TRACING
 from tests.docs.validate import check
 
@@ -77,6 +77,7 @@ def exported(path: Path) -> tuple[list[str], list[int]]:
     return [f" 0) {' ' * 14}|  {line}" for line in lines], took
 
 
+@on_every_isa
 def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest, tmp_path: Path) -> None:
     """Calls through pointers are learned by the first graph. A root that never returns stays open."""
     read = f"optprobe graph rw_verify_area -depth 4 -guest '{DD}' if $comm == \"dd\""

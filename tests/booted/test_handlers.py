@@ -11,7 +11,7 @@ import pytest
 from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
 from tests.booted.batch import MARK, Finished, Workload, batch, keep
-from tests.booted.conftest import FULL
+from tests.booted.conftest import FULL, on_every_isa
 from tests.booted.test_patch_storm import background
 
 EACH = 20_000 if FULL else 400
@@ -141,6 +141,7 @@ def test_what_one_probe_reads_another_one_leaves_alone(each_linux: Guest) -> Non
     assert alone[most] >= 45 and both.get(most, 0) >= 45, (alone, both)
 
 
+@on_every_isa
 def test_what_finds_no_memory_leaves_others_as_they_are(each_linux: Guest) -> None:
     fits_never = "optprobe add vfs_read do lhist($arg3, 0, 1000, 1) by $pid"
     attempt = f"python\ntry:\n  gdb.execute({fits_never!r})\nexcept gdb.error as e: print(e)\nend"

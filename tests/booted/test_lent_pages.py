@@ -15,7 +15,7 @@ import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import Workload, batch, keep
-from tests.booted.conftest import FULL, PARALLEL, Boot
+from tests.booted.conftest import FULL, PARALLEL, Boot, on_every_isa
 from tests.booted.gdb import Console
 
 KILLS, SMALL, NO_PADDING = (
@@ -126,6 +126,7 @@ def test_tables_that_need_more_than_there_is(each_linux: Guest) -> None:
     check_counts(each_linux)
 
 
+@on_every_isa
 def test_rings_in_a_busy_guest(each_linux: Guest) -> None:
     with busy(each_linux):
         listed = keep("probes", "optprobe list")
@@ -221,8 +222,9 @@ def test_settings_refuse_it(each_linux: Guest) -> None:
 STEPS = {
     "x86_64": {"lend": (11, 3), "give_back": (12, 5)},
     "ppc64le": {"lend": (10, 3), "give_back": (7, 3)},
+    "aarch64": {"lend": (23, 5), "give_back": (13, 5)},
 }
-"""Writes and runs of the guest: on ppc64le no page table is written, and nothing flushed."""
+"""Writes and runs of the guest: on ppc64le no page table is written, and nothing flushed; aarch64 lends two blocks."""
 
 
 def steps(arch: str, method: str) -> list[str]:

@@ -27,7 +27,6 @@ ANYWHERE: Mapping[str, int] = {
     "&vfs_read == vfs_read": 1,
 }
 BY_TYPES: Mapping[str, int] = {
-    "*(int *)&nr_threads > 20 && *(int *)&nr_threads < 200": 1,
     "count - (size_t)$arg3": 0,
     "$task->pid == $pid && $task->tgid == $tgid && $task->group_leader == $task": 1,
     "$task->comm[0] * 256 + $task->comm[1]": 256 * ord("d") + ord("d"),
@@ -35,19 +34,20 @@ BY_TYPES: Mapping[str, int] = {
     "(char *)&$task->comm[3] - (char *)&$task->comm": 3,
     "&((struct task_struct *)0)->comm[3] - ((struct task_struct *)0)->comm": 3,
     "sizeof $task->comm": 16,
-    "$percpu(runqueues).curr == $task && $percpu(runqueues.cpu) == $cpu": 1,
-    '((struct uts_namespace *)&init_uts_ns)->name.sysname == "Linux"': 1,
-    "((struct uts_namespace *)&init_uts_ns)->name.release[1]": ord("."),
     "PIDTYPE_SID * 10 + PIDTYPE_PGID": 32,
     "(enum pid_type)PIDTYPE_SID": 3,
-    "((struct task_struct *)&init_task)->no_cgroup_migration": 0,
     "file->f_inode->i_mode >> 12": 2,
     "file->f_path.dentry->d_iname[2]": ord("r"),  # zero
     "((char *)file)[&file->f_flags - (unsigned int *)file << 2] & 3": 0,
     "file->f_mapping->host == file->f_inode": 1,
     '!(str(file->f_path.dentry->d_name.name) != "zero")': 1,
 }
-BY_TYPES_OF_X86: Mapping[str, int] = {
+BY_SYMBOLS_OF_DATA: Mapping[str, int] = {
+    "*(int *)&nr_threads > 20 && *(int *)&nr_threads < 200": 1,
+    "$percpu(runqueues).curr == $task && $percpu(runqueues.cpu) == $cpu": 1,
+    '((struct uts_namespace *)&init_uts_ns)->name.sysname == "Linux"': 1,
+    "((struct uts_namespace *)&init_uts_ns)->name.release[1]": ord("."),
+    "((struct task_struct *)&init_task)->no_cgroup_migration": 0,
     "$percpu(cpu_info).cpu_index == $cpu && $percpu(cpu_info.initialized)": 1,
     "$percpu(cpu_info).x86_vendor_id[11]": ord("D"),  # AuthenticAMD
 }
@@ -85,7 +85,7 @@ def told(finished: Finished, number: int, size: int) -> list[int]:
 def test_what_names_mean(request: pytest.FixtureRequest, arch: str, tier: str) -> None:
     guest: Guest = request.getfixturevalue(GUESTS[arch])
     typed = arch != "ppc64le"
-    table = {**ANYWHERE, **(BY_TYPES if typed else {}), **(BY_TYPES_OF_X86 if arch == "x86_64" else {})}
+    table = {**ANYWHERE, **(BY_TYPES if typed else {}), **(BY_SYMBOLS_OF_DATA if arch == "x86_64" else {})}
     refused = [*(REFUSED if typed else WITHOUT_TYPES)]
     forced = f"-tier {tier}" if tier else ""
     entry = int(guest.check("grep ' T vfs_read$' /proc/kallsyms").split()[0], 16) + (0 if typed else 8)

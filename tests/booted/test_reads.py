@@ -10,7 +10,7 @@ import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import Finished, Workload, batch, keep
-from tests.booted.conftest import FULL, Boot
+from tests.booted.conftest import FULL, Boot, on_every_isa
 from tests.booted.gdb import Console
 from tests.booted.test_exact import TRACING, quiet
 from tests.booted.test_handlers import maps, report
@@ -136,6 +136,7 @@ WILD = {
 }
 
 
+@on_every_isa
 def test_wild_pointers_are_faults(each_linux: Guest) -> None:
     wild_pointers(each_linux, 130_000 if FULL else 2_000)
 
@@ -187,6 +188,7 @@ FAULT_PATH = {
 }
 
 
+@on_every_isa
 def test_programs_that_read_run_where_the_kernel_handles_a_fault(each_linux: Guest) -> None:
     """While its own tracer dereferences what is not there."""
     each = 20_000 if FULL else 500

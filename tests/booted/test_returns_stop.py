@@ -10,7 +10,7 @@ from pathlib import Path
 from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
 from tests.booted.batch import Workload, batch, keep
-from tests.booted.conftest import FULL
+from tests.booted.conftest import FULL, on_every_isa
 from tests.booted.gdb import PATIENCE, Console
 from tests.booted.test_returns import PROCESSES, read_theirs, summed, theirs_of_read_zero, untrace
 
@@ -26,6 +26,7 @@ def show(name: str, expression: str) -> str:
     return f"python from json import dumps; print('@@{name}'); print(dumps({expression}))"
 
 
+@on_every_isa
 def test_each_call_has_its_own_data(each_linux: Guest) -> None:
     """Eight processes' calls on two CPUs, beside compiled probes and the guest's own kretprobe: all see the same."""
     handlers = f"""python

@@ -9,7 +9,7 @@ import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import Workload, batch, keep
-from tests.booted.conftest import FULL
+from tests.booted.conftest import FULL, on_every_isa
 from tests.booted.gdb import Console
 from tests.booted.test_handlers import maps, records, report
 from tests.booted.test_returns import PROCESSES, many_dd, read_theirs, rows, summed, theirs_of_read_zero, untrace
@@ -97,6 +97,7 @@ def test_what_makes_no_sense_at_the_entry(linux: Guest) -> None:
     assert finished.json("list") == []
 
 
+@on_every_isa
 def test_the_users_own_breakpoint(each_linux: Guest) -> None:
     """A call that he stops at its entry is seen to return once, whatever becomes of his breakpoint meanwhile."""
     place, size = ENTRY[each_linux.options.arch]

@@ -11,6 +11,7 @@ from typing import Any
 from qemu.guest import Guest
 from tests.booted import answer, calls
 from tests.booted.batch import Finished, batch
+from tests.booted.conftest import on_every_isa
 from tests.booted.gdb import Console
 from tests.booted.test_bad_input import attempt
 from tests.handlers.oracle import needs_gcc
@@ -114,6 +115,7 @@ OUTER = {"x86_64": 3, "ppc64le": 3, "aarch64": 8}
 """Lines of the stack where a system call has returned: arm64 makes frames for the handlers of its entry."""
 
 
+@on_every_isa
 def test_stacks_where_functions_return(each_linux: Guest) -> None:
     """They begin at the caller. A frame with a return probe is named as such, and no caller is made up for it."""
     program = (
@@ -296,6 +298,7 @@ def test_tracepoints_have_their_fields(linux: Guest) -> None:
     assert "No probes." in batch(linux, ["optprobe list"]).output
 
 
+@on_every_isa
 def test_a_program_and_the_kernel_share_maps(each_linux: Guest, tmp_path: Path) -> None:
     """The program's memory is read, its returns are seen, and what BEGIN stores is there before the first hit."""
     built = calls.build(tmp_path, CALLS, each_linux.options.arch)

@@ -8,7 +8,7 @@ import pytest
 
 from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
-from tests.booted.conftest import FULL
+from tests.booted.conftest import FULL, on_every_isa
 from tests.booted.gdb import Console, Mi, release
 
 MANY = 1_000_000 if FULL else 20_000
@@ -33,6 +33,7 @@ def state(guest: Guest, gdb: Console) -> dict[str, int]:
     return dict(zip(names, map(int, values.split()), strict=True))
 
 
+@on_every_isa
 def test_among_many_hits_the_one_that_holds(each_linux: Guest) -> None:
     """The guest stops there at once, shows who called, and goes on: nothing is counted twice."""
     place, size = ENTRY[each_linux.options.arch]

@@ -7,6 +7,7 @@ from typing import Any
 from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
 from tests.booted.batch import Finished, Workload, batch, keep
+from tests.booted.conftest import on_every_isa
 
 TRACING = "/sys/kernel/tracing"
 READS = 20
@@ -71,6 +72,7 @@ def test_a_post_handler_and_a_neighbour_that_stops_hold_others_down(each_linux: 
     assert each_linux.problems() == []
 
 
+@on_every_isa
 def test_what_the_guest_does_to_its_text_holds_a_probe_down_until_it_is_undone(each_linux: Guest) -> None:
     """Its own kprobe beside ours, then its function tracer: at the next stop the probe moves up by itself."""
     subject = BENCH_TARGETS[each_linux.options.arch]
