@@ -48,7 +48,8 @@ PARALLEL: tuple[str, ...] = ()
 FULL = bool(os.environ.get("OPTPROBE_FULL"))
 EVERY_ISA = FULL or bool(os.environ.get("OPTPROBE_EVERY_ISA"))
 """Whether aarch64 has the tests, in their usual form, that the suite runs on x86-64 and ppc64le: twelve minutes."""
-EACH = ["linux", "ppc_guest", "arm_guest"]
+ARM = pytest.param("arm_guest", id="aarch64")
+EACH = ["linux", "ppc_guest", ARM]
 on_every_isa = pytest.mark.parametrize("each_linux", EACH, indirect=True)
 """For a test that proves of aarch64 what no other one does."""
 ACCELERATOR = PARALLEL if FULL else ("-accel", "tcg,thread=single")
