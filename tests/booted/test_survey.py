@@ -59,6 +59,7 @@ def test_most_instructions_are_optimizable(each_linux: Guest) -> None:
     can = whole.returns[""]
     assert can >= expected.returns * whole.functions
     assert can > 1.1 * whole.traced, "those without a tracer's site too"
+    assert whole.traced > whole.functions / 2, "the tracer's sites are known"
     assert set(whole.returns) <= {"", *NO_RETURN}
 
     assert len(_same_answers_in_gdb(each_linux, subject)) >= expected.reasons
