@@ -175,9 +175,10 @@ def subject_of(guest: Guest) -> Subject:
     if recovered is None:
         raise GuestError("the guest runs no Linux")
     memory, symbols = KernelMemory(frozen, frozen, recovered.view.walk), recovered.symbols
-    bare = Kernel(memory, symbols)
+    names = arch.names(memory, symbols)
+    bare = Kernel(memory, names)
     structures = KernelStructures(lambda: bare.read(*bare.range("__start_BTF", "__stop_BTF")))
-    kernel = arch.kernel(memory, symbols, structures)
+    kernel = arch.kernel(memory, names, structures)
     text = arch.text(kernel, lambda _, data: data, recovered.shelf, say)
     unwinder = arch.unwinder(kernel, text, structures, memory.read)
     return Subject(isa, kernel, symbols, text, _rule(kernel, text, blacklist), arch, unwinder)

@@ -84,6 +84,9 @@ class Lender(Protocol):
     def most(self, low: int, high: int) -> int:
         """Return how many bytes more can be lent in one piece inside [low, high), as far as is known."""
 
+    def max_memory_for(self, size: int) -> int:
+        """Return the `max-memory` with which so many bytes more could be lent in one piece; 0 where none is enough."""
+
     def code_place(self, low: int, high: int) -> Range:
         """Return where inside [low, high) more code would be lent in one piece, as far as is known; (0, 0) for nowhere.
         """

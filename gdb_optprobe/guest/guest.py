@@ -84,6 +84,13 @@ class Guest(ABC):
         """
         return None
 
+    @property
+    def page_faults(self) -> Sequence[tuple[str, str]]:
+        """Return functions of which one is called for each page fault of a program, with the argument that points to
+        the registers of what faults.
+        """
+        return ()
+
     def clock(self) -> Callable[[int], int] | None:
         """Return what makes ticks of the guest's clock nanoseconds since boot, as its log has them; None if not known.
         """

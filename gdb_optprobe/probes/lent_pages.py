@@ -101,11 +101,21 @@ class LentPages:
         return min(len(self._free_places(self._window, 0, 1 << 64)), max(0, self._limit - self.lent) // whole) * whole
 
     def why_not(self) -> str:
+        if self.arena.journal.memory is not None and not self.settings().max_memory:
+            return "max-memory is 0"
+        return self._why_never()
+
+    def max_memory_for(self, size: int) -> int:
+        if self._why_never():
+            return 0
+        fits = self._window.size(self._window.orders[0]) * len(self._free_places(self._window, 0, 1 << 64)) >= size
+        return -(-(self.lent + self._needed(self._window, size, 0)) // MIB) if fits else 0
+
+    def _why_never(self) -> str:
+        """Return why nothing can be lent, whatever `max-memory` is; "" where something can."""
         journal = self.arena.journal
         if journal.memory is None:
             return "no journal can be kept"
-        if not self.settings().max_memory:
-            return "max-memory is 0"
         try:
             self._window.allocator.allocate(self._window.whole, 0, 1 << 64)
             # Before the arena is taken there are no page tables to look at.

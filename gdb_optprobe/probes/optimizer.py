@@ -474,7 +474,12 @@ class Optimizer:
                 raise
             text = f"{refused.reason.text}: what the actions gather takes {needed} bytes, and {free} are free"
             smaller = probe.handler.fitting(free)
-            hint = f"this fits: {', '.join(smaller.sizes)}" if smaller is not None else refused.reason.hint
+            if smaller is not None:
+                hint = f"this fits: {', '.join(smaller.sizes)}"
+            elif arena.lender is not None and (limit := arena.lender.max_memory_for(needed)):
+                hint = f"set optprobe max-memory {limit}"
+            else:
+                hint = refused.reason.hint
             raise Refused(Reason(refused.reason.code, text, hint)) from None
 
     def needs_memory(self, probe: Probe, plan: Plan) -> bool:

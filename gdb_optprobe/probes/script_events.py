@@ -40,8 +40,8 @@ class _Served:
     registers: str = ""
 
 
+PAGE_FAULTS = "page-faults"
 _SERVED = {
-    "page-faults": _Served(("do_user_addr_fault", "___do_page_fault", "__do_page_fault"), registers="arg1"),
     "context-switches": _Served(("__switch_to",), "sched_switch"),
     "cpu-migrations": _Served(
         ("set_task_cpu",),
@@ -85,13 +85,15 @@ class ScriptEvents:
         return (Matched(f"profile:{unit}:{count}", hit, address, gate=gate, note=TICKING),)
 
     def _software(self, event: str, count: int) -> Sequence[Matched] | Missing:
-        if (served := _SERVED.get(event)) is None:
+        if event != PAGE_FAULTS and event not in _SERVED:
             why = _REFUSED.get(event, "there is no such event")
-            return Missing(f"software:{event} is not supported: {why}", f"{', '.join(_SERVED)} are")
-        found = self._place(served)
-        if found is None:
-            named = ", ".join(served.functions)
-            return Missing(f"no function is known that serves software:{event}", f"there would be {named}")
+            return Missing(f"software:{event} is not supported: {why}", f"{', '.join((PAGE_FAULTS, *_SERVED))} are")
+        choices = self._choices(event)
+        placed = next(((one, found) for one in choices if (found := self._place(one)) is not None), None)
+        if placed is None:
+            named = ", ".join(name for one in choices for name in one.functions)
+            return Missing(f"no function is known that serves software:{event}", named and f"there would be {named}")
+        served, found = placed
         hit = found.hit
         assert isinstance(hit, KernelHit)
         cpu = hit.names.cpu
@@ -105,6 +107,12 @@ class ScriptEvents:
             hit = replace(hit, interrupted=Interrupted(interrupted.expr))
         gate = partial(_gate, test, count, cpu)
         return (replace(found, name=f"software:{event}:{count}", hit=hit, gate=gate),)
+
+    def _choices(self, event: str) -> Sequence[_Served]:
+        """Return what may serve an event: the first that there is."""
+        if event == PAGE_FAULTS:
+            return [_Served((name,), registers=where) for name, where in self.target.guest.page_faults]
+        return [_SERVED[event]]
 
     def _place(self, served: _Served) -> Matched | None:
         """Return where an event is served."""

@@ -1,7 +1,7 @@
 """A program of the guest's that calls `test` COUNT times, and ends with a number that all these calls make.
 
-With an argument it forks first: parent and child do the same. `test` has instructions of all sorts in a row. That of
-ppc64le is in calls_ppc64le.s.
+With an argument it forks first: parent and child do the same. `test` has instructions of all sorts in a row. Those of
+ppc64le and aarch64 are in calls_ppc64le.s and calls_aarch64.s.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from gdb_optprobe.guest.linux.arch.aarch64 import mmu
 from gdb_optprobe.guest.linux.arch.ppc64le.mmu import EM_PPC64
 from gdb_optprobe.guest.linux.arch.x86_64.mmu import KIND
 from gdb_optprobe.guest.linux.user.elf import Elf, Kind
+from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.booted.assembled import assembled, source_of
@@ -87,8 +89,8 @@ value:  .quad 0x123456789
 FUNCTIONS = ("test", "inner", "leaf")
 SELDOM = 4
 """How often `test` runs its nopl, however often it is called."""
-_DECODED = {"x86_64": X86_64.decode, "ppc64le": PPC64LE.decode}
-_KINDS = {"x86_64": KIND, "ppc64le": Kind((EM_PPC64,), 1 << 16, local_entries=True)}
+_DECODED = {"x86_64": X86_64.decode, "ppc64le": PPC64LE.decode, "aarch64": AARCH64.decode}
+_KINDS = {"x86_64": KIND, "ppc64le": Kind((EM_PPC64,), 1 << 16, local_entries=True), "aarch64": mmu.KIND}
 
 
 def build(folder: Path, count: int, arch: str = "x86_64") -> Path:

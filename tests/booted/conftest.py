@@ -3,7 +3,8 @@
     linux       the stock x86-64 kernel, two CPUs, booted once a session; each test must leave it healthy
     ppc_guest   the stock ppc64le kernel, likewise
     arm_guest   the stock aarch64 kernel, likewise
-    each_linux  both, one after the other: for a test of what every architecture must do
+    each_linux  one after the other: for a test of what every architecture must do. On aarch64 most such tests run with
+                OPTPROBE_EVERY_ISA=1 or OPTPROBE_FULL=1; those with `on_every_isa` always do
     boot        boots a guest of the test's own choice; it ends with the test
     fresh       a guest of the test's own choice as it is after a boot, and the test may leave anything in it
 
@@ -45,6 +46,12 @@ BOOTED = "booted"
 # suite's guests have one, but where a test needs vCPUs to run at once (`PARALLEL`); the full form takes the risk.
 PARALLEL: tuple[str, ...] = ()
 FULL = bool(os.environ.get("OPTPROBE_FULL"))
+EVERY_ISA = FULL or bool(os.environ.get("OPTPROBE_EVERY_ISA"))
+"""Whether aarch64 has the tests, in their usual form, that the suite runs on x86-64 and ppc64le: twelve minutes."""
+ARM = pytest.param("arm_guest", id="aarch64")
+EACH = ["linux", "ppc_guest", ARM]
+on_every_isa = pytest.mark.parametrize("each_linux", EACH, indirect=True)
+"""For a test that proves of aarch64 what no other one does."""
 ACCELERATOR = PARALLEL if FULL else ("-accel", "tcg,thread=single")
 
 
@@ -101,7 +108,7 @@ def arm_guest(_arm_guest: Guest) -> Iterator[Guest]:
     assert _arm_guest.problems() == []
 
 
-@pytest.fixture(params=["linux", "ppc_guest"])
+@pytest.fixture(params=EACH if EVERY_ISA else EACH[:2])
 def each_linux(request: pytest.FixtureRequest) -> Guest:
     """The session's guest of each architecture."""
     guest: Guest = request.getfixturevalue(request.param)

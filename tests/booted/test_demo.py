@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from qemu.guest import Guest
-from tests.booted.conftest import FULL
+from tests.booted.conftest import EVERY_ISA, FULL
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "scripts" / "demo"
 
 
-@pytest.mark.parametrize(("arch", "entry"), [("x86_64", ""), *[("ppc64le", r"\+0x8")] * FULL])
+@pytest.mark.parametrize(
+    ("arch", "entry"), [("x86_64", ""), *[("ppc64le", r"\+0x8")] * FULL, *[("aarch64", "")] * EVERY_ISA]
+)
 def test_it_prints_costs_and_a_report_and_stays_in_gdb_when_asked(arch: str, entry: str) -> None:
     lines = "optprobe add vfs_read\noptprobe list\nquit\n"
     done = subprocess.run([DEMO, "-i", "--arch", arch], input=lines, capture_output=True, text=True, timeout=240)

@@ -11,6 +11,7 @@ import pytest
 from qemu.guest import Guest
 from tests.booted import answer, calls
 from tests.booted.batch import ROOT, batch
+from tests.booted.conftest import on_every_isa
 
 QUESTIONS = 50
 PROGRAM = "/tmp/explained"
@@ -32,6 +33,7 @@ ABOUT = 4
 """Instructions by which these may differ: on ppc64le an address takes as many as it has parts."""
 
 
+@on_every_isa
 @pytest.mark.parametrize("seed", [1])
 def test_explain_says_what_add_does(each_linux: Guest, seed: int, tmp_path: Path) -> None:
     asking = [f"python agree_seed, agree_count = {seed}, {QUESTIONS}", f"source {ROOT}/qemu/agree.py"]

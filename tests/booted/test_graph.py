@@ -18,7 +18,7 @@ from qemu.graphs import Graphs
 from qemu.guest import Guest, Options
 from qemu.rsp_proxy import RspProxy
 from tests.booted.batch import batch
-from tests.booted.conftest import FULL, Boot
+from tests.booted.conftest import EVERY_ISA, FULL, Boot, on_every_isa
 from tests.booted.test_exact import TRACING
 from tests.docs.validate import check
 
@@ -77,6 +77,7 @@ def exported(path: Path) -> tuple[list[str], list[int]]:
     return [f" 0) {' ' * 14}|  {line}" for line in lines], took
 
 
+@on_every_isa
 def test_the_tree_is_that_of_the_guests_own_tracer(each_linux: Guest, tmp_path: Path) -> None:
     """Calls through pointers are learned by the first graph. A root that never returns stays open."""
     read = f"optprobe graph rw_verify_area -depth 4 -guest '{DD}' if $comm == \"dd\""
@@ -136,7 +137,14 @@ def test_interrupts_on_the_thread_s_stack_are_marked(ppc_guest: Guest) -> None:
     assert first == last >= len(begins), "more where an interrupt comes in another one"
 
 
-@pytest.mark.parametrize("arch", ["x86_64", pytest.param("ppc64le", marks=pytest.mark.skipif(not FULL, reason=AGAIN))])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "x86_64",
+        pytest.param("ppc64le", marks=pytest.mark.skipif(not FULL, reason=AGAIN)),
+        pytest.param("aarch64", marks=pytest.mark.skipif(not EVERY_ISA, reason=AGAIN)),
+    ],
+)
 def test_what_it_takes_to_arm_a_graph_is_printed(arch: str, tmp_path: Path) -> None:
     """The same probes are put in each time; later in a boot by fewer packets."""
     lines = Arming(Options(arch=arch), tmp_path, say, root="do_exit", depth=2).run()
@@ -149,7 +157,7 @@ def test_what_it_takes_to_arm_a_graph_is_printed(arch: str, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not FULL, reason="boots guests of its own, which count instructions: OPTPROBE_FULL=1")
-@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+@pytest.mark.parametrize("arch", ["x86_64", "ppc64le", "aarch64"])
 def test_more_trees_are_those_of_the_guests_own_tracer(boot: Boot, arch: str) -> None:
     """A call costs at most a quarter. A thread that ends gives its place back before it leaves its CPU for good."""
     guest = boot(arch=arch, icount="shift=0,sleep=off", append="mitigations=off", extra=())

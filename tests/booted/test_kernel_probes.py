@@ -122,6 +122,7 @@ def test_what_the_kernel_goes_round_is_noted(linux: Guest) -> None:
 PLACES = {
     "x86_64": ("vfs_read", "vfs_read+5", "vfs_read+7", "vfs_read+0x13"),
     "ppc64le": ("vfs_read", "vfs_read+0x10", "vfs_read+0x18"),
+    "aarch64": ("vfs_read", "vfs_read+0x8", "vfs_read+0x10"),
 }
 
 

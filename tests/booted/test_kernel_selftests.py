@@ -23,6 +23,7 @@ import re
 from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
 from tests.booted.batch import MARK, Workload, batch, keep
+from tests.booted.conftest import on_every_isa
 from tests.booted.test_handlers import records, report
 from tests.booted.test_ppc64le import ATTEMPT
 
@@ -111,9 +112,10 @@ WIDTHS = {"u8": "unsigned char", "s8": "signed char", "u16": "unsigned short", "
 WIDTHS |= {"u32": "unsigned int", "s32": "int", "u64": "unsigned long", "s64": "long"}
 
 
+@on_every_isa
 def test_kprobe_args_type(each_linux: Guest) -> None:
     """One register in every width and sign: as the guest's own event has it."""
-    register = {"x86_64": "%si", "ppc64le": "%gpr4"}[each_linux.options.arch]
+    register = {"x86_64": "%si", "ppc64le": "%gpr4", "aarch64": "%x1"}[each_linux.options.arch]
     seek = f"dd if=/bin/busybox of=/dev/null bs=1 skip={OFFSET} count=0 2>/dev/null"
     fields = " ".join(f"{name}={register}:{name}" for name in WIDTHS)
     each_linux.check(f"cd {TRACING}; echo 'p:own/seek generic_file_llseek_size {fields}' > kprobe_events")

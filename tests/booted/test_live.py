@@ -13,7 +13,7 @@ import pytest
 
 from qemu.guest import Guest
 from qemu.rsp_proxy import Count, RspProxy
-from tests.booted.conftest import FULL
+from tests.booted.conftest import ARM, EVERY_ISA, FULL
 from tests.booted.gdb import Console
 
 MAPS = 20
@@ -130,7 +130,7 @@ def test_reports_records_and_scripts_are_read_without_a_stop(each_linux: Guest) 
     assert said["script"].splitlines().count("cat 7") > 5
 
 
-@pytest.mark.parametrize("each_linux", ["linux", *["ppc_guest"] * FULL], indirect=True)
+@pytest.mark.parametrize("each_linux", ["linux", *["ppc_guest"] * FULL, *[ARM] * EVERY_ISA], indirect=True)
 def test_a_view_of_a_thousand_probes_and_twenty_maps(each_linux: Guest) -> None:
     counts = " ".join(f"@m{number}[comm] = count();" for number in range(MAPS))
     with busy(each_linux), Console(each_linux) as gdb:

@@ -9,6 +9,7 @@ import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import Finished, Workload, batch
+from tests.booted.conftest import EVERY_ISA
 from tests.booted.test_handlers import records, report, reported
 
 BYTES = 7777
@@ -26,7 +27,6 @@ ANYWHERE: Mapping[str, int] = {
     "&vfs_read == vfs_read": 1,
 }
 BY_TYPES: Mapping[str, int] = {
-    "*(int *)&nr_threads > 20 && *(int *)&nr_threads < 200": 1,
     "count - (size_t)$arg3": 0,
     "$task->pid == $pid && $task->tgid == $tgid && $task->group_leader == $task": 1,
     "$task->comm[0] * 256 + $task->comm[1]": 256 * ord("d") + ord("d"),
@@ -34,25 +34,28 @@ BY_TYPES: Mapping[str, int] = {
     "(char *)&$task->comm[3] - (char *)&$task->comm": 3,
     "&((struct task_struct *)0)->comm[3] - ((struct task_struct *)0)->comm": 3,
     "sizeof $task->comm": 16,
-    "$percpu(runqueues).curr == $task && $percpu(runqueues.cpu) == $cpu": 1,
-    "$percpu(cpu_info).cpu_index == $cpu && $percpu(cpu_info.initialized)": 1,
-    "$percpu(cpu_info).x86_vendor_id[11]": ord("D"),  # AuthenticAMD
-    '((struct uts_namespace *)&init_uts_ns)->name.sysname == "Linux"': 1,
-    "((struct uts_namespace *)&init_uts_ns)->name.release[1]": ord("."),
     "PIDTYPE_SID * 10 + PIDTYPE_PGID": 32,
     "(enum pid_type)PIDTYPE_SID": 3,
-    "((struct task_struct *)&init_task)->no_cgroup_migration": 0,
     "file->f_inode->i_mode >> 12": 2,
     "file->f_path.dentry->d_iname[2]": ord("r"),  # zero
     "((char *)file)[&file->f_flags - (unsigned int *)file << 2] & 3": 0,
     "file->f_mapping->host == file->f_inode": 1,
     '!(str(file->f_path.dentry->d_name.name) != "zero")': 1,
 }
+BY_SYMBOLS_OF_DATA: Mapping[str, int] = {
+    "*(int *)&nr_threads > 20 && *(int *)&nr_threads < 200": 1,
+    "$percpu(runqueues).curr == $task && $percpu(runqueues.cpu) == $cpu": 1,
+    '((struct uts_namespace *)&init_uts_ns)->name.sysname == "Linux"': 1,
+    "((struct uts_namespace *)&init_uts_ns)->name.release[1]": ord("."),
+    "((struct task_struct *)&init_task)->no_cgroup_migration": 0,
+    "$percpu(cpu_info).cpu_index == $cpu && $percpu(cpu_info.initialized)": 1,
+    "$percpu(cpu_info).x86_vendor_id[11]": ord("D"),  # AuthenticAMD
+}
 REFUSED: Sequence[tuple[str, str]] = [
     ("$retval", "known where a function has returned"),
     ("&$pid + $nowhere", "no register or variable named '$nowhere'"),
     ("&count", "'count' has no address"),
-    ("&$percpu(cpu_info).initialized", "a bit field has no address"),
+    ("&((struct task_struct *)0)->no_cgroup_migration", "a bit field has no address"),
     ("PIDTYPE_NOT", "if it is a macro of the kernel's, give its value"),
 ]
 WITHOUT_TYPES: Sequence[tuple[str, str]] = [
@@ -61,6 +64,7 @@ WITHOUT_TYPES: Sequence[tuple[str, str]] = [
     ("$task->pid", "no pointer to a struct"),
     ("*(struct file *)$arg1", "read a member by its offset"),
 ]
+GUESTS = {"x86_64": "linux", "ppc64le": "ppc_guest", "aarch64": "arm_guest"}
 PROBED = '$comm == "dd" && $arg3 == 7777'
 
 
@@ -75,11 +79,13 @@ def told(finished: Finished, number: int, size: int) -> list[int]:
     return list(made[-1])
 
 
-@pytest.mark.parametrize(("arch", "tier"), [("x86_64", ""), ("x86_64", "emulated"), ("ppc64le", "")])
+@pytest.mark.parametrize(
+    ("arch", "tier"), [("x86_64", ""), ("x86_64", "emulated"), ("ppc64le", ""), *[("aarch64", "")] * EVERY_ISA]
+)
 def test_what_names_mean(request: pytest.FixtureRequest, arch: str, tier: str) -> None:
-    guest: Guest = request.getfixturevalue("linux" if arch == "x86_64" else "ppc_guest")
-    typed = arch == "x86_64"
-    table = {**ANYWHERE, **(BY_TYPES if typed else {})}
+    guest: Guest = request.getfixturevalue(GUESTS[arch])
+    typed = arch != "ppc64le"
+    table = {**ANYWHERE, **(BY_TYPES if typed else {}), **(BY_SYMBOLS_OF_DATA if arch == "x86_64" else {})}
     refused = [*(REFUSED if typed else WITHOUT_TYPES)]
     forced = f"-tier {tier}" if tier else ""
     entry = int(guest.check("grep ' T vfs_read$' /proc/kallsyms").split()[0], 16) + (0 if typed else 8)
@@ -104,8 +110,10 @@ def test_what_names_mean(request: pytest.FixtureRequest, arch: str, tier: str) -
     assert {text: found[text] for text in table} == table
     assert found["$pid"] == found["$tgid"] == int(guest.check("cat /pid"))
     if typed:
-        assert re.search(r"^ *\[0xf{8}[0-9a-f]{8} <zero_fops>\]: 2$", finished.output, re.MULTILINE), finished.output
-        assert re.search(r": file->f_op=0xf{8}[0-9a-f]{8} <zero_fops>$", finished.output, re.MULTILINE)
+        # The table of arm64 has functions alone: data are named by the last symbol before them.
+        named = " <zero_fops>" if arch == "x86_64" else r" <_etext\+0x[0-9a-f]+>"
+        assert re.search(rf"^ *\[0xf{{4}}[0-9a-f]{{12}}{named}\]: 2$", finished.output, re.MULTILINE), finished.output
+        assert re.search(rf": file->f_op=0xf{{4}}[0-9a-f]{{12}}{named}$", finished.output, re.MULTILINE)
     last = next(line for line in reversed(records(finished, "report")) if line["number"] == numbers[-1])
     assert found["$cpu"] == last["cpu"] < guest.options.processors
     if not forced:

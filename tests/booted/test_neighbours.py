@@ -49,9 +49,12 @@ def test_64_on_consecutive_instructions_and_three_at_one_address(each_linux: Gue
     code = first.json("code")
     lines = [line for line in code["lines"] if line[-1] >= code["entry"]]
     addresses = sorted(at for line in lines for at in line if at >= code["entry"])[:MANY]
-    shared = lines[1][1]
+    shared = next(line[1] for line in lines[1:] if len(line) > 1)
     spelled = {at: f"vfs_read+{at - code['start']}" for at in addresses}
-    theirs = events(each_linux, [spelled[at] for at in addresses])
+    if each_linux.options.arch == "aarch64":
+        # No event of the guest's can be on the tracer's site, which runs as often as what is before it.
+        spelled[code["start"] + 4] = spelled[code["start"]]
+    theirs = events(each_linux, [*dict.fromkeys(spelled.values())])
 
     script: list[str | Workload] = ["set optprobe optimization off"]
     script += [add(at, KINDS[number % len(KINDS)]) for number, at in enumerate(addresses)]

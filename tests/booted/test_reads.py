@@ -10,13 +10,17 @@ import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import Finished, Workload, batch, keep
-from tests.booted.conftest import FULL, Boot
+from tests.booted.conftest import FULL, Boot, on_every_isa
 from tests.booted.gdb import Console
 from tests.booted.test_exact import TRACING, quiet
 from tests.booted.test_handlers import maps, report
 
 # Where a function's second argument still is, behind the tracer's site at its entry.
-BEHIND = {"x86_64": ("do_sys_openat2+5", "%si"), "ppc64le": ("do_sys_openat2+16", "%gpr4")}
+BEHIND = {
+    "x86_64": ("do_sys_openat2+5", "%si"),
+    "ppc64le": ("do_sys_openat2+16", "%gpr4"),
+    "aarch64": ("do_sys_openat2+8", "%x1"),
+}
 OPENS = "find /sys/kernel /proc/sys -maxdepth 2 > /dev/null 2>&1; find /nowhere /proc/1 -maxdepth 1 > /dev/null 2>&1"
 
 
@@ -94,6 +98,7 @@ def test_a_member_of_what_a_parameter_points_to(linux: Guest) -> None:
 
 MIXED = "($time * 0x9E3779B97F4A7C15 ^ $time >> 9)"
 DIRECT, VMALLOC = "*(unsigned long *)&page_offset_base", "*(unsigned long *)&vmalloc_base"
+RAM, IMAGE = "((unsigned long)$task >> 30 << 30)", "(unsigned long)&_stext"
 WILD = {
     "x86_64": {
         "anywhere": MIXED,
@@ -115,9 +120,23 @@ WILD = {
         "ioremap": f"(0xC00A000000000000 + ({MIXED} >> 40))",
         "vmemmap": f"(0xC00C000000000000 + ({MIXED} >> 36))",
     },
+    # Of 48 bits (Documentation/arm64/memory.rst). RAM begins at a GiB there, whichever KASLR chose.
+    "aarch64": {
+        "anywhere": MIXED,
+        "the user's": f"({MIXED} >> 16)",
+        "the kernel's": f"({MIXED} >> 16 | 0xFFFF000000000000)",
+        "the linear map": f"(0xFFFF000000000000 + ({MIXED} >> 24))",
+        "RAM and what is behind": f"({RAM} + ({MIXED} >> 34))",
+        "modules": f"(0xFFFF800000000000 + ({MIXED} >> 37))",
+        "vmalloc, ioremap": f"(0xFFFF800008000000 + ({MIXED} >> 40))",
+        "the image": f"({IMAGE} + ({MIXED} >> 38))",
+        "the fixmap": f"(0xFFFFFBFFFD000000 + ({MIXED} >> 39))",
+        "vmemmap": f"(0xFFFFFC0000000000 + ({MIXED} >> 40))",
+    },
 }
 
 
+@on_every_isa
 def test_wild_pointers_are_faults(each_linux: Guest) -> None:
     wild_pointers(each_linux, 130_000 if FULL else 2_000)
 
@@ -161,9 +180,15 @@ FAULT_PATH = {
         "p:wild vfs_read+16 at=-0x3ff7000000000000(%gpr5):u64",
         ("*(long *)$r3", "*(int *)($r3 + 0x80)", "*(char *)$r1", f"*(long *){WILD['ppc64le']['ioremap']}"),
     ),
+    "aarch64": (
+        "do_mem_abort search_exception_tables fixup_exception copy_from_kernel_nofault handle_mm_fault",
+        "p:wild vfs_read+8 at=-0x100000000000(%x2):u64",
+        ("*(long *)$x0", "*(int *)($x0 + 0x80)", "*(char *)$sp", f"*(long *){WILD['aarch64']['the linear map']}"),
+    ),
 }
 
 
+@on_every_isa
 def test_programs_that_read_run_where_the_kernel_handles_a_fault(each_linux: Guest) -> None:
     """While its own tracer dereferences what is not there."""
     each = 20_000 if FULL else 500

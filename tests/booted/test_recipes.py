@@ -10,7 +10,7 @@ import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import batch
-from tests.booted.conftest import FULL
+from tests.booted.conftest import ARM, EVERY_ISA, FULL
 from tests.exports.test_profiles import profile_class
 
 READS = 5000
@@ -30,7 +30,7 @@ TYPED = (
 )
 
 
-@pytest.mark.parametrize("each_linux", ["linux", *["ppc_guest"] * FULL], indirect=True)
+@pytest.mark.parametrize("each_linux", ["linux", *["ppc_guest"] * FULL, *[ARM] * EVERY_ISA], indirect=True)
 def test_all_four(each_linux: Guest, tmp_path: Any) -> None:
     finished = batch(each_linux, [line.format(folder=tmp_path) for line in TYPED])
     assert finished.status == 0, finished.output

@@ -14,7 +14,7 @@ import pytest
 from qemu.guest import Guest
 from tests.booted import answer, calls
 from tests.booted.batch import batch, keep
-from tests.booted.conftest import FULL, Boot
+from tests.booted.conftest import EVERY_ISA, FULL, Boot
 from tests.booted.gdb import TRACING, Console, release
 from tests.booted.test_guardian import BUSY, killable, lines, lives, running
 from tests.booted.test_hot_functions import tell
@@ -174,7 +174,7 @@ DEREFERENCES = "read_zero -return entry do save f = $arg1 do hist(*(int *)$saved
 PROBES = ("__schedule -return", "vfs_read -return", DEREFERENCES)
 
 
-@pytest.mark.parametrize("arch", ["x86_64", *["ppc64le"] * FULL])
+@pytest.mark.parametrize("arch", ["x86_64", *["ppc64le"] * FULL, *["aarch64"] * EVERY_ISA])
 def test_memory_of_calls_that_never_end_does_not_grow_with_kills(fresh: Boot, arch: str) -> None:
     """The tables, the trampolines and the routines that are there go on: a kill and `recover` take nothing more.
 
@@ -371,7 +371,10 @@ def test_memory_of_probes_on_programs_does_not_grow_with_kills(linux: Guest, tmp
 
 
 RINGS = [1 << bits for bits in range(14, 0, -1)]
-FILLED = ("kfree", "vfs_write", "ksys_read", "dput", "path_openat", "vfs_open", "do_exit", "vfs_statx", "iput")
+FILLED = (
+    "kfree", "vfs_write", "ksys_read", "dput", "path_openat", "vfs_open", "do_exit", "vfs_statx", "iput", "ksys_write",
+    "vfs_getattr", "vfs_fsync", "vfs_unlink",
+)  # fmt: skip
 USED = (
     "python from gdb_optprobe.debugger.attach import attachments as a; r = a.current.session.optimizer.arena; "
     "print('@used', r.data.size - r.data.used, r.code.used)"

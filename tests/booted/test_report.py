@@ -10,7 +10,7 @@ import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import Workload, batch
-from tests.booted.conftest import PARALLEL, Boot
+from tests.booted.conftest import EVERY_ISA, PARALLEL, Boot
 
 WORK = Workload("dd if=/dev/zero of=/dev/null bs=77 count=20 2>/dev/null")
 NAME = "path->dentry->d_name.name"
@@ -79,7 +79,7 @@ def dd(size: int, count: int) -> str:
     return f"dd if=/dev/zero of=/dev/null bs={size} count={count} 2>/dev/null"
 
 
-@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+@pytest.mark.parametrize("arch", ["x86_64", "ppc64le", *["aarch64"] * EVERY_ISA])
 def test_a_ring_that_overwrites_has_the_last_records(boot: Boot, arch: str) -> None:
     """Of reads on two vCPUs at once. Of the smaller ring's two places one hit may find both taken."""
     guest = boot(arch=arch, smp=2, extra=PARALLEL)

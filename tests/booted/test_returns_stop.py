@@ -7,17 +7,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
 from tests.booted.batch import Workload, batch, keep
-from tests.booted.conftest import FULL
+from tests.booted.conftest import FULL, on_every_isa
 from tests.booted.gdb import PATIENCE, Console
-from tests.booted.test_returns import PROCESSES, read_theirs, summed, theirs, untrace
+from tests.booted.test_returns import PROCESSES, read_theirs, summed, theirs_of_read_zero, untrace
 
 READS = 100 if FULL else 2
 SIZES = range(1, PROCESSES + 1)
 SKIPPED, CHOSEN = 4, 3
 GONE = Path(__file__).with_name("guest_gone.py")
-ARGUMENT = {"x86_64": "rdx", "ppc64le": "r5"}
 SESSION = "from gdb_optprobe.debugger.attach import current_session as session"
 KEPT = "sum(rethook.stop_handlers.kept_count for rethook in session().optimizer.rethooks.known)"
 
@@ -26,6 +26,7 @@ def show(name: str, expression: str) -> str:
     return f"python from json import dumps; print('@@{name}'); print(dumps({expression}))"
 
 
+@on_every_isa
 def test_each_call_has_its_own_data(each_linux: Guest) -> None:
     """Eight processes' calls on two CPUs, beside compiled probes and the guest's own kretprobe: all see the same."""
     handlers = f"""python
@@ -33,7 +34,7 @@ def test_each_call_has_its_own_data(each_linux: Guest) -> None:
 from gdb_optprobe import kretprobe
 seen, chosen = [], []
 def entered(hit):
-    hit.data.size = hit.regs["{ARGUMENT[each_linux.options.arch]}"]
+    hit.data.size = hit.regs["{BENCH_TARGETS[each_linux.options.arch].size[1:]}"]
     return hit.data.size == {SKIPPED}
 def returned(hit):
     seen.append((hit.data.size, hit.retval, hit.saved["size"], hit.saved["who"], hit.elapsed))
@@ -43,7 +44,7 @@ kretprobe("read_zero", lambda hit: chosen.append(hit.retval), when="$retval == {
 kretprobe("read_zero", do="count by $retval, sum($retval)")
 end"""
     reads = f"for n in $(seq {PROCESSES}); do dd if=/dev/zero of=/dev/null bs=$n count={READS} 2>/dev/null & done; wait"
-    script: list[str | Workload] = [theirs("read_zero"), handlers, Workload(reads)]
+    script: list[str | Workload] = [theirs_of_read_zero(each_linux), handlers, Workload(reads)]
     script += [show("seen", "seen"), show("chosen", "chosen"), show("kept", KEPT), keep("list", "optprobe list")]
     script += ["optprobe check", read_theirs(0), f"source {GONE}", "guest-gone"]
     finished = batch(each_linux, script, timeout=600 if FULL else 60)

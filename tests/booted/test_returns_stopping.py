@@ -9,15 +9,15 @@ import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import Workload, batch, keep
-from tests.booted.conftest import FULL
+from tests.booted.conftest import FULL, on_every_isa
 from tests.booted.gdb import Console
 from tests.booted.test_handlers import maps, records, report
-from tests.booted.test_returns import PROCESSES, many_dd, read_theirs, rows, summed, theirs, untrace
+from tests.booted.test_returns import PROCESSES, many_dd, read_theirs, rows, summed, theirs_of_read_zero, untrace
 
 READS = 100 if FULL else 3
 TIERS = ("breakpoint", "boosted", "emulated") if FULL else ("emulated",)
 SIZE = 777
-ENTRY = {"x86_64": ("ksys_read", "$rdx"), "ppc64le": ("ksys_read+8", "$r5")}
+ENTRY = {"x86_64": ("ksys_read", "$rdx"), "ppc64le": ("ksys_read+8", "$r5"), "aarch64": ("ksys_read", "$x2")}
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -26,7 +26,7 @@ def test_every_tier_is_exact(each_linux: Guest, tier: str) -> None:
     # The guest's own event makes the tracer's nop a call.
     mine = 'entry if $comm == "dd" do save size = $arg3, sum($arg3) if $saved.size == 7 do count by $retval'
     script: list[str | Workload] = [
-        theirs("read_zero"),
+        theirs_of_read_zero(each_linux),
         f"optprobe add read_zero -tier {tier} -return {mine}",
         many_dd(READS),
         rows(1),
@@ -97,6 +97,7 @@ def test_what_makes_no_sense_at_the_entry(linux: Guest) -> None:
     assert finished.json("list") == []
 
 
+@on_every_isa
 def test_the_users_own_breakpoint(each_linux: Guest) -> None:
     """A call that he stops at its entry is seen to return once, whatever becomes of his breakpoint meanwhile."""
     place, size = ENTRY[each_linux.options.arch]

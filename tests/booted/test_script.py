@@ -11,6 +11,7 @@ from typing import Any
 from qemu.guest import Guest
 from tests.booted import answer, calls
 from tests.booted.batch import Finished, batch
+from tests.booted.conftest import on_every_isa
 from tests.booted.gdb import Console
 from tests.booted.test_bad_input import attempt
 from tests.handlers.oracle import needs_gcc
@@ -110,6 +111,11 @@ def test_stacks_go_through_modules(linux: Guest) -> None:
     assert all(stack.splitlines()[-2].startswith("    brd_") for stack in through.keys() - whole.keys())
 
 
+OUTER = {"x86_64": 3, "ppc64le": 3, "aarch64": 8}
+"""Lines of the stack where a system call has returned: arm64 makes frames for the handlers of its entry."""
+
+
+@on_every_isa
 def test_stacks_where_functions_return(each_linux: Guest) -> None:
     """They begin at the caller. A frame with a return probe is named as such, and no caller is made up for it."""
     program = (
@@ -123,7 +129,7 @@ def test_stacks_where_functions_return(each_linux: Guest) -> None:
         ((stack, count),) = found[name].items()
         assert count == READS and re.match(r"\n    ksys_read\+\d+\n    \(a return probe\)\n$", stack)
     ((outer, _),) = found["@outer"].items()
-    assert len(outer.splitlines()) == 3 and "(" not in outer
+    assert len(outer.splitlines()) == OUTER[each_linux.options.arch] and "(" not in outer
     inside = [stack.splitlines() for stack in found["@in"] if "    vfs_read+" in stack]
     assert inside and {lines[3] for lines in inside} == {"    (a return probe)"}
 
@@ -143,7 +149,7 @@ def test_stacks_of_programs(each_linux: Guest) -> None:
     if "@ip" in found:
         assert found["@ip"][str(int(last, 16))] == READS
     else:
-        assert stack.count("\n") > 5, "the ABI has a back chain"
+        assert stack.count("\n") >= 5, "the ABI has a back chain, or frame pointers"
 
 
 def test_events_that_functions_serve(each_linux: Guest) -> None:
@@ -292,6 +298,7 @@ def test_tracepoints_have_their_fields(linux: Guest) -> None:
     assert "No probes." in batch(linux, ["optprobe list"]).output
 
 
+@on_every_isa
 def test_a_program_and_the_kernel_share_maps(each_linux: Guest, tmp_path: Path) -> None:
     """The program's memory is read, its returns are seen, and what BEGIN stores is there before the first hit."""
     built = calls.build(tmp_path, CALLS, each_linux.options.arch)
@@ -338,7 +345,7 @@ def test_a_programs_stack_begins_where_it_is_probed(each_linux: Guest, tmp_path:
         addresses = [int(each, 16) for each in stack.split()]
         return [places[max(place for place in places if place <= address)] for address in addresses]
 
-    callers = ["call_test"] if arch == "x86_64" else ["test", "call_test"]
+    callers = ["test", "call_test"] if arch == "ppc64le" else ["call_test"]
     assert functions("@callers") == ["inner", *callers]
     assert functions("@back") == ["inner", callers[0]], "where leaf returns to, and its caller"
     assert each_linux.run("rm /tmp/calls")[0] == 0

@@ -13,7 +13,7 @@ import pytest
 
 from tests.booted import answer, calls
 from tests.booted.batch import Workload, batch, keep
-from tests.booted.conftest import FULL, Boot
+from tests.booted.conftest import EVERY_ISA, FULL, Boot
 from tests.booted.test_bad_input import attempt
 
 READS = 200
@@ -22,7 +22,7 @@ SAVED, LOADED = "monitor savevm {}", "monitor loadvm {}"
 LIST = "optprobe list"
 
 
-@pytest.mark.parametrize("arch", ["x86_64", *["ppc64le"] * FULL])
+@pytest.mark.parametrize("arch", ["x86_64", *["ppc64le"] * FULL, *["aarch64"] * EVERY_ISA])
 def test_what_is_in_the_guest_is_what_the_snapshot_held(boot: Boot, arch: str) -> None:
     """Snapshots without a probe, with one, and with one more that has gone; each is loaded where another one's are."""
     guest = boot(arch=arch)
@@ -77,7 +77,7 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+@pytest.mark.parametrize("arch", ["x86_64", "ppc64le", *["aarch64"] * EVERY_ISA])
 def test_who_goes_on_from_a_snapshot_without_a_command_of_ours_finds_nothing_of_ours(boot: Boot, arch: str) -> None:
     """What is left of a guest that is no more moves nobody to code that is not there, and writes no branch to it."""
     guest = boot(arch=arch)
@@ -120,7 +120,7 @@ end
 """
 
 
-@pytest.mark.parametrize("arch", ["x86_64", *["ppc64le"] * FULL])
+@pytest.mark.parametrize("arch", ["x86_64", *["ppc64le"] * FULL, *["aarch64"] * EVERY_ISA])
 def test_text_of_a_snapshot_differs_where_its_probes_are_and_nowhere_once_they_are_gone(
     boot: Boot, arch: str, tmp_path: Path
 ) -> None:

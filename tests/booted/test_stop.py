@@ -6,17 +6,19 @@ import re
 
 import pytest
 
+from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
-from tests.booted.conftest import FULL
+from tests.booted.conftest import FULL, on_every_isa
 from tests.booted.gdb import Console, Mi, release
 
 MANY = 1_000_000 if FULL else 20_000
 SIZE = 7777
 # Where every call comes by, and the third argument, which is how many bytes a read asks for.
-ENTRY = {"x86_64": ("vfs_read", "$rdx"), "ppc64le": ("vfs_read+8", "$r5")}
+ENTRY = {arch: (target.entry, target.size) for arch, target in BENCH_TARGETS.items()}
 REGISTERS = {
     "x86_64": [*(f"r{n}" for n in ("ax", "bx", "cx", "dx", "si", "di", "bp", "sp", *range(8, 16), "ip")), "eflags"],
     "ppc64le": [*(f"r{n}" for n in range(32)), "pc", "cr"],
+    "aarch64": [*(f"x{n}" for n in range(31)), "sp", "pc", "cpsr"],
 }
 
 
@@ -31,6 +33,7 @@ def state(guest: Guest, gdb: Console) -> dict[str, int]:
     return dict(zip(names, map(int, values.split()), strict=True))
 
 
+@on_every_isa
 def test_among_many_hits_the_one_that_holds(each_linux: Guest) -> None:
     """The guest stops there at once, shows who called, and goes on: nothing is counted twice."""
     place, size = ENTRY[each_linux.options.arch]

@@ -36,7 +36,7 @@ class Expected:
     returns: float
 
 
-EXPECTED = {"x86_64": Expected(0.90, 6, 0.92), "ppc64le": Expected(0.98, 5, 0.97)}
+EXPECTED = {"x86_64": Expected(0.90, 6, 0.92), "ppc64le": Expected(0.98, 5, 0.97), "aarch64": Expected(0.97, 5, 0.97)}
 
 
 def test_most_instructions_are_optimizable(each_linux: Guest) -> None:
@@ -59,6 +59,7 @@ def test_most_instructions_are_optimizable(each_linux: Guest) -> None:
     can = whole.returns[""]
     assert can >= expected.returns * whole.functions
     assert can > 1.1 * whole.traced, "those without a tracer's site too"
+    assert whole.traced > whole.functions / 2, "the tracer's sites are known"
     assert set(whole.returns) <= {"", *NO_RETURN}
 
     assert len(_same_answers_in_gdb(each_linux, subject)) >= expected.reasons
@@ -78,7 +79,9 @@ def _same_answers_in_gdb(linux: Guest, subject: Subject) -> set[str]:
     return set(told.values())
 
 
+@pytest.mark.parametrize("each_linux", ["linux", "ppc_guest"], indirect=True)
 def test_linux_optimizes_where_its_rule_is_said_to_let_it(each_linux: Guest) -> None:
+    """On aarch64 it optimizes none."""
     linux = each_linux
     subject = subject_of(linux)
     expected = dict(_kprobes(subject))

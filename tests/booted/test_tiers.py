@@ -7,11 +7,16 @@ from typing import Any
 from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
 from tests.booted.batch import Finished, Workload, batch, keep
+from tests.booted.conftest import on_every_isa
 
 TRACING = "/sys/kernel/tracing"
 READS = 20
 WORK = Workload(f"dd if=/dev/zero of=/dev/null bs=1 count={READS} 2>/dev/null")
 LOWER = {"trapped", "emulated", "boosted", "breakpoint"}
+WITHIN = {"x86_64": "vfs_read+7"}
+"""In the bytes that a branch covers, where it is more than one instruction."""
+SITE = {"x86_64": 0, "ppc64le": 12, "aarch64": 4}
+"""Of the tracer, in a function."""
 POST = "python from gdb_optprobe import kprobe; seen = []"
 
 
@@ -46,7 +51,7 @@ def test_optimization_off_moves_every_probe_down_and_on_moves_it_up(each_linux: 
 def test_a_post_handler_and_a_neighbour_that_stops_hold_others_down(each_linux: Guest) -> None:
     """Whether it stands at the same address, or within the bytes that a branch covers."""
     subject = BENCH_TARGETS[each_linux.options.arch]
-    first, within = subject.behind, {"x86_64": "vfs_read+7", "ppc64le": ""}[each_linux.options.arch]
+    first, within = subject.behind, WITHIN.get(each_linux.options.arch, "")
     script: list[str | Workload] = [POST, f"optprobe add {first}", "optprobe commit", keep("before", "optprobe list")]
     blockers = [f"kprobe('{first}', post_handler=lambda hit: seen.append(hit.address))"]
     blockers += [f"kprobe('{within}', pre_handler=lambda hit: seen.append(hit.address))"] if within else []
@@ -67,11 +72,13 @@ def test_a_post_handler_and_a_neighbour_that_stops_hold_others_down(each_linux: 
     assert each_linux.problems() == []
 
 
+@on_every_isa
 def test_what_the_guest_does_to_its_text_holds_a_probe_down_until_it_is_undone(each_linux: Guest) -> None:
     """Its own kprobe beside ours, then its function tracer: at the next stop the probe moves up by itself."""
     subject = BENCH_TARGETS[each_linux.options.arch]
     start = each_linux.check("grep ' T vfs_write$' /proc/kallsyms").split()[0]
-    site, inside = {"x86_64": (0, "vfs_read+7"), "ppc64le": (12, "")}[each_linux.options.arch]
+    arch = each_linux.options.arch
+    site, inside = SITE[arch], WITHIN.get(arch, "")
     on = [f"echo 'p:own {inside}' > kprobe_events; echo 1 > events/kprobes/own/enable"]
     on += ["echo vfs_write > set_ftrace_filter; echo function > current_tracer"]
     off = ["echo 0 > events/kprobes/own/enable; echo > kprobe_events"]

@@ -10,7 +10,8 @@ import pytest
 from gdb_optprobe.detours.lent_block import CELL, LentBlock
 from gdb_optprobe.guest.linux.arch.base import NOWHERE
 from gdb_optprobe.maps.journal_format import Damaged
-from gdb_optprobe.probes.lent_pages import mapped
+from gdb_optprobe.probes.lent_pages import LentPages, mapped
+from gdb_optprobe.probes.settings import Settings
 from tests.guest.linux.fake_kernel import Pages
 
 CELLS = (0x1000, 0x1008, 0x1010)
@@ -57,3 +58,28 @@ def test_only_what_serves_is_data() -> None:
 def test_what_cannot_be(blocks: list[tuple[int, int]], order: int) -> None:
     with pytest.raises(Damaged):
         data(*blocks, order=order)
+
+
+def lender(max_memory: int, places: int, journal: object = "there") -> LentPages:
+    """Of a kernel that lends blocks of up to 4 MiB, 2 MiB at first."""
+    kernel = cast(Any, SimpleNamespace(
+        orders=range(10, 4, -1), whole=9, size=lambda order: 0x1000 << order, table=lambda: None,
+        places=lambda low, high: (NOWHERE,) * places, allocator=SimpleNamespace(allocate=lambda *_: None),
+    ))  # fmt: skip
+    arch = SimpleNamespace(window=lambda machine, known: kernel)
+    linux = cast(Any, SimpleNamespace(arch=arch, machine=None, kernel=None))
+    arena = cast(Any, SimpleNamespace(journal=SimpleNamespace(memory=journal, is_open=True)))
+    return LentPages(linux, arena, lambda: Settings(max_memory=max_memory), lambda text: None, lambda table: True)
+
+
+@pytest.mark.parametrize(("size", "limit"), [(1, 2), (0x200000, 2), (0x200001, 4), (0x400001, 8), (0x800001, 0)])
+def test_with_which_limit_a_piece_can_be_lent(size: int, limit: int) -> None:
+    """Whether something is lent by now, or nothing may be."""
+    for max_memory in (0, 1, 16):
+        assert lender(max_memory, 2).max_memory_for(size) == limit
+    assert lender(0, 2).why_not() == "max-memory is 0" and not lender(1, 2).why_not()
+
+
+def test_where_nothing_is_lent_no_limit_helps() -> None:
+    assert lender(0, 2, journal=None).max_memory_for(1) == 0
+    assert lender(0, 2, journal=None).why_not() == "no journal can be kept"

@@ -20,7 +20,7 @@ from struct import iter_unpack
 from gdb_optprobe.budget import Budget
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel, NoSuchKernel
-from gdb_optprobe.isa.base import OutOfReach
+from gdb_optprobe.isa.base import Flow, OutOfReach
 from gdb_optprobe.isa.record import Isa
 
 BITS = 6  # KPROBE_HASH_BITS
@@ -150,9 +150,14 @@ def _kprobe(kernel: Kernel, isa: Isa, layout: Layout, probe: int, address: int) 
     written = jump, isa.breakpoint + jump[width:] if len(jump) > width else jump
     if jump and now in written:
         return Kprobe(address, whole, now, size, jumps=True)
-    if now[:width] == isa.breakpoint:
+    if now[:width] != opcode and _traps(now[:width], isa, address):
         return Kprobe(address, opcode, now[:width], size)
     return Kprobe(address, b"", b"", size)
+
+
+def _traps(data: bytes, isa: Isa, address: int) -> bool:
+    """Return whether `data` is a breakpoint: of kprobes it may be another than GDB's."""
+    return [insn.flow for insn in isa.decode(data, address)] == [Flow.TRAP]
 
 
 def _optimized(

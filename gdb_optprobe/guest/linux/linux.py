@@ -146,6 +146,10 @@ class LinuxGuest(Guest):
         self.memory.forget()
         self.text.forget()
 
+    @property
+    def page_faults(self) -> Sequence[tuple[str, str]]:
+        return self.arch.page_faults
+
     def moment(self) -> int:
         return self._moment
 

@@ -45,7 +45,8 @@ def every_of(test: Expr, count: int, cpu: Expr, name: str) -> Gate:
 def in_time(ticks: int, cpu: Expr, name: str) -> Gate:
     """Return what lets a hit through where so many ticks of the clock have passed since the last one was due.
 
-    So hits that come at other times than they are due are as many. After a time without any, one is let through.
+    So hits that come at other times than they are due are as many. After a time without any, one is let through. The
+    first one of a CPU is: the clock began long before.
     """
     due = _by_cpu(name)
     late = fold.binary(Op.LE, _DUE, _NOW, 64, False)
@@ -53,6 +54,7 @@ def in_time(ticks: int, cpu: Expr, name: str) -> Gate:
         (
             Assign(_NOW, Clock()),
             Get(due, (cpu,), _DUE),
+            If(fold.binary(Op.EQ, _DUE, Constant(0), 64, False), (Assign(_DUE, _NOW),)),
             Assign(_OPEN, late),
             If(
                 _OPEN,

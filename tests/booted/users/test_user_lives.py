@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.x86_64 import X86_64
@@ -22,8 +23,8 @@ LIVES = (
 )
 LIVED = "ok\n" * ROUNDS
 THEIRS = f"read x < {TRACING}/uprobe_profile; echo $x"
-ISAS: dict[str, Isa] = {"x86_64": X86_64, "ppc64le": PPC64LE}
-DEBIAN = {"x86_64": "amd64", "ppc64le": "ppc64el"}
+ISAS: dict[str, Isa] = {"x86_64": X86_64, "ppc64le": PPC64LE, "aarch64": AARCH64}
+DEBIAN = {"x86_64": "amd64", "ppc64le": "ppc64el", "aarch64": "arm64"}
 
 
 def test_processes_come_and_go(each_linux: Guest, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux import kprobes
 from gdb_optprobe.guest.linux.arch.x86_64.text import KernelText
 from gdb_optprobe.guest.linux.kprobes import Kprobe, hashed, original
+from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import Overlay
+from gdb_optprobe.isa.aarch64 import AARCH64
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import code
@@ -250,6 +252,23 @@ def test_a_branch_of_one_size_with_the_breakpoint() -> None:
     for written, jumps in ((PPC64LE.breakpoint, False), (PPC64LE.branch(HOT, slot), True)):
         memory.put(HOT, written)
         assert kprobes.known(there, PPC64LE) == [Kprobe(HOT, bytes.fromhex("a602087c"), written, 4, jumps)]
+
+
+def test_a_breakpoint_that_is_not_gdbs() -> None:
+    """aarch64: the kernel's kprobes are told by the number in their `brk`. Other words there are the kernel's own."""
+    memory = Pages()
+    memory.put(TEXT, bytes(0x1000))
+    memory.put(TABLE, bytes(0x1000))
+    memory.put(PROBES, bytes(0x1000))
+    memory.put_words(TABLE + 8 * hashed(HOT), PROBES)
+    memory.put_words(PROBES + 0x28, HOT)
+    opcode, brk_4, brk_0 = (bytes.fromhex(word) for word in ("e9031eaa", "800020d4", "000020d4"))
+    memory.put(PROBES + 0x50, opcode)
+    there = kernel(memory, {"kprobe_table": TABLE}, LAYOUT)
+    for written, seen in ((brk_4, brk_4), (brk_0, brk_0), (opcode, b""), (bytes.fromhex("1f2003d5"), b"")):
+        memory.put(HOT, written)
+        assert kprobes.known(there, AARCH64) == [Kprobe(HOT, opcode if seen else b"", seen, 4)]
+        assert OriginalText(there, AARCH64).read(HOT, HOT + 4) == (opcode if seen else written)
 
 
 def test_lists_that_cannot_be_read_are_an_error() -> None:

@@ -328,6 +328,7 @@ class LinuxArch(Finder, Protocol):
     first_reads: memory (start, size) that a kernel reads once it is in place, before it starts, and nothing reads
     before it; none where probes cannot wait for that.
     beginning: where it has patched its own text from then on.
+    page_faults: see guest.Guest.
     """
 
     isa: Isa
@@ -338,6 +339,7 @@ class LinuxArch(Finder, Protocol):
     syscalls: SyscallAbi
     tracepoints: TracepointArch | None
     event_costs: Mapping[str, int]
+    page_faults: Sequence[tuple[str, str]]
 
     def names(self, memory: Memory, symbols: SymbolTable) -> Symbols:
         """Return `symbols`, with names of data that are found in another way where the kernel's table has none."""

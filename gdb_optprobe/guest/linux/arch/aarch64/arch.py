@@ -73,6 +73,7 @@ class _Linux:
     syscalls: SyscallAbi = SYSCALLS
     tracepoints: TracepointArch | None = TRACEPOINTS
     event_costs: Mapping[str, int] = EVENT_COSTS
+    page_faults: Sequence[tuple[str, str]] = (("do_page_fault", "arg3"),)
     loaded = MODULES
     first_reads: Sequence[tuple[int, int]] = finding.FIRST_READS
     beginning: Beginning = DRIVERS

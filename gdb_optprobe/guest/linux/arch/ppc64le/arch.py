@@ -107,6 +107,7 @@ class _Linux:
     syscalls: SyscallAbi = SYSCALLS
     tracepoints: TracepointArch | None = None
     event_costs: Mapping[str, int] = EVENT_COSTS
+    page_faults: Sequence[tuple[str, str]] = (("___do_page_fault", "arg1"), ("__do_page_fault", "arg1"))
     loaded = VMALLOC
     # early_setup() patches the first instruction, at the start of the linear map (arch/powerpc/kernel/setup_64.c). What
     # copies the kernel there flushes each cache line by the line's last word (copy_and_flush in head_64.S).

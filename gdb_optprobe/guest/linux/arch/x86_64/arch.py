@@ -86,6 +86,7 @@ class _Linux:
     syscalls: SyscallAbi = SYSCALLS
     tracepoints: TracepointArch | None = TRACEPOINTS
     event_costs: Mapping[str, int] = EVENT_COSTS
+    page_faults: Sequence[tuple[str, str]] = (("do_user_addr_fault", "arg1"),)
     loaded = MODULES
     # copy_bootdata() and get_bios_ebda() read low memory through the linear map, with page tables of 4 and 5 levels
     # (arch/x86/include/asm/page_64_types.h). The map is moved at random only later.
