@@ -60,16 +60,21 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Arming:
-    """The experiment in guests that are booted for it. cache: an empty folder, in place of the user's."""
+    """The experiment in guests that are booted for it. cache: an empty folder, in place of the user's.
+
+    is_timed: whether two guests are booted for the seconds alone; else they are those through the proxy.
+    """
 
     options: Options
     cache: Path
     say: Callable[[str], None]
     root: str = ROOT
     depth: int = DEPTH
+    is_timed: bool = True
 
     def run(self) -> list[Line]:
-        timed, counted = ([*self._boots(is_counted)] for is_counted in (False, True))
+        counted = [*self._boots(is_counted=True)]
+        timed = [*self._boots(is_counted=False)] if self.is_timed else counted
         return [replace(one, packets=other.packets) for one, other in zip(timed, counted, strict=True)]
 
     def _boots(self, is_counted: bool) -> Iterator[Line]:

@@ -36,6 +36,7 @@ HEIGHT = {
     "budget": -1,
     "interrupts": -1,
     "lazy_dataclasses": -1,
+    "on_demand": -1,
 }
 KNOWS_GDB = ("commands", "debugger")
 OF_GDB = ("parameters.py", "event_loop.py", "interrupter.py")

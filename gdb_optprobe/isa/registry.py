@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.isa.aarch64 import AARCH64
-from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.record import Isa
-from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.on_demand import OnDemand, of_name
 
-ISAS: tuple[Isa, ...] = (X86_64, PPC64LE, AARCH64)
+ISAS: Sequence[Isa] = OnDemand({
+    "i386:x86-64": "gdb_optprobe.isa.x86_64:X86_64",
+    "powerpc:common64": "gdb_optprobe.isa.ppc64le:PPC64LE",
+    "aarch64": "gdb_optprobe.isa.aarch64:AARCH64",
+})  # fmt: skip
+"""By the name that GDB has for each, the record's `name`."""
 
 
 def by_name(name: str, isas: Sequence[Isa] = ISAS) -> Isa:
     """Return the instruction set that GDB calls `name`, as `show architecture` has it. Raises OptprobeError."""
     base = name.removesuffix(":intel").removesuffix(":nacl")
-    for isa in isas:
+    for isa in of_name(base, isas):
         if base == isa.name:
             return isa
         if base in isa.other_modes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -48,6 +49,14 @@ class Finished:
         """What `json(name, command)` printed."""
         begin = f"{MARK}{name}\n"
         return json.loads(without_progress(self.output.split(begin)[1]).splitlines()[0])
+
+
+def at_once(guest: Guest, command: str, name: str = "at_once") -> Workload:
+    """A workload in a file of the guest's, which its shell reads at once. A command line it reads byte by byte: each
+    byte is a hit of a probe on reads, and a stop in the tiers that stop.
+    """
+    guest.check(f"printf %s {shlex.quote(command)} > /bin/{name}; chmod +x /bin/{name}")
+    return Workload(name)
 
 
 def keep(name: str, command: str) -> str:

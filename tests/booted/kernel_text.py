@@ -7,6 +7,7 @@ from pathlib import Path
 from gdb_optprobe.guest import kallsyms
 from gdb_optprobe.guest.symbols import FUNCTION_TYPES
 from qemu.guest import Guest
+from tests.booted.addresses import address_of
 from tests.isa.x86_64.windows import KernelCode
 
 IMAGE = 32 << 20  # from _stext on, with the symbols
@@ -14,7 +15,7 @@ IMAGE = 32 << 20  # from _stext on, with the symbols
 
 def kernel_text(guest: Guest, folder: Path) -> KernelCode:
     """All text up to _etext as it is in memory now: alternatives applied, ftrace's sites nops or calls."""
-    start = int(guest.check("grep -m1 ' _stext$' /proc/kallsyms").split()[0], 16)
+    start = address_of(guest, "_stext")
     path = folder / "image"
     with guest.qmp() as control:
         control.execute("memsave", val=start - (1 << 64), size=IMAGE, filename=str(path))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from qemu.guest import Guest
+from tests.booted.addresses import addresses_of
 from tests.booted.batch import Workload, batch, keep
 from tests.booted.gdb import Console
 from tests.booted.test_ppc64le import ATTEMPT, TRACING, attempt, probes, two_dd
@@ -21,9 +22,7 @@ SWITCH = (
 
 def text_of(guest: Guest, folder: Path) -> bytes:
     """All of the kernel's text, whatever its vCPUs do: physical memory, in which it is as it is linked."""
-    first, last = (
-        int(guest.check(f"grep ' [TD] {name}$' /proc/kallsyms").split()[0], 16) for name in ("_stext", "_etext")
-    )
+    first, last = addresses_of(guest, "_stext", "_etext")
     code = int(guest.check("grep 'Kernel code' /proc/iomem").strip().partition("-")[0], 16)
     path = folder / "text"
     with guest.qmp() as control:

@@ -12,12 +12,13 @@ import pytest
 
 from qemu.debugger import Debugger
 from qemu.guest import Guest, Options
+from tests.booted.addresses import address_of
 from tests.booted.batch import batch
 from tests.booted.conftest import ACCELERATOR
 
 TRACING = "/sys/kernel/tracing"
 PLANS = Path(__file__).with_name("guest_plans.py")
-LINKED_TO = "ffffffff81000000"
+LINKED_TO = 0xFFFFFFFF81000000
 SEEKS = "Finding out what leads into"
 
 
@@ -106,8 +107,8 @@ def plans(guest: Guest, command: str) -> dict[str, Any]:
     return found
 
 
-def start_of(guest: Guest) -> str:
-    return guest.check("grep ' _stext$' /proc/kallsyms").split()[0]
+def start_of(guest: Guest) -> int:
+    return address_of(guest, "_stext")
 
 
 def test_what_one_boot_finds_out_holds_in_the_next_wherever_the_kernel_is_loaded(

@@ -11,6 +11,7 @@ import pytest
 
 from qemu.debugger import gdb_program
 from qemu.guest import Guest
+from tests.booted.addresses import address_of
 from tests.booted.conftest import Boot
 from tests.booted.gdb import ROOT, Console, Mi, release
 
@@ -25,7 +26,7 @@ def probe(gdb: Console) -> None:
 
 def text(guest: Guest) -> bytes:
     """The first bytes of vfs_read, as a GDB without us finds them."""
-    address = int(guest.check("grep -w vfs_read /proc/kallsyms").split()[0], 16)
+    address = address_of(guest, "vfs_read")
     done = subprocess.run(
         [gdb_program(), "-nx", "-batch", "-ex", f"target remote {guest.gdb_socket}", "-ex", f"x/16xb {address:#x}"],
         capture_output=True,
@@ -143,9 +144,9 @@ def test_kill_ends_the_guest_and_is_forgotten(boot: Boot) -> None:
 
 
 def test_a_breakpoint_that_was_there_first_keeps_a_probe_down_until_it_goes(linux: Guest) -> None:
-    address = linux.check("grep -w vfs_read /proc/kallsyms").split()[0]
+    address = address_of(linux, "vfs_read")
     with Console(linux) as gdb:
-        gdb(f"break *0x{address}")
+        gdb(f"break *{address:#x}")
         assert "your breakpoint" in gdb("optprobe add vfs_read")
         gdb("delete")
         assert gdb.probe(1)["tier"] == "optimized"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qemu import micro
 from qemu.guest import Guest
+from tests.booted.addresses import addresses_of
 from tests.booted.batch import Workload, batch, keep
 from tests.booted.conftest import Boot
 from tests.booted.micro_table import STATES
@@ -60,8 +61,8 @@ def compiled(folder: Path) -> Path:
 
 @needs_gcc
 def test_names_types_and_places(linux: Guest, tmp_path: Path) -> None:
-    framed, early = (linux.check(f"grep ' T {name}$' /proc/kallsyms").split()[0] for name in ("vfs_read", "ksys_read"))
-    sections = f"-s .text.framed 0x{framed} -s .text.early 0x{early}"
+    framed, early = addresses_of(linux, "vfs_read", "ksys_read")
+    sections = f"-s .text.framed {framed:#x} -s .text.early {early:#x}"
     same = {
         "bytes": "$arg3",
         "(unsigned long)thing": "$arg1",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qemu.guest import Guest
+from tests.booted.addresses import address_of
 from tests.booted.gdb import Console
 
 EVALUATE = Path(__file__).with_name("guest_evaluate.py")
@@ -46,7 +47,7 @@ def words(gdb: Console, expressions: Sequence[str]) -> list[int]:
 
 
 def entry(guest: Guest) -> int:
-    return int(guest.check("grep ' T vfs_read$' /proc/kallsyms").split()[0], 16)
+    return address_of(guest, "vfs_read")
 
 
 def test_x86_64_by_the_kernels_types(linux: Guest) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qemu.guest import Guest
-from tests.booted.batch import MARK, Finished, Workload, batch, keep
+from tests.booted.batch import MARK, Finished, Workload, at_once, batch, keep
 from tests.booted.conftest import FULL, PARALLEL, Boot
 
 TRACING = "/sys/kernel/tracing"
@@ -178,7 +178,8 @@ def test_tiers_that_stop_on_two_cpus_at_once(fresh: Boot, tier: str) -> None:
     guest = fresh(extra=PARALLEL)
     count = 2000 if FULL else 150
     script: list[str | Workload] = ["optprobe add vfs_read", f"optprobe add vfs_read+5 -tier {tier}"]
-    finished = batch(guest, [*script, two_dd(count), keep("list", "optprobe list"), "optprobe delete"], timeout=900)
+    script += [at_once(guest, two_dd(count).command), keep("list", "optprobe list"), "optprobe delete"]
+    finished = batch(guest, script, timeout=900)
     assert finished.status == 0, finished.output
     entry, behind = finished.json("list")
     assert (entry["tier"], behind["tier"]) == ("optimized", tier)

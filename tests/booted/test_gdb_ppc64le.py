@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qemu.guest import Guest
+from tests.booted.addresses import address_of
 from tests.booted.batch import MARK, batch
 from tests.booted.gdb import Console
 
@@ -35,12 +36,11 @@ def test_every_vcpu_and_both_kinds_of_memory(ppc_guest: Guest) -> None:
     assert len(pacas) == 2 and all(paca >> 60 == 0xC for paca in pacas), "the guest idles in its kernel"
     # Linux runs where it was linked for, at the start of memory.
     assert state["physical"] == state["virtual"]
-    begin = ppc_guest.check("grep ' T _stext$' /proc/kallsyms").split()[0]
-    assert int(begin, 16) == 0xC << 60
+    assert address_of(ppc_guest, "_stext") == 0xC << 60
 
 
 def test_a_breakpoint_in_the_kernel(ppc_guest: Guest) -> None:
-    entry = int(ppc_guest.check("grep ' T vfs_read$' /proc/kallsyms").split()[0], 16)
+    entry = address_of(ppc_guest, "vfs_read")
     with Console(ppc_guest, bare=True) as gdb:
         gdb("set confirm off")
         gdb(f"target remote {ppc_guest.gdb_socket}")

@@ -147,7 +147,7 @@ def test_interrupts_on_the_thread_s_stack_are_marked(ppc_guest: Guest) -> None:
 )
 def test_what_it_takes_to_arm_a_graph_is_printed(arch: str, tmp_path: Path) -> None:
     """The same probes are put in each time; later in a boot by fewer packets."""
-    lines = Arming(Options(arch=arch), tmp_path, say, root="do_exit", depth=2).run()
+    lines = Arming(Options(arch=arch), tmp_path, say, root="do_exit", depth=2, is_timed=FULL).run()
     kinds = [(kernel, graph) for kernel in ("new", "known") for graph in ("first", "again")]
     assert [(line.kernel, line.graph) for line in lines] == kinds
     assert len({(line.functions, line.sites) for line in lines}) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
-from tests.booted.batch import MARK, Finished, Workload, batch, keep
+from tests.booted.batch import MARK, Finished, Workload, at_once, batch, keep
 from tests.booted.conftest import FULL, on_every_isa
 from tests.booted.test_patch_storm import background
 
@@ -22,11 +22,11 @@ SCRATCH = {"x86_64": "$r10, $r11", "ppc64le": "$r11, $r12", "aarch64": "$x10, $x
 """Registers that the ABI lets a program overwrite at an entry."""
 
 
-def reads(counts: Mapping[int, int]) -> Workload:
+def reads(guest: Guest, counts: Mapping[int, int]) -> Workload:
     """Two processes at once that read some bytes some times, by number of bytes, and one more that reads others."""
     dd = "dd if=/dev/zero of=/dev/null bs={} count={} 2>/dev/null"
     each = "; ".join(dd.format(size, count) for size, count in counts.items())
-    return Workload(f"({each}) & ({each}) & wait; head -c 12345 /dev/zero > /dev/null")
+    return at_once(guest, f"({each}) & ({each}) & wait; head -c 12345 /dev/zero > /dev/null")
 
 
 def report(name: str) -> str:
@@ -69,7 +69,7 @@ def test_what_is_gathered(each_linux: Guest, tier: str) -> None:
         f"optprobe add ksys_read {forced} if $arg3 / ($arg3 == 5000 ? 0 : 1) == 7777",
         "optprobe commit",
     ]
-    script += [reads(of_one), keep("list", "optprobe list"), report("report"), "optprobe delete"]
+    script += [reads(each_linux, of_one), keep("list", "optprobe list"), report("report"), "optprobe delete"]
     finished = batch(each_linux, script)
     assert finished.status == 0, finished.output
     probes = finished.json("list")
@@ -102,9 +102,11 @@ def test_records(each_linux: Guest, tier: str) -> None:
     both = 'if $comm == "dd" && $arg3 >= 100 do print("%s reads %5ld\\n", $comm, $arg3), record($arg3 * 2, $pid)'
     stack = f"optprobe add vfs_read {forced} if $comm == \"dd\" && $arg3 == 7777 do stack"
     script: list[str | Workload] = [f"optprobe add ksys_read {forced} {both}", stack, "optprobe commit"]
-    script += [Workload("dd if=/dev/zero of=/dev/null bs=100 count=2; dd if=/dev/zero of=/dev/null bs=7777 count=1")]
+    few = "dd if=/dev/zero of=/dev/null bs=100 count=2; dd if=/dev/zero of=/dev/null bs=7777 count=1"
+    script += [at_once(each_linux, few, "few")]
     script += [report("first"), "optprobe report -clear", report("cleared")]
-    script += [Workload(f"dd if=/dev/zero of=/dev/null bs=101 count={many}"), report("many"), "optprobe delete"]
+    script += [at_once(each_linux, f"dd if=/dev/zero of=/dev/null bs=101 count={many}", "many")]
+    script += [report("many"), "optprobe delete"]
     finished = batch(each_linux, script)
     assert finished.status == 0, finished.output
     *first, taken = records(finished, "first")

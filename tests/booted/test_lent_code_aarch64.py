@@ -123,7 +123,7 @@ def test_gdb_is_killed_at_a_step(arm_guest: Guest, tmp_path: Path, method: str) 
     writes, runs = STEPS[method]
     moments = [*map(str, range(1, writes + 1)), *(f"{number} during" for number in range(1, runs + 1))]
     with all_given_back(arm_guest):
-        for moment in moments if FULL else random.sample(moments, 3):
+        for moment in moments if FULL else random.sample(moments, 2):
             with Console(arm_guest) as gdb:
                 gdb(f"source {KILLS}")
                 gdb("set optprobe guardian off")

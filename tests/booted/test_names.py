@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from qemu.guest import Guest
+from tests.booted.addresses import address_of
 from tests.booted.batch import Finished, Workload, batch
 from tests.booted.conftest import EVERY_ISA
 from tests.booted.test_handlers import records, report, reported
@@ -88,7 +89,7 @@ def test_what_names_mean(request: pytest.FixtureRequest, arch: str, tier: str) -
     table = {**ANYWHERE, **(BY_TYPES if typed else {}), **(BY_SYMBOLS_OF_DATA if arch == "x86_64" else {})}
     refused = [*(REFUSED if typed else WITHOUT_TYPES)]
     forced = f"-tier {tier}" if tier else ""
-    entry = int(guest.check("grep ' T vfs_read$' /proc/kallsyms").split()[0], 16) + (0 if typed else 8)
+    entry = address_of(guest, "vfs_read") + (0 if typed else 8)
     script: list[str | Workload] = ["set $optprobe_test = 41", f"set $entry = {entry:#x}"]
     groups = [*chunks(list(table)), ["$pid", "$tgid", "$cpu", "$time", "$ticks"][: 5 if not forced else 3]]
     script += [f"optprobe add vfs_read {forced} if {PROBED} do record({', '.join(group)})" for group in groups]

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from qemu.guest import Guest
-from tests.booted.batch import Finished, Workload, batch, keep
-from tests.booted.conftest import Boot
+from tests.booted.addresses import address_of
+from tests.booted.batch import Finished, Workload, at_once, batch, keep
+from tests.booted.conftest import FULL, Boot
 from tests.booted.gdb import Console
 
 HITS = 5_000
@@ -43,7 +44,7 @@ def probes(finished: Finished, name: str = "list") -> dict[str, dict[str, object
 
 def text_of(guest: Guest, function: str) -> str:
     """The function's code, as the guest sees it."""
-    start = int(guest.check(f"grep ' [tT] {function}$' /proc/kallsyms").split()[0], 16)
+    start = address_of(guest, function)
     finished = batch(guest, [f"x/64xw {start:#x}"], source=False)
     return "\n".join(re.findall(r"^0x[0-9a-f]+.*?:\s*(.*)$", finished.output, re.M))
 
@@ -121,13 +122,14 @@ def test_tiers_that_stop_count_what_the_optimized_one_counts(ppc_guest: Guest, t
     # mfocrf cannot be emulated; the conditional branch at +0x3c can.
     place = "vfs_read+0x3c" if tier == "emulated" else "vfs_read+0x10"
     script: list[str | Workload] = ["optprobe add vfs_read", f"optprobe add {place} -tier {tier}"]
-    finished = batch(ppc_guest, [*script, two_dd(100), keep("list", "optprobe list"), "optprobe delete"])
+    script += [at_once(ppc_guest, two_dd(40).command), keep("list", "optprobe list"), "optprobe delete"]
+    finished = batch(ppc_guest, script)
     assert finished.status == 0, finished.output
     found = probes(finished)
     entry, behind = found["vfs_read+0x8"], found[place]
     assert (entry["tier"], behind["tier"]) == ("optimized", tier)
     assert entry["hits"] == behind["hits"]
-    assert int(str(entry["hits"])) >= 200
+    assert int(str(entry["hits"])) >= 80
 
 
 DD = "dd if=/dev/zero of=/dev/null bs=1 count=300 2>/dev/null"
@@ -225,7 +227,7 @@ def frames(output: str) -> list[str]:
     return re.findall(r"^#\d+ .*? in (\S+)", output, re.M)
 
 
-MANY = 1_600
+MANY, LEAST = (1_600, 1_500) if FULL else (500, 460)
 EIGHT = (*(f"ksys_read+{n:#x}" for n in (0x20, 0x28)), *(f"ksys_write+{n:#x}" for n in (0x20, 0x28)))
 EIGHT = (*EIGHT, "kernel_clone+0x50", "do_sys_openat2+0x30", "vfs_open+0x20", "vfs_statx+0x20")
 ADD_MANY = f"""\
@@ -254,7 +256,7 @@ def test_many_at_any_address_beside_eight_probes_of_the_guest_s(ppc_guest: Guest
     finished = batch(ppc_guest, script)
     found = finished.json("list")
     optimized = [probe for probe in found if probe["tier"] == "optimized"]
-    assert len(optimized) >= 1_500, finished.output
+    assert len(optimized) >= LEAST, finished.output
     assert {probe["symbol"]: probe["hits"] for probe in found}["read_zero+0x8"] == 2 * 3 * 200
     assert int(finished.workloads[0]) >= 1, "the guest has optimized a probe of its own"
     hits = [int(line.split()[1]) for line in finished.workloads[1].splitlines()]

@@ -6,6 +6,7 @@ from typing import Any
 
 from qemu.bench_target import BENCH_TARGETS
 from qemu.guest import Guest
+from tests.booted.addresses import address_of
 from tests.booted.batch import Finished, Workload, batch, keep
 from tests.booted.conftest import on_every_isa
 
@@ -76,7 +77,7 @@ def test_a_post_handler_and_a_neighbour_that_stops_hold_others_down(each_linux: 
 def test_what_the_guest_does_to_its_text_holds_a_probe_down_until_it_is_undone(each_linux: Guest) -> None:
     """Its own kprobe beside ours, then its function tracer: at the next stop the probe moves up by itself."""
     subject = BENCH_TARGETS[each_linux.options.arch]
-    start = each_linux.check("grep ' T vfs_write$' /proc/kallsyms").split()[0]
+    start = address_of(each_linux, "vfs_write")
     arch = each_linux.options.arch
     site, inside = SITE[arch], WITHIN.get(arch, "")
     on = [f"echo 'p:own {inside}' > kprobe_events; echo 1 > events/kprobes/own/enable"]
@@ -86,7 +87,7 @@ def test_what_the_guest_does_to_its_text_holds_a_probe_down_until_it_is_undone(e
     if not inside:  # a branch there covers one instruction, which is either's
         on, off = on[1:], off[1:]
     script: list[str | Workload] = [*(Workload(f"cd {TRACING}; {line}") for line in on)]
-    script += [f"optprobe add *0x{start}+{site}", "optprobe commit"]
+    script += [f"optprobe add *{start:#x}+{site}", "optprobe commit"]
     script += [f"optprobe add {subject.behind}"] if inside else []
     script += [WORK, keep("held", "optprobe list"), *(Workload(f"cd {TRACING}; {line}") for line in off)]
     script += [WORK, keep("free", "optprobe list"), "optprobe check", "optprobe delete"]

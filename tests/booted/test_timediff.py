@@ -9,6 +9,7 @@ from qemu.guest import Guest, Options
 from qemu.reads import Reads
 from qemu.rsp_proxy import RspProxy
 from qemu.timediff import FUNCTION, LINEAR, UNUSED, TimeDifference
+from tests.booted.addresses import address_of
 
 FORKS = 3
 MOST = 30
@@ -17,7 +18,7 @@ MOST = 30
 
 def words(guest: Guest, function: str) -> str:
     """The first words of a function, and where they are."""
-    start = int(guest.check(f"grep ' [tT] {function}$' /proc/kallsyms").split()[0], 16)
+    start = address_of(guest, function)
     with guest.qmp() as control:
         return control.monitor(f"xp /32xw {start - LINEAR:#x}")
 
