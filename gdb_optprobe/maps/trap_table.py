@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 WORD = 8
-FACTOR = 9
-"""A product by it is one instruction on each ISA. Instructions of four bytes, side by side, have homes of their own."""
+FACTOR = 17
+"""A product by it is one instruction on each ISA. Instructions side by side have homes of their own."""
 KERNEL_KEY, USER_KEY = 1, 2
 """Words of a key."""
 

@@ -143,7 +143,7 @@ def trapped(
     return ran(code, saved(PC + offset, cs), bytes(LAYOUT.encode(codes)), **more)
 
 
-HERE = {(at(0x234), INODE): OURS + 0x200}
+HERE: Mapping[Key, int] = {(at(0x234), INODE): OURS + 0x200}
 TRAPPED = PC + 0x234
 FOUND, FOREIGN, AGAIN = After(OURS + 0x200, TRAPPED), After(KERNELS, TRAPPED), After(CALLER, TRAPPED - 1)
 
@@ -189,7 +189,7 @@ def test_a_merged_page_is_known_by_its_place() -> None:
     assert trapped(HERE, 0x234, kernel=merged) == FOUND
     assert trapped(HERE, 0x235, kernel=merged).to == KERNELS
     # Behind another one of the same home, and in a table that has a free slot there.
-    neighbours = {(at(0x234) - LAYOUT.size, INODE + 8): OURS + 0x300, **HERE}
+    neighbours: Mapping[Key, int] = {(at(0x234) - LAYOUT.size, INODE + 8): OURS + 0x300, **HERE}
     assert LAYOUT.home((at(0x234) - LAYOUT.size, INODE)) == LAYOUT.home((at(0x234), INODE))
     assert trapped(neighbours, 0x234, kernel=merged) == FOUND
     first = words(mapping=OWNER + 3) | {RECORD + 0x20: 0}

@@ -30,7 +30,7 @@ PAIR = FilePageOffsets(bits=12, head=8, mapping=24, index=32, root=72, area=-32,
 APART = FilePageOffsets(bits=12, head=8, mapping=24, index=40, root=72, area=-32, file=144, inode=32)
 PC_AT, PAGE_IN_FILE = 0xAAAA_1234_5678, 3
 OFFSET = PAGE_IN_FILE << 12 | PC_AT & 0xFFF
-HERE = {(OFFSET, INODE): OURS + 0x200}
+HERE: Mapping[Key, int] = {(OFFSET, INODE): OURS + 0x200}
 FOUND, FOREIGN, AGAIN = OURS + 0x200, KERNELS, BACK
 
 
@@ -115,18 +115,18 @@ def test_a_trap_of_ours_comes_to_its_code_and_others_to_the_kernel(mapped: FileP
 
 
 def test_among_many_of_the_same_home_and_round_the_end() -> None:
-    same = [(OFFSET - number * LAYOUT.size, INODE + 8 * number) for number in range(6)]
+    same: list[Key] = [(OFFSET - number * LAYOUT.size, INODE + 8 * number) for number in range(6)]
     assert len({LAYOUT.home(key) for key in same}) == 1
     last = next(at for at in range(0, LAYOUT.size, 4) if LAYOUT.home((at, 0)) == LAYOUT.size - LAYOUT.slot_size)
-    ends = {(last + (1 << 20) * number, 8): OURS + 0x400 for number in range(3)}
-    codes = {key: OURS + 0x100 + 8 * number for number, key in enumerate(same[::-1])}
+    ends: dict[Key, int] = {(last + (1 << 20) * number, 8): OURS + 0x400 for number in range(3)}
+    codes: dict[Key, int] = {key: OURS + 0x100 + 8 * number for number, key in enumerate(same[::-1])}
     assert trapped({**ends, **codes}) == codes[OFFSET, INODE]
     del codes[OFFSET, INODE]
     assert trapped({**ends, **codes}) == FOREIGN
 
 
 def test_a_merged_page_is_known_by_its_place() -> None:
-    neighbours = {(OFFSET - LAYOUT.size, INODE + 8): OURS + 0x300, **HERE}
+    neighbours: dict[Key, int] = {(OFFSET - LAYOUT.size, INODE + 8): OURS + 0x300, **HERE}
     assert trapped(neighbours, mapping=OWNER + 3, root=1) == FOUND
     assert trapped({(OFFSET + 4, INODE): OURS + 0x200}, mapping=OWNER + 3, root=1) == FOREIGN
 
