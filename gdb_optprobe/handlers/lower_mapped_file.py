@@ -7,14 +7,12 @@ swapped or shared with a fork (mm/rmap.c, __page_set_anon_rmap). All mappings in
 file, at one distance (mm/mmap.c, anon_vma_compatible). The tail of a large page has no owner: its record is counts of
 the whole page's. No page of a file that was written to is large.
 
-Another CPU may change all of this meanwhile: the page may be freed, and used for anything. Nothing is followed that may
-have been read too late:
+Another CPU may change all of this meanwhile: the page may be freed, and used for anything. What was read is what it
+seems to be if a comparison behind it finds no change:
 
-    read                 is what it seems if, behind it,      then its memory may be read
-    owner, index, tail   the entry is the same                Interrupts are off: the memory of an anon_vma stays one
-    node                 -                                    (SLAB_TYPESAFE_BY_RCU), and has a node or none
-    mapping, file        the root is the node still           until the next comparison
-    inode                root and entry are the same          the owner was the page's all the time
+    owner, index, tail   of the entry. Interrupts are off: the memory of an owner stays one's (SLAB_TYPESAFE_BY_RCU)
+    mapping, file        of the root: the node is in the tree still, and so its mapping has its file
+    inode                of the root and of the entry: the owner was the page's all the time
 """
 
 from __future__ import annotations

@@ -117,7 +117,9 @@ class _UserTrapEmitter(A64Emitter):
         self._code(plain("ret", n=register))
 
     def finish(self, at: int) -> bytes:
-        # Words end it, which are loaded in pairs.
+        if not self._apart:
+            return super().finish(at)
+        # It ends with constants, of two words each.
         is_odd = sum(not isinstance(item, Label) for item in (*self._items, *self._apart)) % 2
         return encode_items([*self._items, *((NOP,) if is_odd else ()), *self._apart], at)
 
