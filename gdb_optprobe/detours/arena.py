@@ -250,9 +250,11 @@ class Arena:
         self._allocated_after.pop(slot.address, None)
         self.journal.drop(Item.DATA, slot.address)
 
-    def allocate_table(self, table: TableKind, size: int, near: int, reach: int) -> Slot:
+    def allocate_table(
+        self, table: TableKind, size: int, near: int, reach: int, aligned: Alignment = ANYWHERE
+    ) -> Slot:
         """Allocate data for the current table of a kind. Raises Refused."""
-        slot = self.allocate_data(size, near, reach)
+        slot = self.allocate_data(size, near, reach, aligned)
         self.journal.put(Item.TABLE, table, slot.address)
         return slot
 

@@ -4,24 +4,32 @@
                                            └─► anon_vma ─► a node of its tree ─► mapping ─► file ─► inode
 A page that was written to belongs to its address space, "anonymous", and keeps its place in the file when it is moved,
 swapped or shared with a fork (mm/rmap.c, __page_set_anon_rmap). All mappings in the tree of one anon_vma are of one
-file, at one distance (mm/mmap.c, anon_vma_compatible). Another CPU may change the tree meanwhile: a node is valid as
-long as it is the root, so the root is compared after every load, and the page's entry after all of them.
+file, at one distance (mm/mmap.c, anon_vma_compatible). The tail of a large page has no owner: its record is counts of
+the whole page's. No page of a file that was written to is large.
 
-Interrupts are off: the memory of an anon_vma stays an anon_vma (SLAB_TYPESAFE_BY_RCU), and a page that was taken out of
-the tables is not used for anything else before they are on again.
+Another CPU may change all of this meanwhile: the page may be freed, and used for anything. What was read is what it
+seems to be if a comparison behind it finds no change:
+
+    owner, index, tail   of the entry. Interrupts are off: the memory of an owner stays one's (SLAB_TYPESAFE_BY_RCU)
+    mapping, file        of the root: the node is in the tree still, and so its mapping has its file
+    inode                of the root and of the entry: the owner was the page's all the time
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Label, MemoryValue
-from gdb_optprobe.isa.user import ABSENT, OTHER, UserEmitter, UserTrapping
+from gdb_optprobe.isa.user import UserEmitter, UserTrapping
 
 ANONYMOUS, MOVED = 1, 2
 """Bits of a page's `mapping`; both: it is merged with others of the same content (include/linux/page-flags.h)."""
-UNKNOWN = 0
-"""The inode of a merged page: all pages that were merged have the same trap at the same offset."""
+TAIL = 1
+"""Of `compound_head`."""
+UNKNOWN = 1
+"""In place of the inode of a merged page, and no inode's address: all pages that were merged have the same trap at the
+same offset.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +37,12 @@ class FilePageOffsets:
     """Offsets of members that lead from a page to its file.
 
     bits:  of an address within a page.
-    mapping, index: in a struct page. root: of the tree's root, in an anon_vma. area: of the pointer to its mapping,
-           from a node of the tree. file: in a mapping. inode: in a file.
+    head, mapping, index: in a struct page. root: of the tree's root, in an anon_vma. area: of the pointer to its
+           mapping, from a node of the tree. file: in a mapping. inode: in a file.
     """
 
     bits: int
+    head: int
     mapping: int
     index: int
     root: int
@@ -42,56 +51,74 @@ class FilePageOffsets:
     inode: int
 
 
-@dataclass(frozen=True, slots=True)
-class LookupExits:
-    """Where a lookup that fails jumps. absent: no page is there any more. foreign: not an anonymous page of a file."""
+@dataclass
+class FileLookup:
+    """The lookup. absent: where it jumps if no page is there any more. foreign: not an anonymous page of a file.
 
+    offset, inode: the registers with the trap's offset in its file and with the file's inode, which may be UNKNOWN.
+    """
+
+    emit: UserEmitter
+    isa: UserTrapping
+    mapped: FilePageOffsets
     absent: Label
     foreign: Label
+    offset: str = ""
+    inode: str = ""
+    _owner: str = ""
+    _again: Label = field(default_factory=Label)
+    _merged: Label = field(default_factory=Label)
+    _none: Label = field(default_factory=Label)
+    _end: Label = field(default_factory=Label)
 
+    def lower(self) -> None:
+        """Emit the lookup. It uses `leaf` and two more registers, of which `offset` and `inode` stay in use."""
+        emit, leaf, mapped = self.emit, self.isa.leaf, self.mapped
+        for name in (leaf.address, leaf.record, leaf.entry, leaf.value, *leaf.lost):
+            emit.pool.reserve(name)
+        emit.bind(self._again)
+        emit.load(leaf.address, MemoryValue(Address(self.isa.frame, self.isa.pc)))
+        if self.isa.behind:
+            emit.binary(Arithmetic.SUB, leaf.address, leaf.address, self.isa.behind, 64, False)
+        emit.find_page(self.absent, self.foreign)
+        for name in leaf.lost:
+            emit.pool.free(name)
+        self.offset, self._owner, self.inode = leaf.address, emit.pool.allocate(), emit.pool.allocate()
+        entry = MemoryValue(Address(leaf.entry)), leaf.value
+        with emit.pool.scratch() as head:
+            emit.load_two(self._owner, self.inode, leaf.record, (mapped.mapping, mapped.index))
+            emit.load(head, MemoryValue(Address(leaf.record, mapped.head)))
+            emit.branch_unless((entry,), self._again)
+            emit.branch_bits(head, TAIL, True, self.foreign)
+        emit.join(self.offset, self.inode, mapped.bits)
+        emit.branch_bits(self._owner, ANONYMOUS, False, self.foreign)
+        emit.branch_bits(self._owner, MOVED, True, self._merged)
+        self._follow(entry)
+        emit.bind(self._end)
+        for name in (leaf.record, leaf.entry, leaf.value, self._owner):
+            emit.pool.free(name)
 
-def lower_file_lookup(
-    emit: UserEmitter, isa: UserTrapping, mapped: FilePageOffsets, routine: int, ways: LookupExits
-) -> tuple[str, str]:
-    """Return the registers with the trap's offset in its file and with the file's inode, which may be UNKNOWN."""
-    leaf, pool = isa.leaf, emit.pool
-    again, found, none, end = (Label() for _ in range(4))
-    for name in (leaf.address, leaf.record, leaf.entry, leaf.value, *leaf.lost):
-        pool.reserve(name)
-    emit.bind(again)
-    emit.load(leaf.address, MemoryValue(Address(isa.frame, isa.pc)))
-    emit.binary(Arithmetic.SUB, leaf.address, leaf.address, isa.behind, 64, False)
-    emit.call(routine)
-    emit.branch(Comparison.EQ, leaf.record, ABSENT, False, ways.absent)
-    emit.branch(Comparison.EQ, leaf.record, OTHER, False, ways.foreign)
-    for name in leaf.lost:
-        pool.free(name)
-    offset, owner, inode = leaf.address, pool.allocate(), pool.allocate()
-    emit.load(owner, MemoryValue(Address(leaf.record, mapped.mapping)))
-    emit.load(inode, MemoryValue(Address(leaf.record, mapped.index)))
-    emit.binary(Arithmetic.SHL, inode, inode, mapped.bits, 64, False)
-    emit.binary(Arithmetic.AND, offset, offset, (1 << mapped.bits) - 1, 64, False)
-    emit.binary(Arithmetic.OR, offset, offset, inode, 64, False)
-    emit.constant(inode, UNKNOWN)
-    emit.branch_bits(owner, ANONYMOUS, False, none)
-    emit.branch_bits(owner, MOVED, True, found)
-    node, root = leaf.record, MemoryValue(Address(owner, mapped.root - ANONYMOUS))
-    emit.load(node, root)
-    emit.branch(Comparison.EQ, node, 0, False, none)
-    emit.load(inode, MemoryValue(Address(node, mapped.area)))
-    emit.branch(Comparison.NE, root, node, False, again)
-    emit.load(inode, MemoryValue(Address(inode, mapped.file)))
-    emit.branch(Comparison.NE, root, node, False, again)
-    emit.branch(Comparison.EQ, inode, 0, False, none)
-    emit.load(inode, MemoryValue(Address(inode, mapped.inode)))
-    emit.branch(Comparison.NE, root, node, False, again)
-    emit.bind(found)
-    emit.branch(Comparison.EQ, MemoryValue(Address(leaf.entry)), leaf.value, False, end)
-    emit.jump(again)
-    emit.bind(none)
-    emit.branch(Comparison.NE, MemoryValue(Address(leaf.entry)), leaf.value, False, again)
-    emit.jump(ways.foreign)
-    emit.bind(end)
-    for name in (leaf.record, leaf.entry, leaf.value, owner):
-        pool.free(name)
-    return offset, inode
+    def _follow(self, entry: tuple[MemoryValue, str]) -> None:
+        """Emit the way from the owner to the inode."""
+        emit, mapped, inode, node = self.emit, self.mapped, self.inode, self.isa.leaf.record
+        root = MemoryValue(Address(self._owner, mapped.root - ANONYMOUS))
+        emit.load(node, root)
+        emit.branch(Comparison.EQ, node, 0, False, self._none)
+        emit.load(inode, MemoryValue(Address(node, mapped.area)))
+        emit.branch_unless(((root, node),), self._again)
+        emit.load(inode, MemoryValue(Address(inode, mapped.file)))
+        emit.branch_unless(((root, node),), self._again)
+        emit.branch(Comparison.EQ, inode, 0, False, self._none)
+        emit.load(inode, MemoryValue(Address(inode, mapped.inode)))
+        emit.branch_unless(((root, node), entry), self._again)
+
+    def lower_rest(self) -> None:
+        """Emit what few traps come to."""
+        emit, leaf = self.emit, self.isa.leaf
+        with emit.pool.holding((leaf.entry, leaf.value, self.inode)):
+            emit.bind(self._merged)
+            emit.constant(self.inode, UNKNOWN)
+            emit.jump(self._end)
+            emit.bind(self._none)
+            emit.branch_unless(((MemoryValue(Address(leaf.entry)), leaf.value),), self._again)
+            emit.jump(self.foreign)

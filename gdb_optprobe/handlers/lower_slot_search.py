@@ -30,7 +30,8 @@ class SlotArray:
 def lower_home(emit: Emitter, slots: SlotArray, key: str, slot: str) -> None:
     """Compute into `slot` the address of the key's first slot."""
     emit.binary(Arithmetic.MUL, slot, key, slots.factor, 64, False)
-    emit.binary(Arithmetic.SHR, slot, slot, slots.shift - slots.size.bit_length() + 1, 64, False)
+    if shift := slots.shift - slots.size.bit_length() + 1:
+        emit.binary(Arithmetic.SHR, slot, slot, shift, 64, False)
     emit.binary(Arithmetic.AND, slot, slot, (slots.homes - 1) * slots.size, 64, False)
     emit.address(slot, Address(slot, number(slots.first, True), near=True))
 

@@ -14,7 +14,7 @@ from gdb_optprobe.handlers.lower_slot_search import SlotArray, lower_search
 from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, Label, MemoryValue
 from gdb_optprobe.isa.trapping import Entry, Trapping
-from gdb_optprobe.maps.trap_table import FACTOR, SHIFT, TrapTableLayout
+from gdb_optprobe.maps.trap_table import FACTOR, TrapTableLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class PlacedTrapTable:
     @property
     def slots(self) -> SlotArray:
         layout = self.layout
-        return SlotArray(self.address, self.address + layout.size, layout.slot_size, layout.slots, FACTOR, SHIFT)
+        shift = layout.slot_size.bit_length() - 1
+        return SlotArray(self.address, self.address + layout.size, layout.slot_size, layout.slots, FACTOR, shift)
 
 
 def lower_trap_handler(traps: PlacedTrapTable, entry: Entry, isa: Trapping) -> Code:

@@ -10,11 +10,10 @@ file of the page that the trap is on, looked up first; and registers are those o
 
 from __future__ import annotations
 
-from gdb_optprobe.handlers import lower_mapped_file
-from gdb_optprobe.handlers.lower_mapped_file import UNKNOWN, FilePageOffsets, LookupExits
+from gdb_optprobe.handlers.lower_mapped_file import UNKNOWN, FileLookup, FilePageOffsets
 from gdb_optprobe.handlers.lower_slot_search import lower_search
 from gdb_optprobe.handlers.lower_traps import PlacedTrapTable
-from gdb_optprobe.isa.base import Code, joined
+from gdb_optprobe.isa.base import Code
 from gdb_optprobe.isa.codegen import (
     Address,
     Arithmetic,
@@ -29,39 +28,43 @@ from gdb_optprobe.isa.user import UserEmitter, UserTrapping
 from gdb_optprobe.maps.trap_table import WORD
 
 
-def lower_user_trap_handler(
-    traps: PlacedTrapTable, mapped: FilePageOffsets, leaf: int, kernels: int, isa: UserTrapping
-) -> Code:
-    """Return the code of the dispatcher. kernels: the kernel's handler. leaf: the routine that looks up a user page."""
+def lower_user_trap_handler(traps: PlacedTrapTable, mapped: FilePageOffsets, kernels: int, isa: UserTrapping) -> Code:
+    """Return the code of the dispatcher. kernels: the kernel's handler."""
     emit = _emitter(isa, None)
     found, absent, foreign = (Label() for _ in range(3))
     emit.begin()
-    emit.branch_bits(isa.mode, isa.user, False, foreign)
-    if isa.far:
-        emit.branch_bits(isa.mode, isa.far, True, foreign)
-    offset, inode = lower_mapped_file.lower_file_lookup(emit, isa, mapped, leaf, LookupExits(absent, foreign))
+    if isa.mode is not None:
+        emit.branch_bits(isa.mode, isa.user, False, foreign)
+        if isa.far:
+            emit.branch_bits(isa.mode, isa.far, True, foreign)
+    lookup = FileLookup(emit, isa, mapped, absent, foreign)
+    lookup.lower()
     slot, word = emit.pool.allocate(), emit.pool.allocate()
+    key = (MemoryValue(Address(slot)), lookup.offset), (MemoryValue(Address(slot, WORD)), lookup.inode)
 
     def compare() -> None:
-        other = Label()
-        emit.load(word, MemoryValue(Address(slot, WORD)))
-        emit.branch(Comparison.EQ, word, 0, False, foreign)
-        emit.branch(Comparison.NE, MemoryValue(Address(slot)), offset, False, other)
-        emit.branch(Comparison.EQ, word, inode, False, found)
-        emit.branch(Comparison.EQ, inode, UNKNOWN, False, found)
+        other, unequal = Label(), Label()
+        emit.branch_unless(key, unequal)
+        emit.bind(found)
+        emit.load(word, MemoryValue(Address(slot, traps.layout.value)))
+        emit.continue_at(word)
+        emit.bind(unequal)
+        emit.branch(Comparison.EQ, MemoryValue(Address(slot, WORD)), 0, False, foreign)
+        emit.branch(Comparison.NE, lookup.inode, UNKNOWN, False, other)
+        emit.branch(Comparison.EQ, MemoryValue(Address(slot)), lookup.offset, False, found)
         emit.bind(other)
 
-    lower_search(emit, traps.slots, offset, slot, compare)
+    lower_search(emit, traps.slots, lookup.offset, slot, compare)
+    lookup.lower_rest()
     emit.bind(foreign)
     emit.kernels(kernels)
     emit.bind(absent)
-    emit.load(word, MemoryValue(Address(isa.frame, isa.pc)))
-    emit.binary(Arithmetic.SUB, word, word, isa.behind, 64, False)
-    emit.store(Address(isa.frame, isa.pc), word)
+    if isa.behind:
+        emit.load(word, MemoryValue(Address(isa.frame, isa.pc)))
+        emit.binary(Arithmetic.SUB, word, word, isa.behind, 64, False)
+        emit.store(Address(isa.frame, isa.pc), word)
     emit.back()
-    emit.bind(found)
-    emit.load(word, MemoryValue(Address(slot, traps.layout.value)))
-    return joined((emit.finish, lambda at: isa.go_to(word)))
+    return emit.finish
 
 
 def lower_removed_trap(kernels: int, readers: ProbeReadRoutines, isa: UserTrapping) -> Code:

@@ -8,17 +8,14 @@ from typing import Protocol
 
 from gdb_optprobe.isa.abi import ElfMachine, UserFrames
 from gdb_optprobe.isa.base import Code, Dead, Insn
-from gdb_optprobe.isa.codegen import Emitter, EntryState, MemoryValue
-
-ABSENT, OTHER = 0, 1
-"""Results of a page lookup in place of the page's record: no page, or one that was not written to."""
+from gdb_optprobe.isa.codegen import Emitter, EntryState, Label, MemoryValue
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """The registers of the routine that looks up the page of a user address.
+    """The registers of the lookup of a user address's page.
 
-    address: the argument, preserved. record: address of the kernel's record of the page (struct page); ABSENT; OTHER.
+    address: the argument, preserved. record: address of the kernel's record of the page (struct page).
     entry:   address of the leaf entry. value: that entry. lost: registers that are changed beside these.
     """
 
@@ -38,11 +35,23 @@ class UserEmitter(Emitter, Protocol):
     def kernels(self, address: int) -> None:
         """Continue with the kernel's handler, with everything as the trap has left it."""
 
-    def call(self, routine: int) -> None:
-        """Call a routine in the arena. The caller knows which registers it changes."""
+    def find_page(self, absent: Label, other: Label) -> None:
+        """Look up the page of a trap's address, by the registers of `leaf`. other: no page that was written to."""
+
+    def load_two(self, first: str, second: str, base: str, at: tuple[int, int]) -> None:
+        """Load the words at two offsets from `base`, which neither register is."""
+
+    def join(self, to: str, upper: str, low: int) -> None:
+        """Keep the lowest `low` bits of `to`, and put those of `upper`, which is lost, above them."""
+
+    def branch_unless(self, words: Sequence[tuple[MemoryValue, str]], label: Label) -> None:
+        """Jump to the label if a word in memory is not what a register has: one of several, loaded in this order."""
 
     def back(self) -> None:
         """End the trap: return to the program with the saved registers."""
+
+    def continue_at(self, register: str) -> None:
+        """Continue at the address that a register holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +71,9 @@ class UserTrapping(Protocol):
     trap:      the trap instruction in user text.
     frame:     the register that has the address of the saved registers.
     pc:        offset of the saved PC there. behind: how far that is behind the trap.
-    mode:      the saved word with the CPU mode. user: its bits that are set for user mode.
+    mode:      the saved word with the CPU mode; None where only user mode comes there. user: its bits for user mode.
     far:       its bits that are set if the PC alone is not the address: a segment of the program's own; or 0.
-    leaf:      of the routine that finds the trap's page.
+    leaf:      of the lookup of the trap's page.
     scratch:   what a C function may change.
     registers: by name, the offset of each from `frame`.
     around:    bytes of code around an instruction that `reserved` needs.
@@ -110,7 +119,7 @@ class UserTrapping(Protocol):
     def pc(self) -> int: ...
 
     @property
-    def mode(self) -> MemoryValue: ...
+    def mode(self) -> MemoryValue | None: ...
 
     def emitter(self, before: EntryState) -> UserEmitter: ...
 

@@ -1,7 +1,7 @@
 """A table of the trap instructions that optprobe wrote, and of what each leads to, in guest memory.
 
     key: one or two words │ value │ 0 up to a power of two      an open hash, a power of two of slots, at most half full
-    home = (first word * FACTOR mod 2^64 >> SHIFT) & (slots - 1); a search continues from there
+    home = first word * FACTOR & (slots - 1) * size of a slot; a search continues from there
     to a slot with 0 as the last word of its key
 
 of       key                                                       value
@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 WORD = 8
-FACTOR = 0x61C88647  # 2^32 divided by the golden ratio (Knuth, volume 3, 6.4)
-SHIFT = 16
+FACTOR = 17
+"""A product by it is one instruction on each ISA. Instructions side by side have homes of their own."""
 KERNEL_KEY, USER_KEY = 1, 2
 """Words of a key."""
 
@@ -54,7 +54,7 @@ class TrapTableLayout:
 
     def home(self, key: Key) -> int:
         """Return the offset of the slot where the search for `key` begins."""
-        return (key[0] * FACTOR >> SHIFT & self.slots - 1) * self.slot_size
+        return key[0] * FACTOR & (self.slots - 1) * self.slot_size
 
     def place(self, data: bytes | bytearray, key: Key) -> int:
         """Return the offset of the slot of `key`, or of the free one that it gets."""

@@ -17,7 +17,7 @@ from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import TableKind
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.quiescence import Range
-from gdb_optprobe.detours.slots import Slot
+from gdb_optprobe.detours.slots import Alignment, Slot
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.linux.trap_calls import TrapCalls
@@ -30,6 +30,8 @@ from gdb_optprobe.probes.hooks import NOT_INSTALLED, InstalledBytes
 from gdb_optprobe.probes.installed_detour import InstalledDetour
 
 GROWTH = 4
+ALIGNED = Alignment(1 << 12, is_needed=False)
+"""Of tables: the address of a page is one instruction, where that of another place is two."""
 
 Codes = Mapping[Key, int | None]
 """What traps lead to; None for traps that were removed."""
@@ -256,7 +258,7 @@ class TrapDispatcher:
                 return table
             arena.release_table(self.kind, earlier)
         layout = self._new_layout(len(self._codes) + more - 1)
-        memory = arena.allocate_table(self.kind, layout.size, near, reach)
+        memory = arena.allocate_table(self.kind, layout.size, near, reach, ALIGNED)
         return _Table(layout, memory, layout.encode(self._values(dispatch)))
 
     def _read_table(self, memory: Slot, keys: Collection[Key]) -> tuple[_Table, Collection[Key]] | None:

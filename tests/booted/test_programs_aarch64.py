@@ -255,6 +255,89 @@ def test_each_place_of_a_program_is_counted_exactly_on_a_newer_kernel(
     assert guest.problems() == []
 
 
+def test_files_of_the_same_content_are_told_apart(arm_guest: Guest, tmp_path: Path) -> None:
+    """Both run again and again, in the pages and with the records of pages that the other has left, and fork."""
+    answer.put(arm_guest, assembled(tmp_path / "places", PLACES.replace("TURNS", "20"), "aarch64"), "/tmp/one")
+    arm_guest.check("for name in two three; do cp /tmp/one /tmp/$name; done")
+    rounds, drop = 15, "echo 3 > /proc/sys/vm/drop_caches"
+    mixed = f"for i in $(seq {rounds}); do /tmp/one; /tmp/two & /tmp/two; /tmp/three; sh -c 'exec /tmp/one'; wait; done"
+    script: list[str | Workload] = [
+        *(f"optprobe add -user /tmp/{name}:{place}" for name in ("one", "two") for place in ("f", "leaf")),
+        Workload(f"{mixed} & {mixed}; wait; {drop}; {mixed}"),
+        keep("list", "optprobe list"),
+        "optprobe check",
+    ]
+    finished = batch(arm_guest, script)
+    assert finished.status == 0, finished.output
+    # Parent and child; three times, of which two at once.
+    turns = 3 * rounds * 2 * 2 * 20
+    assert [probe["hits"] for probe in finished.json("list")] == [turns, 2 * turns, turns, 2 * turns]
+    arm_guest.check("rm /tmp/one /tmp/two /tmp/three")
+    assert arm_guest.problems() == []
+
+
+LARGE = """
+        .global _start
+_start: mov x0, #0
+        mov x1, #0x400000
+        mov x2, #7
+        mov x3, #0x22
+        mov x4, #-1
+        mov x5, #0
+        mov x8, #222
+        svc #0
+        add x19, x0, #0x200000
+        and x19, x19, #~0x1fffff
+        mov x0, x19
+        mov x1, #0x200000
+        mov x2, #14
+        mov x8, #233
+        svc #0
+        adr x20, trap
+        ldr w21, trap
+        add x22, x19, #0x1000
+        str w21, [x22]
+        mov x0, x19
+        mov x1, #0x1000
+        lsl x1, x1, #9
+        sub x1, x1, #UNMAPPED * 0x1000
+        add x0, x0, x1
+        mov x1, #UNMAPPED * 0x1000
+        mov x8, #215
+        svc #0
+        dc cvau, x22
+        dsb ish
+        ic ivau, x22
+        dsb ish
+        isb
+        br x22
+        .global probed
+        .type probed, @function
+probed: nop
+trap:   hlt #0
+"""
+
+
+@pytest.mark.parametrize("unmapped", [1, 3])
+def test_a_trap_of_a_program_s_own_on_the_tail_of_a_large_page(boot: Boot, tmp_path: Path, unmapped: int) -> None:
+    """Large pages that are mapped by small ones, for a part is gone: the record of the second has counts of them."""
+    guest = boot(arch="aarch64", suite="trixie")
+    source = LARGE.replace("UNMAPPED", str(unmapped))
+    answer.put(guest, assembled(tmp_path / "large", source, "aarch64"), "/tmp/large")
+    guest.check("echo always > /sys/kernel/mm/transparent_hugepage/enabled")  # it is off where memory is small
+    script: list[str | Workload] = [
+        "optprobe add -user /tmp/large:probed",
+        Workload("grep ^thp_split_pmd /proc/vmstat; /tmp/large; echo $?; grep ^thp_split_pmd /proc/vmstat"),
+        "optprobe check",
+    ]
+    finished = batch(guest, script)
+    assert finished.status == 0, finished.output
+    before, status, after = re.findall(r"\d+$", finished.workloads[0], re.M)
+    assert status == "132", "it ends by SIGILL"
+    assert int(after) > int(before), "the large page was split"
+    assert guest.problems() == []
+
+
 TIMES, STOPS = 200, 4
 CALLING = f"""
         .global _start

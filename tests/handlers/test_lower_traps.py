@@ -69,7 +69,7 @@ def trapped(detours: Mapping[int, int], at: int, there: bytes = X86_64.trap, cs:
 
 
 def test_who_traps_at_a_probe_goes_on_in_its_detour() -> None:
-    assert trapped({TEXT: DETOUR}, TEXT) == After(CALLER, DETOUR, 15)
+    assert trapped({TEXT: DETOUR}, TEXT) == After(CALLER, DETOUR, 14)
 
 
 @pytest.mark.parametrize("seed", range(20))

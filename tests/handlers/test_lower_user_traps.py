@@ -11,21 +11,22 @@ import pytest
 import unicorn
 from unicorn import x86_const
 
-from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, USER
+from gdb_optprobe.guest.linux.arch.x86_64.user_traps import REGISTERS, X86User
 from gdb_optprobe.handlers.lower_mapped_file import FilePageOffsets
 from gdb_optprobe.handlers.lower_traps import PlacedTrapTable
 from gdb_optprobe.handlers.lower_user_traps import lower_removed_trap, lower_user_trap_handler
-from gdb_optprobe.isa.codegen import ProbeReadRoutines
-from gdb_optprobe.isa.user import ABSENT, OTHER
+from gdb_optprobe.isa.codegen import Address, Comparison, Label, MemoryValue, ProbeReadRoutines
 from gdb_optprobe.isa.x86_64 import abi
+from gdb_optprobe.isa.x86_64.codegen import X86Emitter
 from gdb_optprobe.maps.trap_table import USER_KEY, Key, TrapTableLayout
 
 CODE, KERNELS, CALLER, TABLE, FRAME, STACK, KERNEL, OURS = range(0x10_0000, 0x90_0000, 0x10_0000)
 NUMBERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in abi.GENERAL}
 RECORD, OWNER, NODE, AREA, FILE, ENTRY, OTHER_NODE, OTHER_AREA, OTHER_FILE = range(KERNEL, KERNEL + 0x9000, 0x1000)
 INODE = KERNEL + 0x9000
-MAPPED = FilePageOffsets(bits=12, mapping=0x18, index=0x20, root=0x40, area=-0x20, file=0x90, inode=0x20)
-LEAF = OURS + 0x800
+MAPPED = FilePageOffsets(bits=12, head=8, mapping=0x18, index=0x20, root=0x40, area=-0x20, file=0x90, inode=0x20)
+ABSENT, OTHER = 0, 1
+"""What the walk says in place of a record."""
 PAGE_ENTRY = 0x8000_0000_1234_5867
 LAYOUT = TrapTableLayout(64, USER_KEY)
 USERS, KERNELS_CS, USERS_32, SEGMENT = 0x33, 0x10, 0x23, 0x0F
@@ -43,8 +44,9 @@ class After:
 
 def words(**other: int) -> dict[int, int]:
     """The kernel's memory, from a page's record to its file's inode; other: parts of it that are not as they are."""
-    parts = {"mapping": OWNER + 1, "root": NODE, "area": AREA, "file": FILE, "inode": INODE} | other
+    parts = {"head": 0, "mapping": OWNER + 1, "root": NODE, "area": AREA, "file": FILE, "inode": INODE} | other
     return {
+        RECORD + 0x08: parts["head"],
         RECORD + 0x18: parts["mapping"],
         RECORD + 0x20: PAGE_IN_FILE,
         OWNER + 0x40: parts["root"],
@@ -63,7 +65,6 @@ def ran(
     frame: bytes,
     table: bytes = b"",
     there: bytes = b"",
-    record: int = RECORD,
     kernel: Mapping[int, int] | None = None,
     meanwhile: Mapping[int, Mapping[int, int]] | None = None,
 ) -> After:
@@ -75,9 +76,7 @@ def ran(
         machine.mem_write(at, word.to_bytes(8, "little"))
     # mov $there, %eax; mov $8 or $0, %r10d; ret: a reader of what stands at the trap
     reader = b"\xb8" + there.ljust(4, b"\0") + b"\x41\xba" + (8 * bool(there)).to_bytes(4, "little") + b"\xc3"
-    # mov $record, %ecx; mov $entry, %r9d; mov (%r9), %r10; ret
-    looked = b"\xb9" + record.to_bytes(4, "little") + b"\x41\xb9" + ENTRY.to_bytes(4, "little") + b"\x4d\x8b\x11\xc3"
-    for where, data in ((CODE, code), (TABLE, table), (FRAME, frame), (OURS, reader), (LEAF, looked)):
+    for where, data in ((CODE, code), (TABLE, table), (FRAME, frame), (OURS, reader)):
         machine.mem_write(where, data)
     before = {name: random.Random(name).getrandbits(64) for name in abi.GENERAL} | {"rsp": STACK + 0x800, "rdi": FRAME}
     for name, value in before.items():
@@ -86,7 +85,7 @@ def ran(
     loads: list[int] = []
 
     def end(_: object, address: int, *__: object) -> None:
-        if address in (KERNELS, CALLER) or OURS + 0x100 <= address < LEAF:
+        if address in (KERNELS, CALLER) or OURS + 0x100 <= address < OURS + 0x1000:
             ends.append(address)
             machine.emu_stop()
 
@@ -120,13 +119,31 @@ def at(offset: int) -> int:
     return PAGE_IN_FILE << 12 | offset
 
 
-def trapped(codes: Mapping[Key, int], offset: int, cs: int = USERS, **more: Any) -> After:
+def walking(record: int) -> X86User:
+    """A walk to this record, or to none; and to none where the entry is 0."""
+
+    def walk(emit: X86Emitter, absent: Label, other: Label) -> None:
+        leaf = X86User.leaf
+        emit.constant(leaf.record, record)
+        emit.constant(leaf.entry, ENTRY)
+        emit.load(leaf.value, MemoryValue(Address(leaf.entry)))
+        emit.branch(Comparison.EQ, leaf.value, 0, False, absent)
+        if record in (ABSENT, OTHER):
+            emit.jump(absent if record == ABSENT else other)
+
+    return X86User(walk)
+
+
+def trapped(
+    codes: Mapping[Key, int], offset: int, cs: int = USERS, record: int = RECORD, **more: Any
+) -> After:
     """A trap that is so far in its page."""
-    code = lower_user_trap_handler(PlacedTrapTable(LAYOUT, TABLE), MAPPED, LEAF, KERNELS, USER)(CODE)
+    user = walking(record)
+    code = lower_user_trap_handler(PlacedTrapTable(LAYOUT, TABLE), MAPPED, KERNELS, user)(CODE)
     return ran(code, saved(PC + offset, cs), bytes(LAYOUT.encode(codes)), **more)
 
 
-HERE = {(at(0x234), INODE): OURS + 0x200}
+HERE: Mapping[Key, int] = {(at(0x234), INODE): OURS + 0x200}
 TRAPPED = PC + 0x234
 FOUND, FOREIGN, AGAIN = After(OURS + 0x200, TRAPPED), After(KERNELS, TRAPPED), After(CALLER, TRAPPED - 1)
 
@@ -171,9 +188,21 @@ def test_a_merged_page_is_known_by_its_place() -> None:
     merged = words(mapping=OWNER + 3, root=1)
     assert trapped(HERE, 0x234, kernel=merged) == FOUND
     assert trapped(HERE, 0x235, kernel=merged).to == KERNELS
+    # Behind another one of the same home, and in a table that has a free slot there.
+    neighbours: Mapping[Key, int] = {(at(0x234) - LAYOUT.size, INODE + 8): OURS + 0x300, **HERE}
+    assert LAYOUT.home((at(0x234) - LAYOUT.size, INODE)) == LAYOUT.home((at(0x234), INODE))
+    assert trapped(neighbours, 0x234, kernel=merged) == FOUND
+    first = words(mapping=OWNER + 3) | {RECORD + 0x20: 0}
+    assert trapped({}, 0, kernel=first) == After(KERNELS, PC), "a free slot has no offset, which is 0"
 
 
-LOADS = 12
+@pytest.mark.parametrize("counts", [0x1FD, 0x1FF, 0x200_0000_0001, 0x1FE])
+def test_a_tail_of_a_large_page_is_the_kernels(counts: int) -> None:
+    """Its record has counts of the whole page's where others have their owner (struct folio)."""
+    assert trapped(HERE, 0x234, kernel=words(head=RECORD + 0x40 | 1, mapping=counts)) == FOREIGN
+
+
+LOADS = 13
 """Of the kernel's memory, where all stays as it is: one round of the look-up."""
 
 
@@ -183,8 +212,26 @@ def test_what_changes_meanwhile_is_read_again(load: int) -> None:
     freed = {NODE - 0x20: OTHER_AREA, AREA + 0x90: OTHER_FILE, FILE + 0x20: INODE + 8}
     root = {OWNER + 0x40: OTHER_NODE, OTHER_FILE + 0x20: INODE}
     assert trapped(HERE, 0x234, meanwhile={load: freed | root}) == FOUND
-    lower_removed_trap = trapped(HERE, 0x234, meanwhile={load: {OWNER + 0x40: 0, ENTRY: 0, RECORD + 0x18: 0}})
-    assert lower_removed_trap in (FOUND, FOREIGN)
+    gone = trapped(HERE, 0x234, meanwhile={load: {OWNER + 0x40: 0, ENTRY: 0, RECORD + 0x18: 0}})
+    assert gone in (FOUND, AGAIN)
+
+
+@pytest.mark.parametrize("kept", [{}, {OWNER + 0x40: OTHER_NODE}])
+@pytest.mark.parametrize("mapping", [0x1, 0x5, 0xDEAD_0000_0000_0401, OWNER + 3, OWNER + 0x201])
+@pytest.mark.parametrize("load", range(1, LOADS + 1))
+def test_a_page_that_is_freed_and_used_anew_is_not_followed(
+    load: int, mapping: int, kept: Mapping[int, int]
+) -> None:
+    """Its record may have anything, and its owner, if it stays one, another file's mappings or none."""
+    used = {ENTRY: 0, RECORD + 0x18: mapping, OWNER + 0x40: 0, NODE - 0x20: 1, AREA + 0x90: 1, FILE + 0x20: 1}
+    assert trapped(HERE, 0x234, meanwhile={load: used | kept}) in (FOUND, AGAIN)
+
+
+@pytest.mark.parametrize("load", range(1, LOADS + 1))
+def test_a_page_that_is_exchanged_is_not_taken_for_the_one_before(load: int) -> None:
+    """The owner of the page before may be another file's by now; the record is the new page's from then on."""
+    taken = {ENTRY: PAGE_ENTRY + 0x1000, OTHER_FILE + 0x20: INODE + 8, OWNER + 0x40: OTHER_NODE}
+    assert trapped(HERE, 0x234, meanwhile={load: taken}) == FOREIGN
 
 
 GONE = [(b"\x55\x48", CALLER, 1), (b"\xcc\x48", KERNELS, 0), (b"", KERNELS, 0)]
@@ -193,5 +240,5 @@ GONE = [(b"\x55\x48", CALLER, 1), (b"\xcc\x48", KERNELS, 0), (b"", KERNELS, 0)]
 @pytest.mark.parametrize(("there", "to", "back"), GONE)
 def test_a_trap_that_has_gone(there: bytes, to: int, back: int) -> None:
     """The instruction that is there again is run; a trap that is there by now is another's."""
-    code = lower_removed_trap(KERNELS, ProbeReadRoutines(OURS, OURS), USER)(CODE)
+    code = lower_removed_trap(KERNELS, ProbeReadRoutines(OURS, OURS), X86User())(CODE)
     assert ran(code, saved(PC + 1), there=there) == After(to, PC + 1 - back)

@@ -35,10 +35,26 @@ def test_every_key_is_found_where_it_was_put(table: tuple[TrapTableLayout, dict[
 
 
 def test_bytes_of_a_slot() -> None:
-    """What former versions have left in guests."""
+    """What this version leaves in guests."""
     kernel, user = TrapTableLayout(2, KERNEL_KEY), TrapTableLayout(2, USER_KEY)
-    assert kernel.encode({(0x1_0000,): 2}) == struct.pack("<4Q", 0, 0, 0x1_0000, 2)
-    assert user.encode({(0x1_0000, 5): 7}) == struct.pack("<8Q", 0, 0, 0, 0, 0x1_0000, 5, 7, 0)
+    assert kernel.encode({(0x1_0010,): 2}) == struct.pack("<4Q", 0, 0, 0x1_0010, 2)
+    assert user.encode({(0x1_0020, 5): 7}) == struct.pack("<8Q", 0, 0, 0, 0, 0x1_0020, 5, 7, 0)
+
+
+@given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=8, unique=True))
+def test_a_table_of_a_former_version_is_taken_where_each_key_is_found(keys: list[int]) -> None:
+    """Its homes were others. One that is not taken is replaced."""
+    layout = LAYOUT[USER_KEY]
+    data = bytearray(layout.size)
+    for key in keys:
+        at = (key * 0x61C8_8647 >> 16 & layout.slots - 1) * layout.slot_size
+        while any(data[at : at + layout.slot_size]):
+            at = (at + layout.slot_size) % layout.size
+        struct.pack_into("<3Q", data, at, key, 5, key + 1)
+    known = layout.decode(data)
+    found = {key: struct.unpack_from("<3Q", data, layout.place(data, (key, 5))) for key in keys}
+    is_whole = all(found[key] == (key, 5, key + 1) for key in keys)
+    assert known == ({(key, 5): key + 1 for key in keys} if is_whole else None)
 
 
 def test_keys_that_follow_one_another_have_homes_of_their_own() -> None:

@@ -10,7 +10,7 @@ from gdb_optprobe.guest.linux.trap_calls import TrapCalls
 from gdb_optprobe.guest.linux.user.mm_hooks import MmHooks
 from gdb_optprobe.guest.linux.user.mmap_hook import MmapHook
 from gdb_optprobe.guest.linux.user.mmu import Mmu
-from gdb_optprobe.guest.linux.user.pagecache import INDEX
+from gdb_optprobe.guest.linux.user.pagecache import HEAD, INDEX
 from gdb_optprobe.guest.linux.user.vcpus import Vcpus
 from gdb_optprobe.handlers.ir import Expr
 from gdb_optprobe.handlers.lower_mapped_file import FilePageOffsets
@@ -37,7 +37,6 @@ class ReturnKernel:
 class UserKernel:
     """Facts about a kernel that uprobes need.
     mapped: offsets with which the file of a trap is found. writable: code of the routine that isa.emulation calls.
-    leaf:   code of the routine that looks up a user's page.
     kernel: with the structures that describe programs.
     calls:  the calls of the kernel's handler of the trap.
     mmap_hook: of new mappings.
@@ -48,7 +47,6 @@ class UserKernel:
     isa: UserTrapping
     mapped: FilePageOffsets
     writable: bytes
-    leaf: bytes
     calls: TrapCalls
     mmu: Mmu
     vcpus: Vcpus
@@ -61,6 +59,7 @@ def mapped(kernel: Kernel, mmu: Mmu) -> FilePageOffsets:
     offset = kernel.offset
     return FilePageOffsets(
         bits=mmu.kind.page.bit_length() - 1,
+        head=offset("page", *HEAD),
         mapping=offset("page", "mapping"),
         index=offset("page", *INDEX),
         root=offset("anon_vma", "rb_root.rb_root.rb_node"),

@@ -57,10 +57,12 @@ _SOURCES = {
     "movn": ("movn x0, #0", "mov x0, #-1"),
     "ret": ("ret x0",) * 2,
     "bfm": ("bfm x0, x0, #0, #0", "bfxil x0, x0, #0, #1"),
+    "ccmp": ("ccmp x0, x0, #0, eq",) * 2,
     "csinc": ("csinc x0, x0, x0, eq", "cinc x0, x0, ne"),
     "ubfm": ("ubfm x0, x0, #0, #0", "ubfx x0, x0, #0, #1"),
     "sbfm": ("sbfm x0, x0, #0, #0", "sbfx x0, x0, #0, #1"),
     "ldr_index": ("ldr x0, [x0, x0, lsl #3]",) * 2,
+    "ldr_sum": ("ldr x0, [x0, x0]",) * 2,
     "str_index": ("str x0, [x0, x0, lsl #3]",) * 2,
     "stxr": ("stxr w1, x0, [x0]",) * 2,
     "stlxr": ("stlxr w1, x0, [x0]",) * 2,
@@ -117,6 +119,7 @@ _WORDS = {
     "tbz": (0x3600_0000, "tbz w0, #0, #0"),
     "tbnz": (0x3700_0000, "tbnz w0, #0, #0"),
     "adrp": (0x9000_0000, "adrp x0, #0"),
+    "ldr_literal": (0x5800_0000, "ldr x0, #0"),
 }
 PAGE = 4096
 
@@ -127,7 +130,9 @@ _SIGNED = _UNSIGNED | {Comparison.GE: 10, Comparison.LT: 11, Comparison.GT: 12, 
 
 @dataclass(frozen=True, slots=True)
 class LabelBranch:
-    """A branch to a label: a word with the field of its distance zero, of so many bits, from a bit on."""
+    """A branch to a label, or a load from there: a word with the field of the distance zero, of so many bits, from a
+    bit on.
+    """
 
     label: Label
     word: int
@@ -279,6 +284,11 @@ def branch_on_zero(name: str, register: str, label: Label) -> LabelBranch:
 def branch_on_bit(name: str, register: str, bit: int, label: Label) -> LabelBranch:
     """Return tbz or tbnz."""
     return LabelBranch(label, plain(name, register) | (bit & 31) << 19 | bit >> 5 << 31, 14, 5)
+
+
+def literal(register: str, label: Label) -> LabelBranch:
+    """Return the load of the word at `label`."""
+    return LabelBranch(label, plain("ldr_literal", register), 19, 5)
 
 
 def jump(label: Label, link: bool = False) -> LabelBranch:

@@ -52,6 +52,7 @@ _SOURCES = {
     "rldicl": ("rldicl 0, 0, 0, 0", "rotldi r0, r0, 0"),
     "rldicl.": ("rldicl. 0, 0, 0, 0", "rotldi. r0, r0, 0"),
     "rldicr": ("rldicr 0, 0, 0, 0", "rldicr r0, r0, 0, 0"),
+    "rldimi": ("rldimi 0, 0, 0, 0", "rldimi r0, r0, 0, 0"),
     "cmpd": ("cmpd 0, 0", "cmpd r0, r0"),
     "cmpld": ("cmpld 0, 0", "cmpld r0, r0"),
     "cmpdi": ("cmpdi 0, 0", "cmpdi r0, 0"),
@@ -146,7 +147,7 @@ def logical(name: str, to: str, left: str, right: str | int = "r0") -> int:
 
 
 def rotate(name: str, to: str, source: str, shift: int, mask: int) -> int:
-    """Encode a rotation. mask: its begin (rldicl) or end (rldicr). Both numbers have one bit apart (1.6.1)."""
+    """Encode a rotation. mask: its begin (rldicl, rldimi) or end (rldicr). Both numbers have one bit apart (1.6.1)."""
     return logical(name, to, source) | (shift & 31) << 11 | shift >> 5 << 1 | (mask & 31) << 6 | mask & 32
 
 

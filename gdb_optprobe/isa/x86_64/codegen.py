@@ -130,6 +130,10 @@ class X86Emitter:
     def local(self, offset: int) -> Address:
         return Address(SP, offset + 8 * (len(self._pushed) - self._frame_top))
 
+    def raw(self, code: bytes) -> None:
+        """Emit an instruction that no verb emits."""
+        self._code(code)
+
     # values
 
     def constant(self, to: str, word: int) -> None:

@@ -2,7 +2,7 @@
 
     trap ──► the kernel's entry code ──► dispatcher ── table ──► code of the trap ──► back to the program
 The dispatcher and its table are in ../trap_dispatcher.py. What traps in programs have for themselves: routines that the
-dispatcher and the traps' code call, and code for removed traps, which reads the program's text.
+traps' code calls, and code for removed traps, which reads the program's text.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from gdb_optprobe.probes.user.target import UserTarget
 
 @dataclass(frozen=True, slots=True)
 class _Routines:
-    """writable: says whether the kernel may write what is at a user's address. leaf: looks up a user's page."""
+    """writable: says whether the kernel may write what is at a user's address."""
 
     removed: InstalledDetour
-    leaf: InstalledDetour
     writable: InstalledDetour
 
     @property
     def all(self) -> tuple[InstalledDetour, ...]:
-        return self.removed, self.leaf, self.writable
+        return self.removed, self.writable
 
 
 @dataclass
@@ -71,11 +70,11 @@ class UprobeTraps:
             return placed[-1]
 
         try:
-            writable, leaf = put(lambda at: kernel.writable), put(lambda at: kernel.leaf)
+            writable = put(lambda at: kernel.writable)
             removed = put(lower_removed_trap(near, readers, kernel.isa))
 
             def lower(table: PlacedTrapTable) -> Code:
-                return lower_user_trap_handler(table, kernel.mapped, leaf.detour.address, near, kernel.isa)
+                return lower_user_trap_handler(table, kernel.mapped, near, kernel.isa)
 
             dispatch = Dispatch(kernel.calls, lower, removed.detour.address)
             self.dispatcher.install(dispatch, arena, codes, standing)
@@ -83,7 +82,7 @@ class UprobeTraps:
             for one in placed:
                 one.release(self.guest, arena, reached=False)
             raise
-        self._routines = _Routines(removed, leaf, writable)
+        self._routines = _Routines(removed, writable)
 
     @property
     def writable(self) -> int:

@@ -17,6 +17,8 @@ from gdb_optprobe.guest.linux.user.page_frames import PageFrames
 
 INDEX = ("index", "__folio_index")
 """Of struct page: the index in its file; the second name since page and folio were separated."""
+HEAD = ("compound_head", "compound_info")
+"""Of struct page: bit 0 says that it is the tail of a large page."""
 SLOTS = 64
 SLOT_BITS = 6
 INTERNAL = 2

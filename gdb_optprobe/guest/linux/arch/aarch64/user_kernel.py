@@ -92,7 +92,7 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
     check_page_tables(kernel, originals, calls.ways_in)
     calls = replace(calls, beside=(entry_text(kernel), _fixed(view)))
     mmu = LinearMmu(reads.linear, PageRecords.of(kernel, view))
-    leaf = leaf_entry.routine(reads.linear, mmu.records(kernel))
+    walk = leaf_entry.walk(reads.linear, mmu.records(kernel))
     current = kernel.address("runqueues") + kernel.offset("rq", "curr")
     hook = mmap_hook.find(kernel, AARCH64, originals, VCPUS.entry, current, PAGE_SHIFT, lower_mmap_hook)
     text = kernel.address("_stext")
@@ -100,7 +100,7 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
     if page is None:
         raise OptprobeError(f"nothing is mapped at {text:#x}")
     stopping = Stopping(reads.linear.at(page.physical + text - page.address), have_pan(view.machine))
-    isa = ArmUser(calls.handler, stopping)
+    isa = ArmUser(calls.handler, stopping, walk)
 
     @cache  # read the calls once, before our patches change them
     def returning() -> ReturnKernel:
@@ -108,7 +108,7 @@ def user_kernel(kernel: Kernel, reads: Reads, view: PageTables, originals: Origi
         found = (find(kernel, AARCH64, originals, VCPUS.entry) for find in (mm_hooks.copied, mm_hooks.ended))
         return ReturnKernel(ArmReturning(isa), Load(task, 8, False, mapped=True), None, *found)
 
-    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, leaf, calls, mmu, VCPUS, hook, returning)
+    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, calls, mmu, VCPUS, hook, returning)
 
 
 def check_page_tables(kernel: Kernel, originals: Originals, ways_in: Iterable[tuple[int, int]]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gdb_optprobe.guest.linux.arch.aarch64 import leaf_entry
+from gdb_optprobe.guest.linux.arch.aarch64.leaf_entry import LeafWalk
 from gdb_optprobe.isa.aarch64 import AARCH64, user_code
 from gdb_optprobe.isa.aarch64.abi import CALLEE_SAVED, FLAGS, GENERAL, LR, PC, SP
 from gdb_optprobe.isa.aarch64.codegen import BACKEND, A64Emitter
@@ -21,17 +22,20 @@ from gdb_optprobe.isa.aarch64.encodings import (
     FarBranch,
     Item,
     bits,
+    branch_if,
     branch_on_zero,
     constant,
     encode_items,
     number,
+    pair,
     plain,
     scaled,
 )
 from gdb_optprobe.isa.aarch64.fields import NOP, is_b, signed, to_bytes, word_of
+from gdb_optprobe.isa.aarch64.value_codegen import ZERO
 from gdb_optprobe.isa.abi import UserFrames
 from gdb_optprobe.isa.base import Code, Dead, Insn
-from gdb_optprobe.isa.codegen import Address, EntryState, Label, MemoryValue
+from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label, MemoryValue
 from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping
 
 _FRAME, _WORK = "x0", "x17"
@@ -42,7 +46,9 @@ REGISTERS = {name: 8 * number for number, name in enumerate(GENERAL)} | {SP: 0xF
 """struct pt_regs (asm/ptrace.h)."""
 CLASS_SHIFT = 26
 """Of ESR_EL1: the class of the exception; 0 for an instruction that is undefined."""
-ADDRESSES = (1 << 48) - 1
+WORD = 8
+FOR_PAIRS = range(-64 * WORD, 64 * WORD)
+"""Offsets in loads of two registers."""
 SCRATCH = tuple(f"x{number}" for number in range(1, 18))
 COST = 170
 NUMBERS = {number: name for number, name in enumerate(GENERAL) if name in (*CALLEE_SAVED, LR)}
@@ -52,9 +58,10 @@ FRAMES = {64: UserFrames(8, COST, SP, PC, NUMBERS, [name for name in CALLEE_SAVE
 class _UserTrapEmitter(A64Emitter):
     """See isa.user.UserEmitter."""
 
-    def __init__(self, before: EntryState, handler: int) -> None:
+    def __init__(self, before: EntryState, handler: int, walk: LeafWalk | None) -> None:
         super().__init__(before)
-        self._handler = handler
+        self._handler, self._walk = handler, walk
+        self._apart: list[Item] = []  # behind all else
 
     def begin(self) -> None:
         """Emit the way to the kernel's handler for all other exceptions."""
@@ -68,28 +75,68 @@ class _UserTrapEmitter(A64Emitter):
     def kernels(self, address: int) -> None:
         self._items.append(FarBranch(address))
 
-    def call(self, routine: int) -> None:
-        self.copy(self._scratch(), LR)
-        self._items.append(FarBranch(routine, link=True))
-        self.copy(LR, _WORK)
+    def find_page(self, absent: Label, other: Label) -> None:
+        assert self._walk is not None, "of a kernel"
+        code, apart = self._walk(absent, other)
+        self._items += code
+        self._apart += apart
+
+    def load_two(self, first: str, second: str, base: str, at: tuple[int, int]) -> None:
+        if at[0] % WORD == 0 and at[1] == at[0] + WORD and at[0] in FOR_PAIRS:
+            self._code(pair("ldr_pair", first, second, at[0], base))
+            return
+        for register, offset in zip((first, second), at, strict=True):
+            self.load(register, MemoryValue(Address(base, offset)))
+
+    def join(self, to: str, upper: str, low: int) -> None:
+        self._code(bits("bfm", to, upper, -low & 63, 63 - low))
+
+    def branch_unless(self, words: Sequence[tuple[MemoryValue, str]], label: Label) -> None:
+        """Do as UserEmitter.branch_unless, by one branch: a comparison is made if the one before it has found no
+        difference, and is else one that finds a difference.
+        """
+        at = [value.memory for value, _ in words]
+        first = self._scratch()
+        with self.pool.scratch() as second:
+            is_pair = len(at) == 2 and at[0].base is not None and at[0].base == at[1].base
+            if is_pair:
+                self.load_two(first, second, at[0].base or "", (at[0].offset, at[1].offset))
+            for number, (value, register) in enumerate(words):
+                found = second if is_pair and number else first
+                if not is_pair:
+                    self.load(found, value)
+                compared = plain("ccmp", "x0", found, register) if number else plain("subs", ZERO, found, register)
+                self._code(compared)
+        self._uses(FLAGS)
+        self._items.append(branch_if(Comparison.NE, label))
 
     def back(self) -> None:
         self._code(plain("ret", n=LR))
 
+    def continue_at(self, register: str) -> None:
+        self._code(plain("ret", n=register))
+
+    def finish(self, at: int) -> bytes:
+        if not self._apart:
+            return super().finish(at)
+        # It ends with constants, of two words each.
+        is_odd = sum(not isinstance(item, Label) for item in (*self._items, *self._apart)) % 2
+        return encode_items([*self._items, *((NOP,) if is_odd else ()), *self._apart], at)
+
 
 @dataclass(frozen=True)
 class ArmUser:
-    """See isa.user.UserTrapping. handler: the kernel's."""
+    """See isa.user.UserTrapping. handler: the kernel's. walk: finds pages; None where no dispatcher is made."""
 
     handler: int
     stopping: UserStopping
+    walk: LeafWalk | None = None
     frame: str = _FRAME
     trap: bytes = AARCH64.trap
     behind: int = 0
     around: int = user_code.AROUND
-    # Only programs lead there, and none at address 0.
-    mode: MemoryValue = MemoryValue(Address(_FRAME, _PC))  # noqa: RUF009 (it is frozen)
-    user: int = ADDRESSES
+    mode: MemoryValue | None = None
+    user: int = 0
     far: int = 0
     pc: int = _PC
     leaf = leaf_entry.REGISTERS
@@ -103,7 +150,7 @@ class ArmUser:
     copy = staticmethod(user_code.copied)
 
     def emitter(self, before: EntryState) -> UserEmitter:
-        return _UserTrapEmitter(before, self.handler)
+        return _UserTrapEmitter(before, self.handler, self.walk)
 
     def reserved(self, code: Sequence[Insn]) -> Collection[int]:
         return user_code.reserved_in(code)

@@ -77,6 +77,7 @@ FIXED: Mapping[str, int] = {
     "address_space.i_pages.xa_head": 16,
     "xa_node.shift": 0,
     "xa_node.slots": 40,
+    "page.compound_head": 8,
     "page.mapping": 24,
     "page.index": 32,
     "vm_area_struct.vm_start": 0,

@@ -127,12 +127,14 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
     names = _Symbols(symbols, {"init_task": paca.init_task})
     kernel = Kernel(RadixMemory(kernel.memory, reads.linear.root), names, structures)
     common, stack = program_check.of_users(kernel, originals)
-    isa = PowerUser(Place(stack, common.frame, common.saved, common.priority))
+    mmu = RadixMmu(reads.linear.page)
+    records = mmu.records(kernel)
+    place = Place(stack, common.frame, common.saved, common.priority)
+    isa = PowerUser(place, leaf_entry.walk(reads.linear, records))
     ways_in = tuple(program_check.ways_in(kernel, stack))
     vectors = kernel.range("_stext", "__end_interrupts")  # what flushes caches on the way in is there
     calls = TrapCalls(stack.address, (stack,), Entry(stack.end, stack), ways_in, (vectors,))
-    mmu = RadixMmu(reads.linear.page)
-    page = leaf_entry.routine(reads.linear, mmu.records(kernel))
+    page = leaf_entry.routine(reads.linear, records)
     vcpus = PowerVcpus(paca.current, reads.linear.soft_mask)
     bits = reads.linear.page.bit_length() - 1
     hook = mmap_hook.find(kernel, PPC64LE, originals, vcpus.entry, vcpus.of_paca, bits, lower_mmap_hook)
@@ -144,7 +146,7 @@ def user_kernel(kernel: Kernel, reads: Reads, originals: Originals) -> UserKerne
         found = (find(kernel, PPC64LE, originals, vcpus.entry) for find in (mm_hooks.copied, mm_hooks.ended))
         return ReturnKernel(PowerReturning(isa, mmu.page), Load(place, 8, False, mapped=True), page, *found)
 
-    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, page, calls, mmu, vcpus, hook, returning)
+    return UserKernel(kernel, isa, mapped(kernel, mmu), RETURNS, calls, mmu, vcpus, hook, returning)
 
 
 def _is_tracked(kernel: Kernel) -> bool:

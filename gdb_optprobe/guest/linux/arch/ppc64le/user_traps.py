@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gdb_optprobe.guest.linux.arch.ppc64le import leaf_entry
+from gdb_optprobe.guest.linux.arch.ppc64le.leaf_entry import LeafWalk
 from gdb_optprobe.guest.linux.arch.ppc64le.user_stops import STOPPING
 from gdb_optprobe.isa.base import Code, Dead, Hazard, Insn, Unrelocatable
 from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label, MemoryValue
@@ -108,8 +109,21 @@ class _UserTrapEmitter(codegen.PowerEmitter):
     def begin(self) -> None:
         self._items += self._user.saving()
 
-    def call(self, routine: int) -> None:
-        self._items.append(FarBranch(routine, link=True))
+    def find_page(self, absent: Label, other: Label) -> None:
+        assert self._user.walk is not None, "of a kernel"
+        self._uses(CR_FIELDS[0])
+        self._items += self._user.walk(absent, other)
+
+    def load_two(self, first: str, second: str, base: str, at: tuple[int, int]) -> None:
+        for register, offset in zip((first, second), at, strict=True):
+            self.load(register, MemoryValue(Address(base, offset)))
+
+    def join(self, to: str, upper: str, low: int) -> None:
+        self._code(rotate("rldimi", to, upper, low, 0))
+
+    def branch_unless(self, words: Sequence[tuple[MemoryValue, str]], label: Label) -> None:
+        for value, register in words:
+            self.branch(Comparison.NE, value, register, False, label)
 
     def kernels(self, address: int) -> None:
         """Emit the way to the kernel's code. address: of `stack`, which has been run."""
@@ -119,12 +133,16 @@ class _UserTrapEmitter(codegen.PowerEmitter):
     def back(self) -> None:
         self._items += self._user.returning()
 
+    def continue_at(self, register: str) -> None:
+        self._code(plain("mtctr", register), plain("bctr"))
+
 
 @dataclass(frozen=True)
 class PowerUser:
-    """See isa.user.UserTrapping."""
+    """See isa.user.UserTrapping. walk: finds pages; None where no dispatcher is made."""
 
     place: Place
+    walk: LeafWalk | None = None
     frame: str = _SP
     trap: bytes = to_bytes(PROBE)
     behind: int = 0
@@ -143,7 +161,7 @@ class PowerUser:
         return self.registers[PC]
 
     @property
-    def mode(self) -> MemoryValue:
+    def mode(self) -> MemoryValue | None:
         return MemoryValue(Address(_SP, self.registers[MSR]))
 
     @property

@@ -21,7 +21,7 @@ from gdb_optprobe.guest.linux.arch.x86_64.paging import PAGE_SIZE
 from gdb_optprobe.guest.linux.arch.x86_64.probe_read import Direct
 from gdb_optprobe.guest.linux.arch.x86_64.program_writer import WRITING
 from gdb_optprobe.guest.linux.arch.x86_64.user_returns import RETURNING
-from gdb_optprobe.guest.linux.arch.x86_64.user_traps import USER
+from gdb_optprobe.guest.linux.arch.x86_64.user_traps import X86User
 from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.trap_calls import Originals
 from gdb_optprobe.guest.linux.user import mm_hooks, mmap_hook
@@ -74,7 +74,7 @@ def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals:
         raise OptprobeError("this guest's kernel tracks CPUs in user code (nohz_full): its programs are not probed")
     mmu = X86Mmu(direct.start, direct.size, direct.la57)
     calls = trap_calls.find(kernel, X86_64, originals, HANDLER, (CALLER,))
-    routines = page_table_walk.routine(direct), leaf_entry.routine(direct, mmu.records(kernel))
+    isa = X86User(leaf_entry.walk(direct, mmu.records(kernel)))
 
     @cache  # read the calls once, before our patches change them
     def returning() -> ReturnKernel:
@@ -86,8 +86,8 @@ def user_kernel(kernel: Kernel, task: Expr | Missing, direct: Direct, originals:
         mm, shared = Load(place, 8, signed=False, mapped=True), page_table_walk.routine(direct, shared=True)
         return ReturnKernel(RETURNING, mm, shared, copied, ended)
 
-    known = kernel, USER, mapped(kernel, mmu)
-    return UserKernel(*known, *routines, calls, mmu, VCPUS, _mmap_hook(kernel, originals), returning)
+    known = kernel, isa, mapped(kernel, mmu), page_table_walk.routine(direct)
+    return UserKernel(*known, calls, mmu, VCPUS, _mmap_hook(kernel, originals), returning)
 
 
 def _mmap_hook(kernel: Kernel, originals: Originals) -> MmapHook:

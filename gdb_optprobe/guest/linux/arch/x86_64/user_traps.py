@@ -10,11 +10,15 @@ The frame's address stays in rdi; rax, rcx, rdx, rsi and r8 to r11 are free (arc
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from gdb_optprobe.guest.linux.arch.x86_64 import leaf_entry
+from gdb_optprobe.guest.linux.arch.x86_64.leaf_entry import LeafWalk
 from gdb_optprobe.guest.linux.arch.x86_64.user_stops import STOPPING
+from gdb_optprobe.isa.abi import UserFrames
 from gdb_optprobe.isa.base import Code, Dead, Insn, joined
-from gdb_optprobe.isa.codegen import Address, EntryState, MemoryValue
+from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, EntryState, Label, MemoryValue
 from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping
 from gdb_optprobe.isa.x86_64.abi import ARITHMETIC_FLAGS, CALLEE_SAVED, CARRY, FRAMES, GENERAL
 from gdb_optprobe.isa.x86_64.codegen import BACKEND, X86Emitter
@@ -36,41 +40,68 @@ _ON_REGISTERS = {(opcode, 1) for opcode in _OF_TWO} | {(0x83, 2), (0x81, 5)}
 
 
 class _UserTrapEmitter(X86Emitter):
+    """See isa.user.UserEmitter."""
+
+    def __init__(self, before: EntryState, walk: LeafWalk | None) -> None:
+        super().__init__(before)
+        self._walk = walk
+
     def begin(self) -> None:
         """Emit nothing: the kernel's entry code has saved all registers."""
 
     def kernels(self, address: int) -> None:
         self.restore_and_jump((), address)
 
-    def call(self, routine: int) -> None:
-        self._items.append(Relative(b"\xe8" + bytes(4), 1, routine))
+    def find_page(self, absent: Label, other: Label) -> None:
+        assert self._walk is not None, "of a kernel"
+        self._walk(self, absent, other)
+
+    def load_two(self, first: str, second: str, base: str, at: tuple[int, int]) -> None:
+        for register, offset in zip((first, second), at, strict=True):
+            self.load(register, MemoryValue(Address(base, offset)))
+
+    def join(self, to: str, upper: str, low: int) -> None:
+        self.binary(Arithmetic.SHL, upper, upper, low, 64, False)
+        self.binary(Arithmetic.AND, to, to, (1 << low) - 1, 64, False)
+        self.binary(Arithmetic.OR, to, to, upper, 64, False)
+
+    def branch_unless(self, words: Sequence[tuple[MemoryValue, str]], label: Label) -> None:
+        for value, register in words:
+            self.branch(Comparison.NE, value, register, False, label)
 
     def back(self) -> None:
         self._items.append(_RET)
 
+    def continue_at(self, register: str) -> None:
+        self._items.append(push(register) + _RET)
 
-class _User:
-    frame = "rdi"
-    trap = b"\xcc"
-    behind = 1
-    around = 0
-    registers = REGISTERS
-    pc = REGISTERS["rip"]
-    mode = MemoryValue(Address("rdi", REGISTERS["cs"]), 1)
-    user = 3
-    far = 4  # of a selector: in the LDT (SDM volume 3, 3.4.2)
+
+@dataclass(frozen=True)
+class X86User:
+    """See isa.user.UserTrapping. walk: finds pages; None where no dispatcher is made."""
+
+    walk: LeafWalk | None = None
+    frame: str = "rdi"
+    trap: bytes = b"\xcc"
+    behind: int = 1
+    around: int = 0
+    pc: int = REGISTERS["rip"]
+    mode: MemoryValue | None = MemoryValue(Address("rdi", REGISTERS["cs"]), 1)  # noqa: RUF009 (it is frozen)
+    user: int = 3
+    far: int = 4  # of a selector: in the LDT (SDM volume 3, 3.4.2)
     leaf = leaf_entry.REGISTERS
     scratch = Dead(True, frozenset((*GENERAL, CARRY)).difference(CALLEE_SAVED))
-    resident: Mapping[str, str] = {}
-    frames = FRAMES
-    stopping: UserStopping = STOPPING
+    registers: ClassVar[Mapping[str, int]] = REGISTERS
+    resident: ClassVar[Mapping[str, str]] = {}
+    frames: ClassVar[Mapping[int, UserFrames]] = FRAMES
+    stopping: ClassVar[UserStopping] = STOPPING
     order = staticmethod(BACKEND.order)
 
     decode = staticmethod(decoded)
     copy = staticmethod(copied)
 
     def emitter(self, before: EntryState) -> UserEmitter:
-        return _UserTrapEmitter(before)
+        return _UserTrapEmitter(before, self.walk)
 
     def reserved(self, code: Sequence[Insn]) -> Collection[int]:
         return ()
@@ -298,5 +329,5 @@ def _signed(data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
-USER = _User()
+USER = X86User()
 _: UserTrapping = USER

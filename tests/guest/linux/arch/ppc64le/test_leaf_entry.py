@@ -9,7 +9,8 @@ import pytest
 from gdb_optprobe.guest.linux.arch.ppc64le import leaf_entry, radix
 from gdb_optprobe.guest.linux.arch.ppc64le.mmu import RECORDS
 from gdb_optprobe.guest.linux.arch.ppc64le.probe_read import LINEAR_BITS, LINEAR_MAP
-from gdb_optprobe.isa.user import ABSENT, OTHER
+from gdb_optprobe.isa.codegen import Label
+from gdb_optprobe.isa.ppc64le import encodings
 from tests.guest.linux.arch.ppc64le.test_probe_read import (
     CODE_AT,
     EE,
@@ -26,6 +27,7 @@ from tests.guest.linux.arch.ppc64le.test_probe_read import (
     tree,
 )
 
+ABSENT, OTHER = leaf_entry.ABSENT, leaf_entry.OTHER
 CHANGED = (6, 7, 8, 9, 10)
 SPECIAL = 0x400
 
@@ -33,9 +35,10 @@ SPECIAL = 0x400
 class LeafEngine(Engine):
     """Runs the routine in place of the one that reads."""
 
-    def __init__(self, made: Tree) -> None:
+    def __init__(self, made: Tree, is_walk: bool = False) -> None:
         super().__init__(made)
-        self.uc.mem_write(CODE_AT, leaf_entry.routine(made.linear, RECORDS))
+        code = walk(made) if is_walk else leaf_entry.routine(made.linear, RECORDS)
+        self.uc.mem_write(CODE_AT, code)
 
     def look(self, address: int, chosen: random.Random) -> dict[int, int]:
         """Registers by number."""
@@ -43,6 +46,15 @@ class LeafEngine(Engine):
         after, msr = self.run(address, 8, before, MSR | chosen.choice((0, EE)), 0)
         assert all(after[n] == before[n] for n in range(32) if n not in CHANGED) and msr & ~EE == MSR
         return dict(enumerate(after))
+
+
+def walk(made: Tree) -> bytes:
+    """What a trap's dispatcher has in its midst, as a routine."""
+    absent, other, back = Label(), Label(), encodings.plain("blr")
+    items: list[encodings.Item] = [*leaf_entry.walk(made.linear, RECORDS)(absent, other), back]
+    for label, result in ((absent, ABSENT), (other, OTHER)):
+        items += [label, encodings.number("addi", "r10", "r0", result), back]
+    return encodings.encode_items(items)
 
 
 def record(made: Tree, address: int) -> int:
@@ -57,12 +69,15 @@ def record(made: Tree, address: int) -> int:
     return RECORDS + page.physical // page.size * 64
 
 
+@pytest.mark.parametrize("is_walk", [False, True])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_page_is_the_one_that_page_tables_say(seed: int) -> None:
+def test_the_page_is_the_one_that_page_tables_say(seed: int, is_walk: bool) -> None:
     made, mapped = tree(seed)
-    engine, chosen = LeafEngine(made), random.Random(seed)
+    engine, chosen = LeafEngine(made, is_walk), random.Random(seed)
     found = set()
     for address in addresses(mapped, chosen):
+        if is_walk and address >> 52:
+            continue  # no instruction was run there
         after = engine.look(address, chosen)
         assert after[10] == record(made, address), f"{address:#x}"
         found.add(min(after[10], 2))

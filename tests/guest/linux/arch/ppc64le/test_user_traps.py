@@ -14,10 +14,17 @@ from dataclasses import dataclass
 import pytest
 
 from gdb_optprobe.guest.linux.arch.ppc64le.user_traps import MSR, OFFSETS, Place, PowerUser
+from gdb_optprobe.handlers.lower_mapped_file import FilePageOffsets
+from gdb_optprobe.handlers.lower_traps import PlacedTrapTable
+from gdb_optprobe.handlers.lower_user_traps import lower_user_trap_handler
 from gdb_optprobe.isa.base import Flow, Insn, Unrelocatable
+from gdb_optprobe.isa.codegen import Comparison, Label
 from gdb_optprobe.isa.ppc64le import PPC64LE, abi, emulator
-from gdb_optprobe.isa.ppc64le.encodings import encode_items, number, plain
+from gdb_optprobe.isa.ppc64le.encodings import Item, compare, encode_items, number, plain
 from gdb_optprobe.isa.ppc64le.fields import rotated, to_bytes, word_of
+from gdb_optprobe.isa.ppc64le.templates import load
+from gdb_optprobe.isa.ppc64le.value_codegen import branch_if
+from gdb_optprobe.maps.trap_table import USER_KEY, Key, TrapTableLayout
 from tests.isa.ppc64le.oracle import DATA, DATA_SIZE, HERE, MASK, SIGTRAP, TRAP, execute, needs_oracle
 
 pytestmark = needs_oracle
@@ -188,3 +195,50 @@ def test_what_is_relative_has_a_copy_where_the_program_is_always_at_its_place() 
 def test_between_a_load_that_reserves_and_its_store_nothing_stops() -> None:
     code = PPC64LE.decode(to_bytes(0x7D2018A8, 0x39290001, 0x7D2019AD, 0x4C82FFF4), 0x1000_0000)
     assert set(USER.reserved(code)) == {0x1000_0004, 0x1000_0008}
+
+
+LAYOUT = TrapTableLayout(4, USER_KEY)
+TABLE, RECORD, OWNER, NODE, AREA, FILE, ENTRY = range(DATA + 0x8000, DATA + 0x8700, 0x100)
+INODE, TRAPPED, PAGE_IN_FILE = DATA + 0x9000, 0x1000_0130, 3
+OFFSET = PAGE_IN_FILE << 16 | TRAPPED & 0xFFFF
+FOUND, FOREIGN = HERE + 0x2000, KERNELS + 4
+MAPPED = FilePageOffsets(bits=16, head=8, mapping=24, index=32, root=80, area=-32, file=160, inode=32)
+
+
+def walk(absent: Label, other: Label) -> list[Item]:
+    """To the record; to none where the entry is 0, and to another page where it is 1."""
+    found: list[Item] = [*load(10, RECORD), *load(9, ENTRY), number("ld", "r8", "r9", 0)]
+    for value, label in ((0, absent), (1, other)):
+        found += [compare("cmpldi", 0, "r8", value), branch_if(Comparison.EQ, label)]
+    return found
+
+
+def dispatched(codes: Mapping[Key, int], **other: int) -> After:
+    """After a trap. other: parts of the kernel's memory that are not as they are."""
+    parts = {"head": 0, "mapping": OWNER + 1, "root": NODE, "area": AREA, "file": FILE, "inode": INODE} | other
+    memory = {RECORD + 32: PAGE_IN_FILE, ENTRY: parts.get("entry", 0x1234_5678)}
+    for name, base in (("head", RECORD), ("mapping", RECORD), ("root", OWNER), ("area", NODE), ("file", AREA)):
+        memory[base + getattr(MAPPED, name)] = parts[name]
+    memory[FILE + MAPPED.inode] = parts["inode"]
+    table = struct.unpack(f"<{LAYOUT.size // 8}Q", LAYOUT.encode(codes))
+    memory |= {TABLE + 8 * at: word for at, word in enumerate(table)}
+    user = PowerUser(USER.place, walk)
+    code = lower_user_trap_handler(PlacedTrapTable(LAYOUT, TABLE), MAPPED, KERNELS, user)(HERE)
+    now, saved = entered(random_registers(3))
+    return ran(code, now, memory | saved)
+
+
+def test_a_trap_leads_to_its_code_to_the_kernel_or_back() -> None:
+    ours: Mapping[Key, int] = {(OFFSET, INODE): FOUND}
+    assert dispatched(ours).registers[abi.PC] == FOUND
+    keys: list[Key] = [(OFFSET + 4, INODE), (OFFSET, INODE + 8), (OFFSET + (1 << 16), INODE)]
+    for key in keys:
+        assert dispatched({key: FOUND}).registers[abi.PC] == FOREIGN
+    # The owner of a large page's tail is counts of the page: nothing has that address.
+    kernels: list[Mapping[str, int]] = [{"mapping": OWNER}, {"root": 0}, {"file": 0}, {"entry": 1}]
+    kernels += [{"head": RECORD + 1, "mapping": counts} for counts in (0x1FD, 0x1FF, 0x200_0000_0001)]
+    for parts in kernels:
+        assert dispatched(ours, **parts).registers[abi.PC] == FOREIGN, parts
+    again = dispatched(ours, entry=0)
+    assert again.registers[abi.PC] not in (FOUND, FOREIGN) and again.memory[PACA + SRR0] == TRAPPED
+    assert dispatched(ours, mapping=OWNER + 3, root=1).registers[abi.PC] == FOUND, "a merged page"

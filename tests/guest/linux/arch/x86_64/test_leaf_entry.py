@@ -1,4 +1,4 @@
-"""The routine that finds a user's page and its record, on Unicorn: what page tables say; nothing else is touched."""
+"""The walk to a user's page and its record, on Unicorn: what page tables say; nothing else is touched."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import unicorn
 from unicorn import x86_const
 
 from gdb_optprobe.guest.linux.arch.x86_64 import leaf_entry, paging
-from gdb_optprobe.isa.user import ABSENT, OTHER
+from gdb_optprobe.isa.codegen import EntryState, Label
 from gdb_optprobe.isa.x86_64 import abi
+from gdb_optprobe.isa.x86_64.codegen import X86Emitter
 from tests.guest.linux.arch.mapped import MASK, PAGE, Pages
 from tests.guest.linux.arch.x86_64.tables import Tables
 from tests.guest.linux.arch.x86_64.test_probe_read import CODE, CODE_AT, ROOT, SEEDS, STACK, STACK_AT, addresses, guest
 
 RECORDS = 0xFFFF_EA00_1234_0000
+ABSENT, OTHER = 0, 1
+"""In place of a record."""
 _REGISTERS = {name: getattr(x86_const, f"UC_X86_REG_{name.upper()}") for name in (*abi.GENERAL, abi.FLAGS)}
 
 
@@ -33,11 +36,23 @@ def expected(made: Tables, address: int) -> tuple[int, int, int] | int:
     found = paging.translate(made.read_physical, ROOT, address, la57=made.direct.la57)
     if found is None:
         return ABSENT
-    own = found.entry & (paging.USER | leaf_entry.SPECIAL) == paging.USER
     frame = found.entry & paging.ADDRESS
-    if found.level != 1 or not own or frame >= made.direct.size:
+    if found.level != 1 or found.entry & leaf_entry.SPECIAL or frame >= made.direct.size:
         return OTHER
     return RECORDS + (frame >> 12) * 64 & MASK, made.direct.start + found.entry_address & MASK, found.entry
+
+
+def routine(made: Tables) -> bytes:
+    """What a trap's dispatcher has in its midst, as a routine."""
+    emit = X86Emitter(EntryState())
+    labels = Label(), Label()
+    leaf_entry.walk(made.direct, RECORDS)(emit, *labels)
+    emit.raw(b"\xc3")
+    for label, result in zip(labels, (ABSENT, OTHER), strict=True):
+        emit.bind(label)
+        emit.constant("rcx", result)
+        emit.raw(b"\xc3")
+    return emit.finish(CODE)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -46,7 +61,7 @@ def test_the_record_of_a_page_is_found_by_the_page_tables(seed: int) -> None:
     chosen = random.Random(seed)
     special_at_random(made, mapped, chosen)
     pages = Pages(unicorn.UC_ARCH_X86, unicorn.UC_MODE_64)
-    pages.map(CODE, CODE_AT, leaf_entry.routine(made.direct, RECORDS).ljust(PAGE, b"\xcc"))
+    pages.map(CODE, CODE_AT, routine(made).ljust(PAGE, b"\xcc"))
     pages.map(STACK - PAGE, STACK_AT, bytes(PAGE))
     for at, content in made.pages.items():
         pages.map(made.direct.start + at, at, bytes(content))
