@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import statistics
 import time
 from pathlib import Path
@@ -469,7 +470,8 @@ def test_a_recovery_that_fails_can_be_tried_again(linux: Guest, tmp_path: Path, 
     assert linux.run(program)[0] == expected, "GDB has ended, and the guest runs"
     with Console(linux) as gdb:
         said = gdb("optprobe recover", 60)
-        assert said.count("trapped") == 1 and said.count("optimized") >= 3, said
+        found = re.search(r" addresses, (\d+) optimized, 1 trapped\n", said)
+        assert found is not None and int(found[1]) >= 3, said
         assert "holds what we wrote" in gdb("optprobe check")
         gdb.kill()
     release(linux)

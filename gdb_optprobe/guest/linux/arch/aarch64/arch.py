@@ -63,7 +63,7 @@ from gdb_optprobe.isa.base import Flow, ReadMemory
 from gdb_optprobe.isa.record import Isa
 
 LANDING_PADS = frozenset(word.to_bytes(4, "little") for word in (0xD503_245F, 0xD503_24DF))  # bti c, bti jc
-EVENT_COSTS = {"kprobe": 1_450, "kretprobe": 1_735, "uprobe": 2_644, "uretprobe": 3_935}
+EVENT_COSTS = {"kprobe": 1_450, "kretprobe": 1_735, "uprobe": 2_644, "uretprobe": 3_934}
 
 
 class _Linux:
