@@ -323,7 +323,8 @@ def lower_call_returned(
     emit.kernels(kernels)
     emit.bind(found)
     emit.load(word, MemoryValue(Address(slot, CODE)))
-    return joined((emit.finish, lambda at: traps.go_to(word)))
+    emit.continue_at(word)
+    return emit.finish
 
 
 def lower_return(counters: int, programs: Sequence[Code], traps: UserTrapping, isa: UserReturning) -> Code:

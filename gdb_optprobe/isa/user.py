@@ -150,9 +150,6 @@ class UserTrapping(Protocol):
         writable: address of the routine that finds where the kernel can write a user address.
         """
 
-    def go_to(self, register: str) -> bytes:
-        """Encode a jump to the address that a register holds."""
-
     def moved(self, distance: int) -> Code:
         """Return code that moves the saved PC forward and ends the trap."""
 

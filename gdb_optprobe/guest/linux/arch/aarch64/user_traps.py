@@ -31,7 +31,7 @@ from gdb_optprobe.isa.aarch64.encodings import (
     plain,
     scaled,
 )
-from gdb_optprobe.isa.aarch64.fields import NOP, is_b, signed, to_bytes, word_of
+from gdb_optprobe.isa.aarch64.fields import NOP, is_b, signed, word_of
 from gdb_optprobe.isa.aarch64.value_codegen import ZERO
 from gdb_optprobe.isa.abi import UserFrames
 from gdb_optprobe.isa.base import Code, Dead, Insn
@@ -114,6 +114,7 @@ class _UserTrapEmitter(A64Emitter):
         self._code(plain("ret", n=LR))
 
     def continue_at(self, register: str) -> None:
+        """Emit `ret`: an indirect jump would have to find a landing pad."""
         self._code(plain("ret", n=register))
 
     def finish(self, at: int) -> bytes:
@@ -154,10 +155,6 @@ class ArmUser:
 
     def reserved(self, code: Sequence[Insn]) -> Collection[int]:
         return user_code.reserved_in(code)
-
-    def go_to(self, register: str) -> bytes:
-        """Encode `ret`: an indirect jump would have to find a landing pad."""
-        return to_bytes(plain("ret", n=register))
 
     def moved(self, distance: int) -> Code:
         return self._code([*_advance(distance), plain("ret", n=LR)])

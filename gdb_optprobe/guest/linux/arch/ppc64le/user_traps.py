@@ -171,9 +171,6 @@ class PowerUser:
     def emitter(self, before: EntryState) -> UserEmitter:
         return _UserTrapEmitter(before, self)
 
-    def go_to(self, register: str) -> bytes:
-        return to_bytes(plain("mtctr", register), plain("bctr"))
-
     def decode(self, code: bytes, address: int, bits: int) -> list[Insn]:
         return decode(code, address)
 

@@ -73,6 +73,7 @@ class _UserTrapEmitter(X86Emitter):
         self._items.append(_RET)
 
     def continue_at(self, register: str) -> None:
+        """Emit push and ret: an indirect jump would have to find endbr64 (SDM volume 1, 17.3)."""
         self._items.append(push(register) + _RET)
 
 
@@ -108,10 +109,6 @@ class X86User:
 
     def is_landing_pad(self, insn: Insn) -> bool:
         return False  # no kernel has programs' branches checked
-
-    def go_to(self, register: str) -> bytes:
-        """Encode push and ret: an indirect jump would have to find endbr64 (SDM volume 1, 17.3)."""
-        return push(register) + _RET
 
     def moved(self, distance: int) -> Code:
         return lambda at: _add("rip", distance) + _RET
