@@ -19,7 +19,7 @@ from functools import cached_property
 
 from gdb_optprobe.detours import obstacles
 from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
-from gdb_optprobe.guest.text import Fact, FtraceSite, Function, Jump, Mark, Text
+from gdb_optprobe.guest.text import KPROBES, Fact, FtraceSite, Function, Jump, Mark, Text
 from gdb_optprobe.isa.base import LONGEST, Flow, Insn
 from gdb_optprobe.isa.record import Isa
 
@@ -33,7 +33,6 @@ _NEVER_FALLS_THROUGH = (Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN)
 _MAY_FALL_THROUGH = (Flow.NEXT, Flow.BRANCH)
 _RUNS_ON = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.INDIRECT_CALL)  # a call, when it has returned
 _PLAIN = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.RETURN)
-_KPROBES = (Fact.KPROBE, Fact.KPROBE_BREAKPOINT, Fact.KPROBE_JUMP)
 _KNOWN_BY_ADDRESS = (Fact.EXCEPTION, Fact.RESTART)  # the guest looks them up by their address and rewrites nothing
 
 
@@ -175,7 +174,7 @@ class Cfg:
             why = f": {foreign.why}" if foreign.why else ""
             return Refusal.FOREIGN_PATCH.because(address=self._spell(foreign.address), why=why)
         mark = self._marked.get(insn.address)
-        if mark is None or mark.fact not in _KPROBES:
+        if mark is None or mark.fact not in KPROBES:
             return None
         if mark.address == insn.address and mark.fact is not Fact.KPROBE_BREAKPOINT:
             return None
@@ -218,7 +217,7 @@ class Cfg:
     def _marked(self) -> Mapping[int, Mark]:
         """Return, by instruction, a mark on one of its bytes."""
         # What the guest's own kprobe writes says more than what else is known of the same bytes.
-        marks = sorted(self.marks.values(), key=lambda mark: mark.fact in _KPROBES)
+        marks = sorted(self.marks.values(), key=lambda mark: mark.fact in KPROBES)
         places = ((at, mark) for mark in marks for at in range(mark.address, mark.address + mark.size))
         found = ((self.containing(at), mark) for at, mark in places)
         return {insn.address: mark for insn, mark in found if insn is not None}
@@ -238,7 +237,7 @@ class Cfg:
     def marks(self) -> Mapping[int, Mark]:
         """Return the marks on this part of the function by their addresses."""
         found = self.text.marks(self.function.start, self.function.end)
-        return {mark.address: mark for mark in sorted(found, key=lambda mark: mark.fact in _KPROBES)}
+        return {mark.address: mark for mark in sorted(found, key=lambda mark: mark.fact in KPROBES)}
 
     @cached_property
     def ftrace_sites(self) -> Mapping[int, FtraceSite]:

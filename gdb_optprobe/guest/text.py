@@ -60,6 +60,10 @@ class Fact(Enum):
     UNKNOWN = "the guest's tables that list this instruction are not known"
 
 
+KPROBES = (Fact.KPROBE, Fact.KPROBE_BREAKPOINT, Fact.KPROBE_JUMP)
+"""What says that a kprobe of the guest's own is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """`fact` holds for the bytes [address, address + size)."""

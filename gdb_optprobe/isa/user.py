@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gdb_optprobe.isa.abi import ElfMachine, UserFrames
 from gdb_optprobe.isa.base import Code, Dead, Insn
-from gdb_optprobe.isa.codegen import Emitter, EntryState, Label, MemoryValue
+from gdb_optprobe.isa.codegen import Address, Comparison, Emitter, EntryState, Label, MemoryValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,18 @@ class UserEmitter(Emitter, Protocol):
 
     def continue_at(self, register: str) -> None:
         """Continue at the address that a register holds."""
+
+
+def load_each(emit: Emitter, registers: Sequence[str], base: str, at: Sequence[int]) -> None:
+    """Do as UserEmitter.load_two, by a load for each."""
+    for register, offset in zip(registers, at, strict=True):
+        emit.load(register, MemoryValue(Address(base, offset)))
+
+
+def branch_each(emit: Emitter, words: Sequence[tuple[MemoryValue, str]], label: Label) -> None:
+    """Do as UserEmitter.branch_unless, by a branch for each."""
+    for value, register in words:
+        emit.branch(Comparison.NE, value, register, False, label)
 
 
 @dataclass(frozen=True, slots=True)

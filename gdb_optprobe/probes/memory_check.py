@@ -8,7 +8,7 @@ from gdb_optprobe.detours import patch
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
-from gdb_optprobe.guest.text import Fact
+from gdb_optprobe.guest.text import KPROBES
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.site import SiteState
@@ -16,7 +16,6 @@ from gdb_optprobe.probes.target import Target
 
 AGAIN = "it will once it is switched on anew with no probe at its site"
 TAKES_OUT = "optprobe commit takes it out, as does the next stop"
-KPROBES = (Fact.KPROBE, Fact.KPROBE_BREAKPOINT, Fact.KPROBE_JUMP)
 MOST_NAMES = 8
 """Of functions that are listed."""
 

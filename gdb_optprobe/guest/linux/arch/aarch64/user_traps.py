@@ -35,8 +35,8 @@ from gdb_optprobe.isa.aarch64.fields import NOP, is_b, signed, word_of
 from gdb_optprobe.isa.aarch64.value_codegen import ZERO
 from gdb_optprobe.isa.abi import UserFrames
 from gdb_optprobe.isa.base import Code, Dead, Insn
-from gdb_optprobe.isa.codegen import Address, Comparison, EntryState, Label, MemoryValue
-from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping
+from gdb_optprobe.isa.codegen import Comparison, EntryState, Label, MemoryValue
+from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping, load_each
 
 _FRAME, _WORK = "x0", "x17"
 THREAD = "SP_EL0"
@@ -85,8 +85,7 @@ class _UserTrapEmitter(A64Emitter):
         if at[0] % WORD == 0 and at[1] == at[0] + WORD and at[0] in FOR_PAIRS:
             self._code(pair("ldr_pair", first, second, at[0], base))
             return
-        for register, offset in zip((first, second), at, strict=True):
-            self.load(register, MemoryValue(Address(base, offset)))
+        load_each(self, (first, second), base, at)
 
     def join(self, to: str, upper: str, low: int) -> None:
         self._code(bits("bfm", to, upper, -low & 63, 63 - low))

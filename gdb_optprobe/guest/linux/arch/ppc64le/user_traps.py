@@ -66,7 +66,7 @@ from gdb_optprobe.isa.ppc64le.register_effects import SPR_CTR, SPR_LR
 from gdb_optprobe.isa.ppc64le.relocator import PROBE, is_nop, relocate
 from gdb_optprobe.isa.ppc64le.value_codegen import branch_if
 from gdb_optprobe.isa.ppc64le.writer import branch
-from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping
+from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping, branch_each, load_each
 
 MSR = "msr"
 _NIP = 256
@@ -115,15 +115,13 @@ class _UserTrapEmitter(codegen.PowerEmitter):
         self._items += self._user.walk(absent, other)
 
     def load_two(self, first: str, second: str, base: str, at: tuple[int, int]) -> None:
-        for register, offset in zip((first, second), at, strict=True):
-            self.load(register, MemoryValue(Address(base, offset)))
+        load_each(self, (first, second), base, at)
 
     def join(self, to: str, upper: str, low: int) -> None:
         self._code(rotate("rldimi", to, upper, low, 0))
 
     def branch_unless(self, words: Sequence[tuple[MemoryValue, str]], label: Label) -> None:
-        for value, register in words:
-            self.branch(Comparison.NE, value, register, False, label)
+        branch_each(self, words, label)
 
     def kernels(self, address: int) -> None:
         """Emit the way to the kernel's code. address: of `stack`, which has been run."""

@@ -18,8 +18,8 @@ from gdb_optprobe.guest.linux.arch.x86_64.leaf_entry import LeafWalk
 from gdb_optprobe.guest.linux.arch.x86_64.user_stops import STOPPING
 from gdb_optprobe.isa.abi import UserFrames
 from gdb_optprobe.isa.base import Code, Dead, Insn, joined
-from gdb_optprobe.isa.codegen import Address, Arithmetic, Comparison, EntryState, Label, MemoryValue
-from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping
+from gdb_optprobe.isa.codegen import Address, Arithmetic, EntryState, Label, MemoryValue
+from gdb_optprobe.isa.user import Emulation, UserEmitter, UserStopping, UserTrapping, branch_each, load_each
 from gdb_optprobe.isa.x86_64.abi import ARITHMETIC_FLAGS, CALLEE_SAVED, CARRY, FRAMES, GENERAL
 from gdb_optprobe.isa.x86_64.codegen import BACKEND, X86Emitter
 from gdb_optprobe.isa.x86_64.encoder import Relative, immediate, instruction, push
@@ -57,8 +57,7 @@ class _UserTrapEmitter(X86Emitter):
         self._walk(self, absent, other)
 
     def load_two(self, first: str, second: str, base: str, at: tuple[int, int]) -> None:
-        for register, offset in zip((first, second), at, strict=True):
-            self.load(register, MemoryValue(Address(base, offset)))
+        load_each(self, (first, second), base, at)
 
     def join(self, to: str, upper: str, low: int) -> None:
         self.binary(Arithmetic.SHL, upper, upper, low, 64, False)
@@ -66,8 +65,7 @@ class _UserTrapEmitter(X86Emitter):
         self.binary(Arithmetic.OR, to, to, upper, 64, False)
 
     def branch_unless(self, words: Sequence[tuple[MemoryValue, str]], label: Label) -> None:
-        for value, register in words:
-            self.branch(Comparison.NE, value, register, False, label)
+        branch_each(self, words, label)
 
     def back(self) -> None:
         self._items.append(_RET)
