@@ -447,21 +447,8 @@ class GraphRun:
         """
         if not parts:
             return set()
-        optimizer, batches = self.session.optimizer, self.session.batches
-        wanted = [(part.spec, part.places) for part in parts]
-        for _ in range(LOANS):
-            optimizer.watch_data()
-            try:
-                blocks = batches.add_all(wanted, may_lend=False)
-                break
-            except Refused:
-                if (lack := optimizer.lacking()) is None:
-                    raise
-                optimizer.lend(lack, 0)
-        else:
-            blocks = batches.add_all(wanted, may_lend=False)
         taken: set[int] = set()
-        for block in blocks:
+        for block in self._add_blocks([(part.spec, part.places) for part in parts]):
             self._numbers += block.numbers
             self._blocks.append(block)
             placed = next(part.placed for part in parts if part.spec is block.spec)
@@ -469,6 +456,19 @@ class GraphRun:
                 placed(block.before + index, address := block.address(index))
                 taken.add(address)
         return taken
+
+    def _add_blocks(self, wanted: Sequence[tuple[Spec, Sequence[int]]]) -> Sequence[CountBlock]:
+        """Put in blocks; where what they need finds no room, LOANS times at most behind a loan."""
+        optimizer, batches = self.session.optimizer, self.session.batches
+        for _ in range(LOANS):
+            optimizer.watch_data()
+            try:
+                return batches.add_all(wanted, may_lend=False)
+            except Refused:
+                if (lack := optimizer.lacking()) is None:
+                    raise
+                optimizer.lend(lack, 0)
+        return batches.add_all(wanted, may_lend=False)
 
     def _put_in_singly(self, functions: Sequence[Traced]) -> None:
         root = self.functions.root
