@@ -60,8 +60,7 @@ class Command:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(socket_path))
         self._log, self._is_closed, self.is_sent = log, False, False
-        if log is None or is_ready(log):
-            self._send()
+        self._send_if_ready()
 
     @property
     def has_begun(self) -> bool:
@@ -79,7 +78,12 @@ class Command:
         begin, end = f"\1begin {self._token}\n".encode(), f"\1end {self._token} ".encode()
         deadline = time.monotonic() + timeout
         while not self.is_sent:
-            self._send_when_ready(deadline, timeout)
+            if self._is_closed or time.monotonic() >= deadline:
+                why = "it was given up" if self._is_closed else f"it was not ready in {timeout:g} s"
+                raise ChannelError(f"the guest was not given the command, {why}: {self.command}")
+            self._send_if_ready()
+            if not self.is_sent:
+                time.sleep(LOOKS)
         while True:
             # Each byte is searched once, however much the guest prints.
             at = self._received.find(end, self._searched)
@@ -100,19 +104,11 @@ class Command:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _send(self) -> None:
-        self.is_sent = True
-        self._socket.sendall(f"{self._token} {self.command}\n".encode())
-
-    def _send_when_ready(self, deadline: float, timeout: float) -> None:
-        """Send the command if the guest takes it by now; else wait for a moment. Raises ChannelError."""
-        if self._is_closed or time.monotonic() >= deadline:
-            why = "it was given up" if self._is_closed else f"it was not ready in {timeout:g} s"
-            raise ChannelError(f"the guest was not given the command, {why}: {self.command}")
+    def _send_if_ready(self) -> None:
+        """Send the command if the guest takes it by now."""
         if self._log is None or is_ready(self._log):
-            self._send()
-        else:
-            time.sleep(LOOKS)
+            self.is_sent = True
+            self._socket.sendall(f"{self._token} {self.command}\n".encode())
 
     def _status(self, text: bytes) -> int:
         if not text.isdigit():
