@@ -28,7 +28,7 @@ print(json.dumps([before, [*sys.modules]]))
 
 
 def records_of(module: str) -> str:
-    """Return the ISA whose folder a module is in; "" for any other."""
+    """Return the ISA in the folder of which a module is; "" where it is in none."""
     _, _, inside = module.partition("gdb_optprobe.isa.")
     if not inside:
         _, _, inside = module.partition("gdb_optprobe.guest.linux.arch.")
