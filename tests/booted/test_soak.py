@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qemu.kernels import MODULES
-from tests.booted.conftest import ACCELERATOR, FULL, Boot
+from tests.booted.conftest import ACCELERATOR, EVERY_ISA, FULL, Boot
 from tests.booted.soak import soak
 from tests.booted.test_hot_functions import tell
 
@@ -18,7 +18,7 @@ WITHOUT = os.environ.get("OPTPROBE_WITHOUT", "")
 
 
 @pytest.mark.timeout(0 if FULL else 600)
-@pytest.mark.parametrize("arch", ["x86_64", "ppc64le"])
+@pytest.mark.parametrize("arch", ["x86_64", "ppc64le", *["aarch64"] * EVERY_ISA])
 def test_soak(boot: Boot, tmp_path: Path, capsys: pytest.CaptureFixture[str], arch: str) -> None:
     """OPTPROBE_KILLS, OPTPROBE_SEED. OPTPROBE_WITHOUT: a pattern of what is not tried."""
     ram = tmp_path / "ram"
