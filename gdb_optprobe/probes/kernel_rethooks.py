@@ -275,11 +275,23 @@ class KernelRethooks:
         """Enter no more calls at `site`."""
         for rethook in (site.rethook, site.next_rethook):
             if rethook is not None:
-                rethook.close(guest, arena)
-                for table in rethook.tables:
-                    table.ended = True
-                    rethook_records.write_counts(table, arena)
+                self.end_tables(rethook, guest, arena)
         site.rethook = site.next_rethook = None
+
+    def end_tables(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
+        """Enter no more calls there: the probes of its function are gone, and the older tables' too."""
+        rethook.close(guest, arena)
+        for table in rethook.tables:
+            table.ended = True
+            rethook_records.write_counts(table, arena)
+
+    def of_functions(self, addresses: Collection[int]) -> list[Rethook]:
+        """Return the hooks, each of one function entered at one of `addresses`, by which calls are entered."""
+        return [
+            one
+            for one in self.known
+            if one.address in addresses and not one.closed and not isinstance(one, SharedRethook)
+        ]
 
     def busy_slots(self, slots: Sequence[Range], guest: Guest) -> Collection[Range]:
         """Return those of `slots`, all of retired code, that a thread is in or may come to."""

@@ -5,6 +5,7 @@ The guest's own kprobe is on one, say. Once it is gone our bytes are there again
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
@@ -15,47 +16,46 @@ from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.branch import Branch
 from gdb_optprobe.probes.links import Links
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.shared_maps import SharedMaps
 
 
 @dataclass
 class LostBranches:
-    """branches: that could not be removed. counters, maps, rings: that their programs still write, by probe number.
-    rings: that probes share.
+    """branches: that could not be removed. kept: deleted probes that they serve, by number: their programs may still
+    write what the probes have in the guest.
     """
 
     branches: list[Branch] = field(default_factory=list)
-    counters: dict[int, Slot] = field(default_factory=dict)
-    maps: dict[int, SharedMaps] = field(default_factory=dict)
-    rings: dict[int, Slot] = field(default_factory=dict)
+    kept: dict[int, Probe] = field(default_factory=dict)
+
+    @property
+    def rings(self) -> Iterator[Slot]:
+        """Yield the memory of rings that kept probes share with others."""
+        return (probe.spec.records.memory for probe in self.kept.values() if probe.spec.records is not None)
 
     def covers(self, address: int) -> bool:
         """Return whether `address` is in the text of one."""
         return any(branch.patch.address <= address < branch.patch.end for branch in self.branches)
 
-    def keep_counter(self, probe: Probe) -> bool:
-        """Return whether a lost branch serves `probe`, which is deleted: then its counter stays."""
-        if not any(probe.number in branch.probe_numbers for branch in self.branches):
+    def keep(self, probe: Probe) -> bool:
+        """Return whether a lost branch serves `probe`, which is deleted: then all that it has in the guest stays."""
+        if not self._serve(probe.number):
             return False
-        if probe.counter is not None:
-            self.counters[probe.number] = probe.counter
-        if probe.handler.shared is not None:
-            self.maps[probe.number] = probe.handler.shared
-        if probe.spec.records is not None:
-            self.rings[probe.number] = probe.spec.records.memory
+        self.kept[probe.number] = probe
         return True
 
     def recover(self, links: Links, guest: Guest, arena: Arena) -> list[Branch]:
-        """Take those away that hold our bytes again, or the original ones, with their links; which those were."""
+        """Take those away that hold our bytes again, or the original ones, with their links; return those."""
         back = [branch for branch in self.branches if _is_ours_again(branch, links, guest, arena)]
         self.branches = [branch for branch in self.branches if branch not in back]
-        for number in (number for branch in back for number in branch.probe_numbers):
-            if (slot := self.counters.pop(number, None)) is not None:
-                arena.data.release(slot)
-            if (maps := self.maps.pop(number, None)) is not None:
-                maps.release(number, arena)
-            self.rings.pop(number, None)
         return back
+
+    def take_unserved(self) -> list[Probe]:
+        """Return the kept probes that no lost branch serves any more; they are kept no longer."""
+        numbers = [number for number in self.kept if not self._serve(number)]
+        return [self.kept.pop(number) for number in numbers]
+
+    def _serve(self, number: int) -> bool:
+        return any(number in branch.probe_numbers for branch in self.branches)
 
 
 def _is_ours_again(branch: Branch, links: Links, guest: Guest, arena: Arena) -> bool:

@@ -16,7 +16,7 @@ serves all sites.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -48,6 +48,7 @@ from gdb_optprobe.probes.lost_branches import LostBranches
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.read_registers import ReadRegisters
 from gdb_optprobe.probes.registry import Registry
+from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.rethook_records import read_rethooks
 from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.session_scripts import SessionScripts
@@ -85,11 +86,16 @@ class _Planned:
         return all(neighbours(at) == found for at, found in self.neighbours.items() if at != self.plan.address)
 
 
+def _do_nothing() -> None:
+    """Nothing is to be done."""
+
+
 @dataclass
 class Optimizer:
     """Decides and carries out the tiers of a session's sites.
 
     check_alive: raises OptprobeError where the guest is another one than was probed, after it was forgotten.
+    recovered: called once lost branches are out of the text: hooks of returns that they led to may end.
     not_yet_run: from where to where nothing of the guest's text has run yet.
     _left_rings: memory of rings that no graph reads any more, but branches may lead to what writes there.
     _planned, _lowered: plans, and handlers with lowered programs by their probes, of this stop alone (_planned_at).
@@ -99,6 +105,7 @@ class Optimizer:
     registry: Registry
     settings: Callable[[], Settings]
     check_alive: Callable[[], None]
+    recovered: Callable[[], None] = field(default=_do_nothing, init=False)
     links: Links = field(init=False)
     read_registers: ReadRegisters = field(init=False)
     kernel_stops: KernelStops = field(init=False)
@@ -510,12 +517,38 @@ class Optimizer:
         """Branches that hold our bytes again."""
         if self.arena is not None:
             failures: list[OptprobeError] = []
-            for branch in self._lost_branches.recover(self.links, self.target.guest, self.arena):
+            back = self._lost_branches.recover(self.links, self.target.guest, self.arena)
+            for branch in back:
                 self.traps.clear(branch.plan.head)
                 self._release_tracer(branch.plan)
                 failures += self._release_detour(branch, self.arena)
+            for probe in self._lost_branches.take_unserved():
+                self.release_counter(probe)
+            still = {at for branch in self._lost_branches.branches for at in branch.addresses}
+            failures += self._end_rethooks({at for branch in back for at in branch.addresses} - still, self.arena)
+            if back:
+                self.recovered()
             if failures:
                 raise failures[0]
+
+    def _end_rethooks(self, addresses: Collection[int], arena: Arena) -> Sequence[OptprobeError]:
+        """Enter no more calls by the hooks of functions that lost branches at `addresses` served; return what went
+        wrong.
+        """
+        served = {id(one) for at in addresses for one in self._rethooks_at(at)}
+        failures: list[OptprobeError] = []
+        for rethook in self.rethooks.of_functions(addresses):
+            if id(rethook) not in served:
+                try:
+                    self.rethooks.end_tables(rethook, self.target.guest, arena)
+                except OptprobeError as error:
+                    failures.append(error)
+        return failures
+
+    def _rethooks_at(self, address: int) -> Iterator[Rethook]:
+        """Yield the hooks that probes at `address` have."""
+        if (site := self.registry.site(address)) is not None:
+            yield from (one for one in (site.rethook, site.next_rethook) if one is not None)
 
     def must_be_quiescent(self, plan: Plan) -> bool:
         """Return whether a saved PC may be inside what `plan` displaces, and must not be."""
@@ -589,7 +622,7 @@ class Optimizer:
 
         A detour that was retired because of another's change counts until that change is undone.
         """
-        if self.arena is None or self._lost_branches.keep_counter(probe):
+        if self.arena is None or self._lost_branches.keep(probe):
             return
         probe.remove_breakpoints()
         if probe.counter is not None:
@@ -602,7 +635,9 @@ class Optimizer:
         if probe.pad is not None:
             self.arena.pads.release(probe.pad.slot)
             probe.pad = None
-        if probe.is_return and probe.is_in_kernel and not self.registry.site_of(probe).is_lost:
+        # The table of a lost branch is given back with the branch.
+        is_there = self.registry.has(probe) and probe.is_in_kernel
+        if probe.is_return and is_there and not self.registry.site_of(probe).is_lost:
             self.rethooks.release(self.registry.site_of(probe), probe, self.target.guest, self.arena)
 
     def leave_ring(self, memory: Slot) -> None:
@@ -612,7 +647,7 @@ class Optimizer:
     def _release_rings(self, arena: Arena) -> None:
         if not self._left_rings:
             return
-        used = {*(memory for memory, _ in self.registry.recording()), *self._lost_branches.rings.values()}
+        used = {*(memory for memory, _ in self.registry.recording()), *self._lost_branches.rings}
         for memory in self._left_rings:
             if memory not in used:
                 arena.data.release(memory)

@@ -66,6 +66,7 @@ class SharedReturns:
 
     def __post_init__(self) -> None:
         self.registry.unpacked = self.settle_unpacked
+        self.optimizer.recovered = self.end_hooks
 
     def can_share(self, spec: Spec) -> bool:
         """Return whether returns of `spec` may share a hook."""

@@ -123,7 +123,8 @@ def _memory(session: Session) -> dict[str, Any]:
     points = optimizer.rethooks.known
     owned = {probe.counter.address for probe in session.registry.probes() if probe.counter is not None}
     owned |= {slot.address for slot in optimizer.traps.dispatcher.memory} | {point.memory.address for point in points}
-    owned |= {slot.address for slot in optimizer._lost_branches.counters.values()}
+    kept = optimizer._lost_branches.kept.values()
+    owned |= {probe.counter.address for probe in kept if probe.counter is not None}
     if arena._tickets is not None:
         owned.add(arena._tickets.address)
     # Memory that another session needs to take over from this one.

@@ -165,6 +165,21 @@ def test_the_hook_stays_for_those_that_left_the_block() -> None:
     assert shared.closed and text(guest) == text(functions())
 
 
+def test_the_hook_ends_with_a_lost_branch_that_led_there() -> None:
+    guest = functions()
+    session = guest.session()
+    session.add(GLOB)
+    held = guest.machine.read(AT[3], 1)
+    guest.machine.write(AT[3], b"\xcc")
+    with pytest.raises(OptprobeError, match="1 of 70 probes are left"):
+        session.delete()
+    (shared,) = (one for one in session.optimizer.rethooks.known if isinstance(one, SharedRethook))
+    assert not shared.closed, "a call may be entered"
+    guest.machine.write(AT[3], held)
+    session.commit(0)
+    assert shared.closed and session.optimizer.release_arena() and code_is_free(guest)
+
+
 def test_disabled_and_enabled_again() -> None:
     guest = functions()
     session = guest.session()
