@@ -419,12 +419,16 @@ class Batches:
         arena = self.optimizer.arena
         assert arena is not None, "the blocks have memory"
         with held():
+            # Read while nothing has changed: a block whose code could not be read would be forgotten, and what it
+            # leads to freed, with a thread inside.
+            codes = [self._code_to_retire(block, arena) for block in blocks]
             alone = self._disarm([block for block in blocks if block.enabled])
-            for block in (block for block in blocks if len(block)):
-                # Its code stays, in pieces, until no thread is in them.
-                self.members.drop(block, arena)
-                for start, end in block.runs():
-                    self._retire_piece(block, start, end, arena)
+            for block, code in zip(blocks, codes, strict=True):
+                if len(block):
+                    # Its code stays, in pieces, until no thread is in them.
+                    self.members.drop(block, arena)
+                    for start, end in block.runs():
+                        self._retire_piece(block, start, end, code, arena)
             self.text.forget()
         self.returns.end_hooks()
         return alone
@@ -448,19 +452,29 @@ class Batches:
             self.target.tracer.release_all([block.sites[index] for index in gone])
         return alone
 
-    def _retire_piece(self, block: CountBlock, start: int, end: int, arena: Arena) -> None:
-        """Release the code and the data of some members, to which nothing leads any more."""
+    def _code_to_retire(self, block: CountBlock, arena: Arena) -> bytes | None:
+        """Return what the guest holds of a block's code; None where no thread has been there since it was put in."""
+        guest = self.target.guest
+        if block.installed_at == guest.moment() and not arena.has_retired_dispatchers:
+            return None
+        return guest.machine.read(block.code.address, block.code.size)
+
+    def _retire_piece(self, block: CountBlock, start: int, end: int, held_now: bytes | None, arena: Arena) -> None:
+        """Release the code and the data of some members, to which nothing leads any more. held_now: see
+        `_code_to_retire`.
+        """
         code, data = block.piece(start, end)
         guest = self.target.guest
         self.members.note_left(block, block.first, start, end, arena)
-        if block.installed_at == guest.moment() and not arena.has_retired_dispatchers:
+        if held_now is None:
             arena.wipe([code], guest.machine)
             arena.free_counts(code, data)
             self.returns.forget_counts(block)
         else:
             if not self.optimizer.rethooks.keep_counter(data):
                 arena.data.release(data)
-            arena.retire(code, block.left_code(start, end, guest.machine.read(code.address, code.size), guest.isa))
+            at = code.address - block.code.address
+            arena.retire(code, block.left_code(start, end, held_now[at : at + code.size], guest.isa))
 
     def switch(self, blocks: Sequence[CountBlock], on: bool) -> list[Probe]:
         """Enable or disable all members. Return those that must be settled by themselves.

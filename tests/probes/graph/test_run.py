@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.detours.plan_request import PlanRequest, TierLimits
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refusal, Refused
-from gdb_optprobe.errors import OptprobeError
+from gdb_optprobe.errors import OptprobeError, Unreadable
 from gdb_optprobe.guest.cache import Cache, Shelf
 from gdb_optprobe.guest.lasting_text import ShelvedText
 from gdb_optprobe.guest.names import NamesAt
@@ -661,7 +662,8 @@ def records_into_its_own_memory(found: FakeGuest, session: Session) -> None:
     while arena.data.largest >= 64:
         taken.append(slot := arena.allocate_data(arena.data.largest))
         found.machine.write(slot.address, bytes(slot.size))
-    calls_root(found, 0)
+    for number in range(len(found.machine.threads)):
+        calls_root(found, number)
     assert not any(any(found.machine.read(slot.address, slot.size)) for slot in taken)
     for slot in taken:
         arena.free_data(slot)
@@ -730,3 +732,42 @@ def test_the_ring_of_a_graph_that_fails_stays_while_branches_lead_to_what_writes
     assert ("optprobe delete 1" in str(raised.value)) is (there and not singly)
     records_into_its_own_memory(found, session)
     ends_with_nothing_left(found, session, before)
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_after_any_failed_read_a_graph_s_ring_stays_while_a_thread_is_in_its_code(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """The thread continues into the code that its block leads to, and records."""
+    number, failed = 0, [0]
+    while failed:
+        found = guest()
+        session, before = found.session(), found.machine.read(START, RECORDS - START)
+        graph, _ = prepared_in(session)
+        found.run_to(1, graph._blocks[block].slot(0).address)
+        failed.clear()
+        is_another = False
+        with monkeypatch.context() as broken:
+            broken.setattr(found.machine, "read", fail_at_read(number, found.machine.read, failed))
+            try:
+                graph.take_out()
+            except OptprobeError as error:
+                is_another = "is not the one that was probed" in error.message  # nothing was changed
+        number += 1
+        records_into_its_own_memory(found, session)
+        if not is_another:
+            ends_with_nothing_left(found, session, before)
+    assert number > 10
+
+
+def fail_at_read(number: int, read: Callable[[int, int], bytes], failed: list[int]) -> Callable[[int, int], bytes]:
+    """Return `read` that fails once, after `number` reads. failed: gets the address."""
+    reads = count()
+
+    def reading(address: int, size: int) -> bytes:
+        if next(reads) == number:
+            failed.append(address)
+            raise Unreadable(address, size)
+        return read(address, size)
+
+    return reading
