@@ -420,7 +420,7 @@ class Batches:
         arena = self.optimizer.arena
         assert arena is not None, "the blocks have memory"
         with held():
-            # Read while nothing has changed: a block whose code could not be read would be forgotten, and what it
+            # Read while nothing has changed: a block of unreadable code would be forgotten, and what it
             # leads to freed, with a thread inside.
             codes = [self._code_to_retire(block, arena) for block in blocks]
             alone = self._disarm([block for block in blocks if block.enabled])

@@ -171,6 +171,6 @@ class BlockMembers:
 
 
 def led(block: CountBlock, memory: Memory) -> list[int]:
-    """Return the indexes of the members to whose detours the text leads. Raises Unreadable."""
+    """Return the indexes of the members that the text leads to the detours of. Raises Unreadable."""
     rows = zip(block.members, runs.held(block.places(), memory), block.branches(block.isa), strict=True)
     return [index for index, text, branch in rows if text == branch]
