@@ -6,7 +6,7 @@ from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.commands.convenience import remember
 from gdb_optprobe.commands.locations import location_candidates
 from gdb_optprobe.commands.output import Output
-from gdb_optprobe.commands.parse import ADD_OPTIONS, Add, parse_add
+from gdb_optprobe.commands.parse import ADD_OPTIONS, Add, hinting_at_options, parse_add
 
 
 class AddCommand(Subcommand[Add]):
@@ -69,7 +69,8 @@ class AddCommand(Subcommand[Add]):
 
     def run(self, args: Add, out: Output) -> None:
         specs = args.specs()
-        probes = self.session_for(specs).add(*specs)
+        with hinting_at_options(args):
+            probes = self.session_for(specs).add(*specs)
         remember(probes)
         out.added(probes, args.place.glob)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gdb_optprobe.commands.base import Subcommand
 from gdb_optprobe.commands.locations import location_candidates
 from gdb_optprobe.commands.output import Output
-from gdb_optprobe.commands.parse import ADD_OPTIONS, Add, parse_add
+from gdb_optprobe.commands.parse import ADD_OPTIONS, Add, hinting_at_options, parse_add
 
 
 class ExplainCommand(Subcommand[Add]):
@@ -29,7 +29,8 @@ class ExplainCommand(Subcommand[Add]):
 
     def run(self, args: Add, out: Output) -> None:
         specs = args.specs()
-        out.explanation(self.session_for(specs).explain(*specs))
+        with hinting_at_options(args):
+            out.explanation(self.session_for(specs).explain(*specs))
 
     def candidates(self, text: str) -> int | Sequence[str]:
         return location_candidates(text, ADD_OPTIONS)

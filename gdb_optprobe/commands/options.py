@@ -191,7 +191,7 @@ def take_option(line: Line, word: Fragment, known: Mapping[str, str], options: d
     """Add the option to `options`. Return the end of the option and its argument."""
     name = word.text
     if name not in known:
-        raise _unknown(word, known)
+        raise no_option(word, known)
     if name in options:
         raise fault(f"{name} is given twice", word)
     if not known[name]:
@@ -357,7 +357,7 @@ def sides(expression: str) -> tuple[str, str] | None:
     return expression[: compared[0].start()].strip(), expression[compared[0].end() :].strip()
 
 
-def _unknown(word: Fragment, known: Mapping[str, str]) -> Exception:
+def no_option(word: Fragment, known: Mapping[str, str]) -> Exception:
     if not known:
         return fault(f"no option {word.text}", word, "this command takes no options")
     close = difflib.get_close_matches(word.text, known, 1)

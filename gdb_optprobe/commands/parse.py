@@ -9,10 +9,11 @@ expression and an action too; `entry` is an ordinary name of kernel parameters, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from gdb_optprobe.commands.options import DASHES, Line, Option, option_at, take_option
+from gdb_optprobe.commands.options import DASHES, Line, Option, no_option, option_at, take_option
 from gdb_optprobe.commands.peers import block_fault, check_location
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
@@ -54,9 +55,12 @@ _CLAUSE = re.compile(r"(?<![\w$])(if|do)(?!\w)")
 _JSON_AFTER_ACTION = re.compile(r"(?!.*\sby\b)(?:\w+(?:\s*\(.*\))?|\{.*\})\s+(?=-json$)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _LOCATIONS = "a location is a symbol, file:line, *ADDRESS or symbol+offset"
-_NAMED = "a name is a letter, then letters, digits, '_', '.' and '-'"
+_NAMED = "a name is a letter or '_', then letters, digits, '_', '.' and '-'"
 _AFTER_ACTION = re.compile(r"(?!.*\sby\b)(?:\w+(?:\s*\(.*\))?|\{.*\})\s+(-[a-z]+)(?=\s|$).*", re.DOTALL)
 _WITH_ARGUMENT = re.compile(r"(?<=\s)(-[a-z]+)\s+[\w\"/]")
+_UNKNOWN = re.compile(r"(?<=[\w)\]]\s)(?!-sizeof\b)(-[a-z]+)\s+(?!(?:by|if|do)\b)[\w\"]")
+"""What is no difference, as no operator is behind it: an option that is not known."""
+_DIFFERENCE = re.compile(r"(?<=\s)-([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +214,25 @@ def _check_no_options(clause: Clause, line: Line) -> None:
             takes = ADD_OPTIONS.get(found[1])
             if start in line.bare and takes is not None and (takes or found in late):
                 raise fault(f"'{found[1]}' comes too late", Fragment(part.line, start, end), _ORDER)
+        for found in _UNKNOWN.finditer(part.text):
+            start, end = (part.start + at for at in found.span(1))
+            if start in line.bare and found[1] not in ADD_OPTIONS:
+                raise no_option(Fragment(part.line, start, end), ADD_OPTIONS)
+
+
+@contextmanager
+def hinting_at_options(add: Add) -> Iterator[None]:
+    """Add to an error about a name, as in `if x > 1 -overwrite`, that it would be an option elsewhere."""
+    try:
+        yield
+    except OptprobeError as error:
+        clauses = (add.clause, *filter(None, [add.entry]))
+        parts = [part for one in clauses for part in (*filter(None, [one.condition]), *one.actions)]
+        names = [found[1] for part in parts for found in _DIFFERENCE.finditer(part.text)]
+        if (name := next((name for name in names if f"named '{name}'" in error.message), None)) is not None:
+            said = f"-{name} is a subtraction here: an option comes before if and do"
+            error.hint = said if f"-{name}" in ADD_OPTIONS or not error.hint else f"{error.hint}; {said}"
+        raise
 
 
 def parse_break(text: str) -> Add:

@@ -212,6 +212,8 @@ class FakeSession:
     def _add(self, spec: Spec) -> tuple[ProbeView, ...]:
         if spec.location == "nosuch":
             raise OptprobeError("no symbol 'nosuch'", "info functions nosuch")
+        if spec.condition.endswith("-overwrite"):
+            raise OptprobeError("no symbol named 'overwrite'")
         if spec.location == "bug":
             raise KeyError("bug")
         self.last_number = len(self.probes) + 1

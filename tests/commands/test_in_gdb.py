@@ -99,6 +99,14 @@ def test_the_caret_stands_below_what_is_wrong() -> None:
     ]
 
 
+def test_a_misplaced_option_s_place_is_in_the_hint() -> None:
+    ended = gdb("optprobe add vfs_read if x > 1 -overwrite")
+    assert ended.err.splitlines() == [
+        "optprobe: no symbol named 'overwrite'",
+        "HINT: -overwrite is a subtraction here: an option comes before if and do",
+    ]
+
+
 def test_exit_on_error_off_goes_on() -> None:
     ended = gdb("set optprobe exit-on-error off", "optprobe nosuch", "echo reached\\n")
     assert (ended.status, ended.out) == (0, "reached\n")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gdb_optprobe.commands.parse import is_glob, parse_add, parse_break, parse_dprintf
+from gdb_optprobe.commands.parse import hinting_at_options, is_glob, parse_add, parse_break, parse_dprintf
 from gdb_optprobe.errors import OptprobeError
 
 
@@ -126,6 +126,8 @@ def test_entry_alone_belongs_to_the_entry() -> None:
         ("f do count, stack -pending", ("'-pending' comes too late", "-pending")),
         ("f do hist(x) by y -name reads", ("'-name' comes too late", "-name")),
         ("f if x > 1 -tier boosted", ("'-tier' comes too late", "-tier")),
+        ("f if x > 1 -teir boosted", ("no option -teir", "-teir")),
+        ("f do sum(x) by y -nmae reads", ("no option -nmae", "-nmae")),
         ("f -return entry do save a = b -maxactive 3 do count", ("'-maxactive' comes too late", "-maxactive")),
         ("f do { @ = count(); } -name reads", ("'-name' comes too late", "-name")),
         ("f do count if x", ("'if' comes too late", "if")),
@@ -144,6 +146,40 @@ def test_entry_alone_belongs_to_the_entry() -> None:
 )
 def test_errors_point(text: str, expected: tuple[str, str]) -> None:
     assert refused(text) == expected
+
+
+@pytest.mark.parametrize("text", ["f if x -sizeof y", "f if x -y / z", "f do sum(x) by y -z", "f do { @ = x -y z; }"])
+def test_differences_are_no_options(text: str) -> None:
+    parse_add(text).specs()
+
+
+@pytest.mark.parametrize("text", ["f -name _read", "f -name __f.1-a"])
+def test_names_as_the_hint_has_them(text: str) -> None:
+    assert parse_add(text).specs()[0].name == text.split()[-1]
+    with pytest.raises(OptprobeError) as caught:
+        parse_add("f -name 1").specs()
+    assert "a letter or '_'" in caught.value.hint
+
+
+BEFORE = "is a subtraction here: an option comes before if and do"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "hint", "expected"),
+    [
+        ("f if x > 1 -overwrite", "overwrite", "f has: x", f"-overwrite {BEFORE}"),
+        ("f if x > 1 -foo", "foo", "f has: x", f"f has: x; -foo {BEFORE}"),
+        ("f if x > 1 -foo", "foo", "", f"-foo {BEFORE}"),
+        ("f -return entry if x > 1 -pending do count", "pending", "", f"-pending {BEFORE}"),
+        ("f do sum(x) by y -glob", "glob", "", f"-glob {BEFORE}"),
+        ("f if x > 1 - overwrite", "overwrite", "f has: x", "f has: x"),
+        ("f if x > 1 -foo", "x", "f has: y", "f has: y"),
+    ],
+)
+def test_a_name_behind_a_dash_may_have_been_an_option(text: str, name: str, hint: str, expected: str) -> None:
+    with pytest.raises(OptprobeError) as caught, hinting_at_options(parse_add(text)):
+        raise OptprobeError(f"no parameter or symbol named '{name}'", hint)
+    assert caught.value.hint == expected
 
 
 def test_spec() -> None:
