@@ -14,7 +14,7 @@ from typing import Protocol
 from gdb_optprobe.guest.abi import Abi, slots
 from gdb_optprobe.guest.btf import Function as Prototype
 from gdb_optprobe.guest.linux.current import NAME_SIZE, Current
-from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.kernel import EVERYWHERE, VMLINUX, Kernel
 from gdb_optprobe.guest.types import BtfTypes, own_type
 from gdb_optprobe.handlers import fold
 from gdb_optprobe.handlers.ctype import (
@@ -206,7 +206,10 @@ class KernelScope:
         if len(found) > 1:
             places = ", ".join(f"{address:#x}" for address in found[:4])
             return Missing(f"{len(found)} symbols are named '{name}'", f"use an address: {places}")
-        return self._symbol(name, found[0]) if found else self._unknown(name)
+        if found:
+            return self._symbol(name, found[0])
+        meaning = self._unknown(name)
+        return self._without_data(meaning) if isinstance(meaning, Missing) else meaning
 
     def dollar(self, name: str) -> Meaning | Missing:
         if (register := self._register(name)) is not None:
@@ -377,6 +380,13 @@ class KernelScope:
             type_ = Function()
         size = size_of(type_) if type_ is not None else None
         return Lvalue(fold.constant(address), type_, self.is_mapped(address, size or 8), start <= address < end)
+
+    def _without_data(self, unknown: Missing) -> Missing:
+        """Return why a name is unknown, with a hint where the kernel has no names of its data."""
+        if unknown.hint.startswith("did you mean") or self.symbols.lookup(EVERYWHERE):
+            return unknown
+        why = f"of its data this kernel has no names (CONFIG_KALLSYMS_ALL): {VMLINUX}"
+        return Missing(unknown.message, f"{unknown.hint}; {why}" if unknown.hint else why)
 
     def _unknown(self, name: str) -> Meaning | Missing:
         if name == "NULL":

@@ -56,6 +56,7 @@ SYMBOLS = {
     "twice": (PROBED + 64, PROBED + 128),
     "runqueues": (0x1000,),
     "count": (DATA + 8,),
+    "init_task": (DATA + 16,),
 }
 
 
@@ -200,6 +201,18 @@ def test_names_that_mean_nothing(name: str, entry: bool, types: BtfTypes | None,
     assert isinstance(found, Missing)
     assert found.message == message
     assert hint in found.hint
+
+
+def test_a_kernel_without_names_of_its_data_has_that_in_the_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = scope().name("jiffy")
+    assert isinstance(known, Missing) and "KALLSYMS_ALL" not in known.hint
+    monkeypatch.delitem(SYMBOLS, "init_task")
+    for entry, types, more in ((True, TYPES, "probed has: file, fd, mode"), (True, None, "$arg1")):
+        found = scope(entry=entry, types=types).name("init_task")
+        assert isinstance(found, Missing) and more in found.hint
+        assert "no names (CONFIG_KALLSYMS_ALL): before the first optprobe command, load its vmlinux" in found.hint
+    near = scope().name("fdd")
+    assert isinstance(near, Missing) and "KALLSYMS_ALL" not in near.hint, "a parameter is meant"
 
 
 def test_null_is_a_pointer() -> None:

@@ -23,6 +23,8 @@ from gdb_optprobe.isa.base import Insn
 MODULES = (0xFFFF_8000_0000_0000, 0xFFFF_FFFF_F000_0000)
 """Where modules are: anywhere around the image (RANDOMIZE_MODULE_REGION_FULL), in the half above the linear map."""
 LARGEST_IMAGE = 1 << 27
+ADRP_REACH = 1 << 32
+"""Bytes: code of a module and the image address each other so (arch/arm64/kernel/module.c), or not at all."""
 SIGNS = b"\x3f\x23\x03\xd5"
 """paciasp, which makes a return address safe."""
 
@@ -45,6 +47,11 @@ class ArmText(OneSizeText):
 
     def _named(self, name: str) -> Area:
         return areas.of(name)
+
+    def _range(self, address: int) -> Area:
+        found, (start, end) = super()._range(address), self._text
+        is_near = end - ADRP_REACH <= address < start + ADRP_REACH
+        return Area.NOT_TEXT if found is Area.MODULE and not is_near else found
 
     def _core(self, address: int) -> Area:
         if any(start <= address < end for start, end in self._elsewhere):

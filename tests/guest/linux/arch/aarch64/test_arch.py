@@ -45,6 +45,17 @@ def test_areas_by_name(name: str, area: Area) -> None:
     assert areas.of(name) is area
 
 
+def test_memory_for_modules_is_what_their_code_could_be_in() -> None:
+    """Modules may be on either side of the image, but not beyond the reach of what addresses it."""
+    text = ArmText(kernel(Pages(), NAMES))
+    for distance, area in ((1 << 20, Area.MODULE), (3 << 30, Area.MODULE), (5 << 30, Area.NOT_TEXT)):
+        assert text.area(TEXT + distance) is area
+        assert text.area(0xFFFF_C000_0000_0000 + distance) is Area.NOT_TEXT
+    near = ArmText(kernel(Pages(), {name: at + (1 << 40) for name, at in NAMES.items()}))
+    assert near.area(TEXT + (1 << 40) - (1 << 30)) is Area.MODULE
+    assert near.area(0xFFFF_FFFF_0000_0000) is near.area(TEXT) is Area.NOT_TEXT
+
+
 def test_what_vectors_say_of_stacks() -> None:
     memory = Pages()
     # sub sp, sp, #0x150; add sp, sp, x0; sub x0, sp, x0; tbnz w0, #14, …
