@@ -64,7 +64,9 @@ def _host(physical: int) -> int:
 def _physical(machine: GdbMachine, address: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield the guest-physical pieces of virtual memory. Raises OptprobeError."""
     if isinstance(machine.memory, KernelMemory):
-        yield from machine.memory.extents(address, size)
+        with machine.reading_pages():
+            found = machine.memory.extents(address, size)
+        yield from found
         return
     pages = range(address - address % PAGE, address + size, PAGE)
     if len(pages) > MOST_ASKED:

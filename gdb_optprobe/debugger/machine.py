@@ -66,6 +66,7 @@ class GdbMachine:
         self.stopped_programs = StoppedPrograms()
         self._live: Memory | None = None
         self._is_physical = False
+        self._pages: dict[int, bytes] | None = None
         self.dump: Dump | None = None
 
     # while the guest runs ----------------------------------------------------------------------------------------
@@ -175,6 +176,11 @@ class GdbMachine:
     def read_physical(self, address: int, size: int) -> bytes:
         if size >= MUCH and self.dump is not None and (found := self.dump([(address, size)])) is not None:
             return found[0][:]
+        if self._pages is not None:
+            return self._from_pages(address, size, self._pages)
+        return self._read_chunks(address, size)
+
+    def _read_chunks(self, address: int, size: int) -> bytes:
         chunks = []
         with self.physical_mode():
             for at in range(address, address + size, CHUNK):
@@ -184,6 +190,27 @@ class GdbMachine:
                     raise Unreadable(at, length)
                 chunks.append(bytes.fromhex(answer.decode("ascii")))
         return b"".join(chunks)
+
+    def _from_pages(self, address: int, size: int, pages: dict[int, bytes]) -> bytes:
+        """Read what is in pages that were read before, or are now. Raises Unreadable."""
+        data = b""
+        for page in range(address - address % PAGE, address + size, PAGE):
+            if page not in pages:
+                pages[page] = self._read_chunks(page, PAGE)
+            data += pages[page][max(0, address - page) : address + size - page]
+        return data
+
+    @contextmanager
+    def reading_pages(self) -> Iterator[None]:
+        """Read each page of physical memory once within the block, whole: page tables, of which walks read a word at a
+        time, and the same ones again.
+        """
+        with self.physical_mode():
+            self._pages = {}
+            try:
+                yield
+            finally:
+                self._pages = None
 
     def write_physical(self, address: int, data: bytes) -> None:
         self._guard.set_fallback()
@@ -221,8 +248,10 @@ class GdbMachine:
                 if self._packet(f"M{address + start:x},{len(chunk):x}:{chunk.hex()}") != b"OK":
                     raise Unreadable(address + start, len(chunk))
         finally:
-            # GDB does not see this write: drop its cache.
+            # GDB does not see this write: drop its cache, and ours.
             flush("dcache")
+            if self._pages is not None:
+                self._pages.clear()
 
     # packets -----------------------------------------------------------------------------------------------------
 

@@ -121,16 +121,34 @@ def extents(
 
     physical: from an address and a size to guest-physical pieces, (address, size), in this order.
     """
-    found: list[Extent] = []
+    pieces: list[tuple[int, int, int]] = []
     for start, end in spans:
-        at = start
         for address, size in physical(start, end - start):
-            for piece, length, there in _in_one(address, size, host):
-                found.append(Extent(at, length, piece, there))
-                at += length
-                if len(found) > MOST_EXTENTS:
-                    raise OptprobeError(f"it is in more than {MOST_EXTENTS} pieces")
+            pieces.append((start, address, size))
+            start += size
+            if len(pieces) > MOST_EXTENTS:
+                raise OptprobeError(f"it is in more than {MOST_EXTENTS} pieces")
+    known = _as_one(pieces, host) or host
+    found: list[Extent] = []
+    for at, address, size in pieces:
+        for piece, length, there in _in_one(address, size, known):
+            found.append(Extent(at, length, piece, there))
+            at += length
+            if len(found) > MOST_EXTENTS:
+                raise OptprobeError(f"it is in more than {MOST_EXTENTS} pieces")
     return found
+
+
+def _as_one(pieces: Sequence[tuple[int, int, int]], host: HostAddress) -> HostAddress | None:
+    """Return where physical addresses are, if all pieces lie in one piece of QEMU's memory: then two are asked for.
+
+    Each extent is compared with what the stub reads of it, whatever was found here.
+    """
+    if len(pieces) < 2:
+        return None
+    start, end = min(at for _, at, _ in pieces), max(at + size for _, at, size in pieces)
+    distance = host(start) - start
+    return (lambda address: address + distance) if host(end - 1) == end - 1 + distance else None
 
 
 def _in_one(physical: int, size: int, host: HostAddress) -> Iterator[tuple[int, int, int]]:

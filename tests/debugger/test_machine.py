@@ -341,6 +341,30 @@ def test_some_physical_accesses_switch_the_mode_once(gdb: Gdb, machine: Any) -> 
     assert modes == [on, off]
 
 
+def test_pages_that_are_walked_again_and_again_are_read_once(gdb: Gdb, machine: Any, module: Any) -> None:
+    packets, ask = list[str](), sent(gdb)
+
+    def send(packet: str) -> bytes:
+        packets.append(packet)
+        answer: bytes = ask(packet)
+        return answer
+
+    for memory in gdb.stub.user:
+        memory.update(dict.fromkeys(range(2 * module.PAGE), 7))
+    machine.connection = SimpleNamespace(is_valid=lambda: True, send_packet=send)
+    with machine.reading_pages():
+        for at in range(0, 2 * module.PAGE - 8, 8):
+            assert machine.read_physical(at, 16) == bytes([7] * 16)
+    of_page = -(-module.PAGE // module.CHUNK)
+    assert len([one for one in packets if one.startswith("m")]) == 2 * of_page and len(packets) == 2 * of_page + 2
+    machine.read_physical(0, 8)
+    assert packets[-2] == "m0,8", "pages are kept for the block alone"
+    with machine.reading_pages():
+        machine.read_physical(0, 8)
+        machine.write_physical(0, b"\x01")
+        assert machine.read_physical(0, 2) == bytes([1, 7]), "what was written is read anew"
+
+
 def test_an_image_is_of_a_guest_that_stands(machine: Any) -> None:
     class Held:
         def image(self, *asked: object) -> tuple[object, ...]:

@@ -143,6 +143,23 @@ def test_what_lies_in_pieces_is_read_as_one() -> None:
             live.read(at, size)
 
 
+def test_few_addresses_are_asked_for_where_all_is_in_one_piece_of_qemu_s() -> None:
+    """Memory that the kernel lends is in hundreds of pages that do not follow one another."""
+    asked = list[int]()
+
+    def host(physical: int) -> int:
+        asked.append(physical)
+        return physical + 0x7000_0000
+
+    def scattered(at: int, size: int) -> list[tuple[int, int]]:
+        return [(0x9000_0000 - 0x3000 * number, 0x1000) for number in range(size // 0x1000)]
+
+    found = extents([(DATA, DATA + 0x10_0000)], scattered, host)
+    assert len(found) == 256 and len(asked) == 2
+    assert [one.address for one in found] == [*range(DATA, DATA + 0x10_0000, 0x1000)]
+    assert all(one.host == one.physical + 0x7000_0000 for one in found)
+
+
 def test_memory_in_too_many_pieces_is_not_asked_for_without_end() -> None:
     span = (DATA, DATA + 2 * MOST_EXTENTS)
     with pytest.raises(OptprobeError, match="pieces"):
