@@ -290,6 +290,9 @@ class FakeStops:
     def arrived(self, address: int) -> None:
         """The next step runs the hit of a thread that is at `address`."""
 
+    def passed(self, address: int) -> None:
+        """The next step does not run the hit of a thread that is at `address`."""
+
     def take_back(self, address: int) -> int:
         return 0
 

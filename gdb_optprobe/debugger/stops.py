@@ -297,6 +297,11 @@ class GdbStops:
             self._points[address].go_by()
             self._stopped_by.clear()
 
+    def passed(self, address: int) -> None:
+        """Take the hit of the selected vCPU for run if it is at `address`: its program ran in a detour."""
+        if _pc() == address:
+            self._standing = _selected_thread(), address
+
     def take_back(self, address: int) -> int:
         """Forget the hit of a vCPU that is still at `address`. Return how many there are: 0 or 1."""
         # GDB sends no event when it steps over a breakpoint and resumes the guest: compare the PC.

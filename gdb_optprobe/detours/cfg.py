@@ -14,12 +14,13 @@ just run the first, so a program for the second may run in the detour of a branc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from gdb_optprobe.detours import obstacles
 from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
-from gdb_optprobe.guest.text import KPROBES, Fact, FtraceSite, Function, Jump, Mark, Text
+from gdb_optprobe.guest.text import KPROBES, Area, Fact, FtraceSite, Function, Jump, Mark, Text
 from gdb_optprobe.isa.base import LONGEST, Flow, Insn
 from gdb_optprobe.isa.record import Isa
 
@@ -33,6 +34,9 @@ _NEVER_FALLS_THROUGH = (Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN)
 _MAY_FALL_THROUGH = (Flow.NEXT, Flow.BRANCH)
 _RUNS_ON = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.INDIRECT_CALL)  # a call, when it has returned
 _PLAIN = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.RETURN)
+_PROBED = (Area.TEXT, Area.LOADED)
+_STAY = (Fact.JUMP_LABEL, Fact.STATIC_CALL, Fact.EXCEPTION, Fact.BUG, Fact.LOCK_PREFIX)
+"""Why an instruction must stay at its address, which says nothing of what runs before it."""
 _KNOWN_BY_ADDRESS = (Fact.EXCEPTION, Fact.RESTART)  # the guest looks them up by their address and rewrites nothing
 
 
@@ -47,6 +51,7 @@ class Cfg:
         self._by_end = {insn.end: insn for insn in function.own.values()}
         self._obstacles: dict[int, Reason | None] = {}
         self._traced: dict[int, bool] = {}
+        self._ways: dict[int, Insn | None] = {}
 
     def straight_line_run(self, insn: Insn) -> tuple[Insn, ...]:
         """Return the instructions that can be displaced together with `insn`, itself among them."""
@@ -61,6 +66,57 @@ class Cfg:
         found = tuple(run)
         self._runs.update((one.address, found) for one in found)
         return found
+
+    def way_to(self, insn: Insn) -> Insn | None:
+        """Return the only instruction that execution comes to `insn` from, if `insn` must stay where it is and a branch
+        may displace that one; None if not.
+
+        It is the one before, or a jump. A program for `insn` may run behind its copy, where that leads to `insn`.
+        """
+        if not self.must_stay(insn.address):
+            return None
+        if insn.address not in self._ways:
+            self._ways[insn.address] = self._way_to(insn)
+        return self._ways[insn.address]
+
+    def _way_to(self, insn: Insn) -> Insn | None:
+        before = self.before(insn)
+        falls = before is not None and before.falls_through
+        way = before if falls else self._jumps_to.get(insn.address)
+        if way is None or self.obstacle(way) is not None or self.text.area(way.address) not in _PROBED:
+            return None
+        if falls and self._never_joined(way, insn) is not None:
+            return None
+        if insn.address in self.ftrace_sites or way.address in self.ftrace_sites:
+            return None
+        landings = self._landings
+        if landings is None or any(at in landings for one in (insn, way) for at in range(one.address + 1, one.end)):
+            return None
+        return way if landings[insn.address] == (0 if falls else 1) else None
+
+    def must_stay(self, address: int) -> bool:
+        """Return whether the guest's tables say that the instruction at `address` must stay there, and no more."""
+        mark = self._marked.get(address)
+        return mark is not None and mark.fact in _STAY
+
+    def stays_at(self, insn: Insn) -> Iterator[int]:
+        """Yield the addresses that `insn` leads to at which an instruction must stay."""
+        if insn.falls_through and self.must_stay(insn.end):
+            yield insn.end
+        if insn.target is not None and insn.target != insn.end and self.must_stay(insn.target):
+            yield insn.target
+
+    def is_led_to(self, address: int) -> bool:
+        """Return whether `address` is that of an instruction with a `way_to` it."""
+        insn = self.function.own.get(address)
+        return insn is not None and self.way_to(insn) is not None
+
+    def served_together(self, insn: Insn) -> frozenset[int]:
+        """Return the addresses that one branch may serve, or two next to each other: of a straight-line run, and of
+        what must stay where that leads to.
+        """
+        run = self.straight_line_run(self.way_to(insn) or insn)
+        return frozenset([*(one.address for one in run), *(at for one in run for at in self.stays_at(one))])
 
     def containing(self, address: int) -> Insn | None:
         """Return the instruction that covers `address`; None if none was decoded there."""
@@ -103,6 +159,18 @@ class Cfg:
 
     def boundary(self, before: Insn, insn: Insn | None) -> Reason | None:
         """Return why no branch may displace both `before` and what follows it, `insn`; None if one may."""
+        found = self._never_joined(before, insn)
+        if found is not None or insn is None:
+            return found
+        if self._unknown_jumps is not None:
+            return self._unknown_jumps
+        jump = self.jump_targets.get(insn.address)
+        if jump is not None:
+            return self._jump_refusal(jump)
+        return self.obstacle(insn) or self.obstacle(before)
+
+    def _never_joined(self, before: Insn, insn: Insn | None) -> Reason | None:
+        """Return why `before` and `insn` belong to different runs whatever jumps there are."""
         if insn is None or not before.falls_through:
             return Refusal.FUNCTION_END.because(function=self.function.name)
         if before.flow in (Flow.CALL, Flow.INDIRECT_CALL):
@@ -110,12 +178,7 @@ class Cfg:
             return Refusal.RETURN_INTO_REGION.because(source=source, target=target)
         if (site := self.ftrace_sites.get(before.address) or self.ftrace_sites.get(insn.address)) is not None:
             return Refusal.FTRACE_SITE.because(site=self._spell(site.address))
-        if self._unknown_jumps is not None:
-            return self._unknown_jumps
-        jump = self.jump_targets.get(insn.address)
-        if jump is not None:
-            return self._jump_refusal(jump)
-        return self.obstacle(insn) or self.obstacle(before)
+        return None
 
     def has_no_boundary(self, before: Insn, insn: Insn) -> bool:
         """Return whether `boundary` certainly returns None: a fast answer for sweeps, which ask of millions."""
@@ -194,6 +257,24 @@ class Cfg:
         """Return the jumps into this part of the function by their targets, without its start."""
         start, end = self.function.start, self.function.end
         return {jump.target: jump for jump in self.function.whole.jumps if start < jump.target < end}
+
+    @cached_property
+    def _landings(self) -> Mapping[int, int] | None:
+        """Return how many ways lead to an address otherwise than from the instruction before; None where not all are
+        known.
+        """
+        if self.function.entries is not None:
+            found = self.function.entries()
+            return None if found is None else Counter(found)
+        if self._unknown_jumps is not None:
+            return None
+        return Counter(jump.target for jump in self.function.whole.jumps)
+
+    @cached_property
+    def _jumps_to(self) -> Mapping[int, Insn]:
+        """Return an instruction that jumps there, and does not call, by its target."""
+        jumps = (insn for insn in self.function.own.values() if insn.flow in (Flow.JUMP, Flow.BRANCH))
+        return {insn.target: insn for insn in jumps if insn.target is not None}
 
     @cached_property
     def base_values(self) -> Mapping[int, int]:

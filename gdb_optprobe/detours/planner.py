@@ -28,6 +28,7 @@ class Plan:
     """How one address will be probed.
 
     displaced: the instructions that run elsewhere, in order: those of the branch, or the boosted one.
+    stays:     the probed instruction, if it must stay where one of those leads to, and why; None if it is one of them.
     original:  the bytes of text that the branch or the trap overwrites; none where the guest stops.
     dead:      the registers and flags that the program may overwrite freely.
     base:      the value of the register that counters are addressed by; None if unknown.
@@ -51,6 +52,7 @@ class Plan:
     refused: tuple[tuple[Tier, Reason], ...] = ()
     near: int | None = None
     moved: Reason | None = None
+    stays: tuple[Insn, Reason] | None = None
 
     @property
     def head(self) -> int:
@@ -73,6 +75,8 @@ class Plan:
     @property
     def insn(self) -> Insn:
         """Return the probed instruction."""
+        if self.stays is not None:
+            return self.stays[0]
         return next(insn for insn in self.displaced if insn.address == self.address)
 
     def why_not(self, tier: Tier) -> Reason | None:
@@ -84,6 +88,8 @@ def plan(request: PlanRequest, cfgs: CfgCache, limits: TierLimits | None = None)
     """Plan the best tier that is safe for `request`, and why not a better one. Raises Refused if none is."""
     limits = limits or TierLimits()
     context = _context(request, cfgs, limits)
+    if cfgs.text.area(request.address) is Area.TRAP:
+        return _before_trap(context)
     tried: list[tuple[Tier, Reason]] = []
     for tier in BEST_FIRST:
         found = _TIERS[tier](context)
@@ -110,6 +116,7 @@ def plans(
             yield refused
 
 
+_KNOWN_TRAP = (Refusal.BUG_TABLE, Refusal.TRAP_INSTRUCTION)
 _AREAS = {
     Area.NOT_TEXT: Refusal.NOT_TEXT,
     Area.ENTRY: Refusal.ENTRY_TEXT,
@@ -127,9 +134,10 @@ def _context(request: PlanRequest, cfgs: CfgCache, limits: TierLimits) -> PlanCo
     """Look up all that is known of the address. Raises Refused if no tier at all is possible."""
     address, text = request.address, cfgs.text
     area = text.area(address)
-    if area not in (Area.TEXT, Area.LOADED):
+    cfg = cfgs.at(address) if area in (Area.TEXT, Area.LOADED, Area.TRAP) else None
+    is_led_to = area is Area.TRAP and cfg is not None and cfg.is_led_to(address)
+    if area not in (Area.TEXT, Area.LOADED) and not is_led_to:
         raise Refused(_AREAS[area].because(address=text.spell(address)))
-    cfg = cfgs.at(address)
     if cfg is None:
         raise Refused(Refusal.UNKNOWN_FUNCTION.because(address=text.spell(address)))
     insn = cfg.function.own.get(address)
@@ -172,7 +180,18 @@ def _optimized(context: PlanContext) -> Plan | Reason:
         base=context.cfg.base_values.get(context.insn.address),
         needs_quiescence=len(found.displaced) > 1,
         ftrace=found.ftrace,
+        stays=(context.insn, found.stays) if found.stays is not None else None,
     )
+
+
+def _before_trap(context: PlanContext) -> Plan:
+    """Return the plan for a trap that the kernel knows by its address: optimized, or none. Raises Refused."""
+    found = _optimized(context)
+    if isinstance(found, Plan):
+        return found
+    if found.code in (why.name for why in _KNOWN_TRAP):
+        found = Refusal.KERNEL_TRAP.because(address=context.cfg.text.spell(context.insn.address))
+    raise Refused(found)
 
 
 def _trapped(context: PlanContext) -> Plan | Reason:

@@ -7,6 +7,13 @@
                        jmp                   jmp             jmp
 
     ●  probed: its program runs in the region's detour, just before the instruction's copy
+An instruction that must stay where it is, and that execution comes to from one other alone, is served with that: its
+program runs in the region's detour, behind the copy, on the way to it.
+
+    run       ┌───────┬───────┐┌──────────────┐          ┌───────┬───────┐ · · · ┌────────┐
+              │ 3 B   │ 4 B   ││ jump label ● │          │ test  │ je ───┼──────►│ ud2  ● │
+              └───────┴───────┘└──────────────┘          └───────┴───────┘       └────────┘
+    region    └── D ──────────┘ stays                    └── E ──────────┘        stays
 
 A region begins at a probed instruction (A), takes as many as the branch needs and grows while the next one is probed
 too (B). If the run ends too early the region begins further back, at an instruction that is not probed (C); if that
@@ -20,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gdb_optprobe.detours import obstacles
+from gdb_optprobe.detours.cfg import Cfg
 from gdb_optprobe.detours.plan_request import PlanContext
 from gdb_optprobe.detours.refusal import Reason, Refusal
 from gdb_optprobe.guest.text import FtraceSite
@@ -32,11 +40,13 @@ class Region:
 
     original: the bytes it overwrites: of these instructions, and of padding behind them.
     ftrace:   the ftrace site there.
+    stays:    why the probed instruction is none of them, but what one of them leads to; None if it is one.
     """
 
     displaced: tuple[Insn, ...]
     original: bytes
     ftrace: FtraceSite | None = None
+    stays: Reason | None = None
 
 
 def region(context: PlanContext) -> Region | Reason:
@@ -46,32 +56,35 @@ def region(context: PlanContext) -> Region | Reason:
         before = cfg.before(insn)
         assert before is not None
         return Refusal.INTERRUPT_SHADOW.because(insn=before.text, address=cfg.text.spell(before.address))
-    fixed = _fixed(context)
-    while insn.address not in fixed:
-        run = _run(context, fixed)
+    # What must stay is served where execution comes from.
+    way = cfg.way_to(insn) or insn
+    stays = cfg.obstacle(insn) if way is not insn else None
+    fixed = _fixed(context, way)
+    while way.address not in fixed:
+        run = _run(cfg, way, fixed)
         division = _divide(context, run)
-        found = next((found for found in division if insn in found), None)
+        found = next((found for found in division if way in found), None)
         # Every region is tried: each probe of this run must come to the same division.
         trouble = next((one for piece in division if (one := _unmovable_together(context, piece)) is not None), None)
         if trouble is not None:
             fixed[trouble[0].address] = trouble[1]
         elif found is None:
-            return _too_short(context, run, fixed)
+            return stays or _too_short(context, run, fixed)
         elif len(found) > 1 and context.limits.stacks_missing:
             return Refusal.STACKS_UNKNOWN.because(missing=context.limits.stacks_missing, needed=needed)
         else:
             covered = b"".join(one.data for one in found)
             padding = cfg.padding(found[-1], needed, context.request.breakpoints) if len(covered) < needed else b""
-            return Region(found, (covered + padding)[:needed], cfg.ftrace_sites.get(found[0].address))
-    return fixed[insn.address]
+            return Region(found, (covered + padding)[:needed], cfg.ftrace_sites.get(found[0].address), stays)
+    return stays or fixed[way.address]
 
 
-def _fixed(context: PlanContext) -> dict[int, Reason]:
-    """Return the instructions of the run that nothing may displace now, with the reasons."""
+def _fixed(context: PlanContext, around: Insn) -> dict[int, Reason]:
+    """Return the instructions of the run of `around` that nothing may displace now, with the reasons."""
     cfg, spell = context.cfg, context.cfg.text.spell
     stops = context.request.breakpoints
     found: dict[int, Reason] = {}
-    for insn in cfg.straight_line_run(context.insn):
+    for insn in cfg.straight_line_run(around):
         own = insn.address == context.insn.address
         neighbour = None if own else context.request.neighbours(insn.address)
         if (obstacle := cfg.obstacle(insn)) is not None:
@@ -83,13 +96,13 @@ def _fixed(context: PlanContext) -> dict[int, Reason]:
     return found
 
 
-def _run(context: PlanContext, fixed: Mapping[int, Reason]) -> tuple[Insn, ...]:
-    """Return the part of the run around the probed instruction that has no fixed ones."""
+def _run(cfg: Cfg, around: Insn, fixed: Mapping[int, Reason]) -> tuple[Insn, ...]:
+    """Return the part of the run of `around` that has no fixed ones."""
     run: list[Insn] = []
-    for insn in context.cfg.straight_line_run(context.insn):
+    for insn in cfg.straight_line_run(around):
         if insn.address not in fixed:
             run.append(insn)
-        elif insn.address < context.insn.address:
+        elif insn.address < around.address:
             run.clear()
         else:
             break
@@ -102,7 +115,9 @@ def _divide(context: PlanContext, run: Sequence[Insn]) -> list[tuple[Insn, ...]]
     probed = [
         index
         for index, insn in enumerate(run)
-        if insn is context.insn or context.request.neighbours(insn.address) is not None
+        if insn is context.insn
+        or context.request.neighbours(insn.address) is not None
+        or any(_is_served(context, insn, at) for at in cfg.stays_at(insn))
     ]
     needed = cfg.isa.branch_size
     pieces = divide(
@@ -115,6 +130,15 @@ def _divide(context: PlanContext, run: Sequence[Insn]) -> list[tuple[Insn, ...]]
         joined=not context.limits.stacks_missing and needed > cfg.isa.alignment,
     )
     return [tuple(run[index] for index in piece) for piece in pieces if not cfg.isa.shadows(run[piece[-1]])]
+
+
+def _is_served(context: PlanContext, way: Insn, at: int) -> bool:
+    """Return whether there is a probe on what stays at `at`, and is served where `way` is displaced."""
+    neighbour = context.request.neighbours(at) if at != context.insn.address else None
+    if at != context.insn.address and (neighbour is None or not neighbour.may_share):
+        return False
+    insn = context.cfg.function.own.get(at)
+    return insn is not None and context.cfg.way_to(insn) is way
 
 
 def _unmovable_together(context: PlanContext, piece: Sequence[Insn]) -> tuple[Insn, Reason] | None:

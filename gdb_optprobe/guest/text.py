@@ -12,7 +12,7 @@ A layer that decides (detours/planner.py) reads facts here and never a kernel's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -182,6 +182,8 @@ class Function:
     by_abi:   its callers rely on what the ABI keeps, and on nothing more.
     search:   finds the first patch in the part [start, end) that is not ours and that nothing explains.
     gather:   decodes all parts, and does not ask what leads into them; None where `look` takes no longer.
+    entries:  finds where in [start, end) execution may come to otherwise than from the instruction before, as often as
+              there are ways, or None where that is not known; None where `look` finds that too.
     """
 
     name: str
@@ -193,6 +195,7 @@ class Function:
     search: Callable[[], Foreign | None] = lambda: None
     by_abi: bool = False
     gather: Callable[[], Mapping[int, Insn]] | None = None
+    entries: Callable[[], Collection[int] | None] | None = None
 
     @cached_property
     def code(self) -> Mapping[int, Insn]:

@@ -86,7 +86,8 @@ class Relocation:
     ) -> Relocated:
         """Rewrite `insns` (contiguous) to run at `to`, with the branch back. Raises Unrelocatable.
 
-        before: by the address of an instruction, code to run just before it, of another probe on it.
+        before: by the address of an instruction, code to run just before it, of another probe on it. It need not be one
+                of `insns`, but what they lead to: then the code runs on the way there.
         dead:   before the first of them: the copy of one alone may be shorter for it.
         """
         if not insns:
@@ -98,7 +99,8 @@ class Relocation:
             return self._lay_out_as_they_are(insns, to, before)
         self._check_shadows(insns, before)
         alone = dead if dead is not None and len(insns) == 1 else Dead()
-        region = DisplacedRegion(insns[0].address, insns[-1].end, to, {insn.address: to for insn in insns[1:]}, alone)
+        copies = dict.fromkeys([*(insn.address for insn in insns[1:]), *self._on_the_way(insns, before)], to)
+        region = DisplacedRegion(insns[0].address, insns[-1].end, to, copies, alone)
         copy = self._lay_out(insns, region, before)
         inside = any(insn.target in region.copies for insn in insns)
         return self._lay_out(insns, region, before) if inside else copy
@@ -107,6 +109,12 @@ class Relocation:
         for insn, follower in pairwise((*insns, None)):
             if insn is not None and self.shadows(insn) and (follower is None or follower.address in before):
                 raise Unrelocatable(Hazard.MASKS_INTERRUPTS, insn)
+
+    def _on_the_way(self, insns: Sequence[Insn], before: Before) -> Sequence[int]:
+        """Return the targets of jumps among `insns` that lead out of them and have code to run before."""
+        start, end = insns[0].address, insns[-1].end
+        targets = (insn.target for insn in insns if insn.target is not None and insn.target in before)
+        return [*dict.fromkeys(target for target in targets if not start <= target <= end)]
 
     def _lay_out(self, insns: Sequence[Insn], region: DisplacedRegion, before: Before) -> Relocated:
         """Make one pass. No size depends on the address of a copy, so the second pass knows all addresses."""
@@ -126,7 +134,11 @@ class Relocation:
             except OutOfReach:
                 raise Unrelocatable(Hazard.OUT_OF_REACH, insn) from None
             shadowed = self.shadows(insn)
-        return self._with_branch_back(insns[-1], region.to, out, origins)
+        self._branch_back(insns[-1], region.to, out, origins, before)
+        for target in self._on_the_way(insns, before):
+            region.copies[target] = region.to + len(out)
+            self._run_before(target, insns[-1], region.to, out, origins, before)
+        return Relocated(region.to, bytes(out), tuple(origins))
 
     def _lay_out_as_they_are(self, insns: Sequence[Insn], to: int, before: Before) -> Relocated:
         out = bytearray()
@@ -140,14 +152,24 @@ class Relocation:
                     raise Unrelocatable(Hazard.OUT_OF_REACH, insn) from None
             if not self.is_nop(insn.data):
                 out += insn.data
-        return self._with_branch_back(insns[-1], to, out, origins)
+        self._branch_back(insns[-1], to, out, origins, before)
+        return Relocated(to, bytes(out), tuple(origins))
 
-    def _with_branch_back(self, last: Insn, to: int, out: bytearray, origins: list[tuple[int, int]]) -> Relocated:
+    def _branch_back(
+        self, last: Insn, to: int, out: bytearray, origins: list[tuple[int, int]], before: Before
+    ) -> None:
         """Complete the copies `out` at `to`, of instructions of which `last` is the last one."""
         if self.copy_falls_through(last):
-            origins.append((len(out), last.end))
-            try:
-                out += self.branch(to + len(out), last.end)
-            except OutOfReach:
-                raise Unrelocatable(Hazard.OUT_OF_REACH, last) from None
-        return Relocated(to, bytes(out), tuple(origins))
+            self._run_before(last.end, last, to, out, origins, before)
+
+    def _run_before(
+        self, target: int, last: Insn, to: int, out: bytearray, origins: list[tuple[int, int]], before: Before
+    ) -> None:
+        """Add the way out to `target`, and what is to run before it."""
+        origins.append((len(out), target))
+        try:
+            if target in before:
+                out += before[target](to + len(out))
+            out += self.branch(to + len(out), target)
+        except OutOfReach:
+            raise Unrelocatable(Hazard.OUT_OF_REACH, last) from None

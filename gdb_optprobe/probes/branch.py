@@ -62,5 +62,10 @@ class Branch:
     parts: tuple[ProgramPart, ...] = ()
 
     @property
+    def staying(self) -> list[int]:
+        """Return those of its sites' addresses that it does not displace."""
+        return [at for at in self.addresses if not self.plan.head <= at < self.plan.end]
+
+    @property
     def detour(self) -> Detour:
         return self.installed.detour

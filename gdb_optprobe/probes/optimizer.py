@@ -248,12 +248,25 @@ class Optimizer:
         return self.target.guest.bounds(address) or (address, address + 1)
 
     def plan_without_detour(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
-        """Return the best plan for `address` that needs no detour: a better one cannot be carried out, for `reason`."""
+        """Return the best plan for `address` that needs no detour: a better one cannot be carried out, for `reason`.
+
+        Raises Refused with that reason where there is none.
+        """
         request = PlanRequest(address, breakpoints=self.target.debugger.breakpoints())
         without = replace(self.limits(specs), optimization=False, trap=False, boost=False)
-        lower = plan(request, self._cfgs, without)
+        try:
+            lower = plan(request, self._cfgs, without)
+        except Refused as refused:  # where the kernel knows its trap by the address nothing else is possible
+            raise Refused(reason) from refused
         refusals = tuple((tier, reason if tier in _NEED_MEMORY else why) for tier, why in lower.refused)
         return replace(lower, reason=reason, refused=refusals)
+
+    def _lower(self, site: Site, reason: Reason) -> None:
+        """Plan `site` without a detour, for `reason`; in doubt it is a breakpoint."""
+        try:
+            site.plan = self.plan_without_detour(site.address, site.specs, reason)
+        except Refused:
+            site.plan = replace(_as_breakpoint(site.plan), reason=reason)
 
     def is_lost(self, address: int) -> bool:
         """Return whether a branch that could not be removed covers `address`."""
@@ -699,7 +712,7 @@ class Optimizer:
                 continue
             if self.registry.has_other(cfg.function.start, cfg.function.end, address):
                 # A branch may cover padding behind its run.
-                looked_at.update(one.address for one in cfg.straight_line_run(cfg.owner_of_padding(insn)))
+                looked_at |= cfg.served_together(cfg.owner_of_padding(insn))
         found = (self.registry.site(address) for address in sorted(looked_at))
         return [site for site in found if site is not None and not site.is_lost]
 
@@ -798,6 +811,8 @@ class Optimizer:
             else:
                 self._release_tracer(branch.plan)
                 failures += self._release_detour(branch, self.arena)
+                for at in branch.staying:  # a vCPU that has come there has run the program
+                    self.target.stops.passed(at)
         return failures
 
     def _current_branch(self, group: Sequence[Site]) -> Branch | None:
@@ -826,7 +841,7 @@ class Optimizer:
         except Refused as refused:
             self._release_tracer(wanted)
             for site in group:
-                site.plan = self.plan_without_detour(site.address, site.specs, refused.reason)
+                self._lower(site, refused.reason)
         except OptprobeError as error:
             if not group[0].is_lost:
                 self._release_tracer(wanted)
@@ -883,7 +898,7 @@ class Optimizer:
             arena = self.take_arena()
             self.with_memory(lambda: site.install_breakpoint(wanted, self.target, arena), arena)
         except Refused as refused:
-            site.plan = self.plan_without_detour(site.address, site.specs, refused.reason)
+            self._lower(site, refused.reason)
             site.install_breakpoint(site.plan, self.target, self.arena)
 
     def with_memory(self, action: Callable[[], T], arena: Arena) -> T:
@@ -928,4 +943,6 @@ def _by_branch(sites: Iterable[Site]) -> dict[int, list[Site]]:
 def _as_breakpoint(wanted: Plan) -> Plan:
     """Return the plan of a site that waits: a breakpoint, which needs nothing."""
     insn = (wanted.insn,)
-    return replace(wanted, tier=Tier.BREAKPOINT, displaced=insn, original=b"", needs_quiescence=False, ftrace=None)
+    return replace(
+        wanted, tier=Tier.BREAKPOINT, displaced=insn, original=b"", needs_quiescence=False, ftrace=None, stays=None
+    )

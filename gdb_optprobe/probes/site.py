@@ -134,15 +134,17 @@ class Site:
 
     def resume_address(self) -> int | None:
         """Return where a vCPU stopped here, its hit run, continues while the text may hold a branch; None: here."""
-        return self.branch.detour.after_program(self.address) if self.branch is not None else None
+        if self.branch is None or self.address in self.branch.staying:  # there are no bytes of a branch there
+            return None
+        return self.branch.detour.after_program(self.address)
 
     # into the guest ----------------------------------------------------------------------------------------------
 
     def attach_branch(self, branch: Branch, target: Target) -> None:
         """Record that `branch` leads to this site's programs."""
         self.branch = branch
-        # A vCPU that is stopped here with its hit counted counts it again, in the detour.
-        if target.stops.take_back(self.address):
+        # A vCPU that is stopped here with its hit counted counts it again, in the detour, if the branch is here.
+        if self.plan.stays is None and target.stops.take_back(self.address):
             for probe in self._last_hit:
                 if probe.enabled:
                     probe.undo_hit()

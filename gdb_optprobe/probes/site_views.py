@@ -186,13 +186,14 @@ def _programs(detour: Detour, guest: Guest) -> Iterator[tuple[int, Sequence[Insn
 def site_code(site: Site, guest: Guest) -> SiteCode:
     """Return what `show` lists of a site in the kernel."""
     plan = site.installed_plan or site.plan
-    end = max(plan.patch_end, plan.displaced[-1].end)
-    now = guest.machine.read(site.address, end - site.address)
-    what = "displaced" if site.detour is not None else "probed"
-    change = "the branch to the detour" if site.patch is not None else "unchanged"
+    original = plan.displaced if plan.stays is None else (*plan.displaced, plan.insn)
+    end = max(plan.patch_end, original[-1].end)
+    now = guest.machine.read(plan.head, end - plan.head)
+    what = "probed" if site.detour is None else "displaced" if plan.stays is None else "probed, and stays here"
+    change = "the branch to the detour" if site.branch is not None else "unchanged"
     return SiteCode(
-        original=code_lines(plan.displaced, {site.address: what}),
-        patched=code_lines(guest.isa.decode(now, site.address), {site.address: change}),
+        original=code_lines(original, {site.address: what}),
+        patched=code_lines(guest.isa.decode(now, plan.head), {plan.head: change}),
         detour=_detour_code(site, site.detour, guest) if site.detour is not None else None,
         trampoline=_trampoline_code(site) if site.rethook is not None else None,
     )
@@ -247,7 +248,8 @@ def _actions(probe: Probe) -> str:
 def plan_note(plan: Plan, guest: Guest) -> str:
     """Return why the probe is behind the requested address, and why calls may bypass it."""
     moved = f"the probe is behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
-    return "; ".join(filter(None, (moved, guest.why_bypassed(plan.address))))
+    stays = f"the branch is before it: {plan.stays[1].text} ({plan.stays[1].code})" if plan.stays else ""
+    return "; ".join(filter(None, (moved, stays, guest.why_bypassed(plan.address))))
 
 
 def unprobeable_view(address: int, why: Reason, guest: Guest) -> ExplainView:

@@ -187,6 +187,9 @@ class Stops(Protocol):
         The debugger takes the hit for one that was reported, and steps over it.
         """
 
+    def passed(self, address: int) -> None:
+        """Take the hit of the selected vCPU for run if it is at `address`: its program ran in a detour."""
+
     def take_back(self, address: int) -> int:
         """Have vCPUs at `address` with their hit already run hit what is written there next. Return how many.
 

@@ -1,14 +1,16 @@
 """The text of a kernel where all instructions, and so branches to detours, have one size.
 
-Every branch is one instruction, so mid-function entries do not matter here. Known of a function are its code, where the
-kernel rewrites it or knows it by its address, and where neither a stop nor a detour is allowed. Functions are entered
-at the instruction before the tracer's site, if any is.
+Every branch is one instruction, so mid-function entries matter only before an instruction that must stay. Known of a
+function are its code, where the kernel rewrites it or knows it by its address, and where neither a stop nor a detour is
+allowed. Functions are entered at the instruction before the tracer's site, if any is.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from struct import Struct
@@ -20,11 +22,12 @@ from gdb_optprobe.guest.linux.bug_table import row_size
 from gdb_optprobe.guest.linux.core_text import CoreText
 from gdb_optprobe.guest.linux.exception_table import ExceptionTable
 from gdb_optprobe.guest.linux.ftrace_sites import FtraceSites, Shape
-from gdb_optprobe.guest.linux.kernel import Kernel
+from gdb_optprobe.guest.linux.kernel import MASK, Kernel
 from gdb_optprobe.guest.linux.module_symbols import ModuleNames, ModuleSymbols
 from gdb_optprobe.guest.linux.modules import Module
 from gdb_optprobe.guest.linux.original_text import OriginalText
 from gdb_optprobe.guest.text import FORBIDDEN, JUMP_LABEL, Area, Fact, Function, IdleSites, Jump, Mark, Overlay, Whole
+from gdb_optprobe.interrupts import interruptible
 from gdb_optprobe.isa.base import Flow, Hazard, Insn
 from gdb_optprobe.isa.record import Isa
 
@@ -37,6 +40,17 @@ class _ReadOnly:
 
     def write(self, address: int, data: bytes) -> None:
         raise Unreadable(address, len(data))
+
+
+class Targets:
+    """Addresses that jumps lead to, each as often as jumps do."""
+
+    def __init__(self, targets: Iterable[int]) -> None:
+        self._ascending = array("Q", sorted(targets))
+
+    def within(self, start: int, end: int) -> Sequence[int]:
+        """Return those from `start` to before `end`."""
+        return self._ascending[bisect_left(self._ascending, start) : bisect_left(self._ascending, end)]
 
 
 class OneSizeText(CoreText):
@@ -76,6 +90,11 @@ class OneSizeText(CoreText):
     @abstractmethod
     def _instructions(self, data: bytes, start: int) -> Mapping[int, Insn]:
         """Return the instructions of a function, by address."""
+
+    @staticmethod
+    @abstractmethod
+    def _direct_branches(code: bytes, start: int) -> Iterator[tuple[int, int]]:
+        """Yield address and target of what may be a direct branch or call."""
 
     @abstractmethod
     def _is_compiled(self, data: bytes, start: int, code: Mapping[int, Insn]) -> bool:
@@ -140,13 +159,15 @@ class OneSizeText(CoreText):
         # Single functions are read by themselves, as for a backtrace.
         data = self._read(start, end) if self._pieces else self.originals(start, self._kernel.read(start, end))
         code = self._instructions(data, start)
+        is_compiled = self._is_compiled(data, start, code)
         return Function(
             name=self._name(start),
             start=start,
             end=end,
             own=code,
             look=lambda: self._whole(start, end, code),
-            compiled=self._is_compiled(data, start, code),
+            compiled=is_compiled,
+            entries=lambda: self._entries(start, end, code) if is_compiled else None,
         )
 
     def _whole(self, start: int, end: int, code: Mapping[int, Insn]) -> Whole:
@@ -160,6 +181,37 @@ class OneSizeText(CoreText):
             jumps=tuple(jumps),
             blind_jumps=tuple(insn.address for insn in code.values() if insn.flow is Flow.INDIRECT_JUMP),
         )
+
+
+    def _entries(self, start: int, end: int, code: Mapping[int, Insn]) -> Sequence[int] | None:
+        """Return where execution may come to in a function that a compiler made, otherwise than from the instruction
+        before, as often as there are ways; None where that is not known: a jump through a register may lead anywhere in
+        it.
+        """
+        cold = (self._instructions(self._read(*part), part[0]) for part in self._cold_parts(start))
+        jumps = (insn for part in (code, *cold) for insn in part.values() if insn.flow is Flow.INDIRECT_JUMP)
+        if self.originals.missing or next(jumps, None) is not None:
+            return None
+        fixups = (fixup for _, fixup in self.exceptions.fixups(start, end))
+        return [*self._branch_targets.within(start, end), *self._label_targets.within(start, end), *fixups]
+
+    def _cold_parts(self, start: int) -> Iterator[tuple[int, int]]:
+        """Yield what a compiler put elsewhere of all functions with the name of the one at `start`."""
+        for address in self._kernel.symbols.lookup(f"{self._name(start)}.cold"):
+            bounds = self._bounds(address)
+            if bounds is not None and bounds[0] == address:
+                yield bounds
+
+    @cached_property
+    def _branch_targets(self) -> Targets:
+        """Return where the direct branches of all the text lead. What the kernel rewrites later is in its tables."""
+        start, end = self._text
+        with interruptible():
+            return Targets(target for _, target in self._direct_branches(self._read_all(start, end), start))
+
+    @cached_property
+    def _label_targets(self) -> Targets:
+        return Targets(target for _, target in self.jump_labels.within(0, MASK))
 
 
 class OneSizeModuleText(ModuleNames, OneSizeText):

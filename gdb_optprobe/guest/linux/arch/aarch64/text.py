@@ -18,6 +18,7 @@ from gdb_optprobe.guest.linux.arch.aarch64.text_at_rest import at_rest
 from gdb_optprobe.guest.linux.one_size_text import OneSizeText, instructions
 from gdb_optprobe.guest.text import Area
 from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.isa.aarch64.direct_branches import direct_branches
 from gdb_optprobe.isa.base import Insn
 
 MODULES = (0xFFFF_8000_0000_0000, 0xFFFF_FFFF_F000_0000)
@@ -38,6 +39,7 @@ class ArmText(OneSizeText):
     site = SITE
     entered = ENTERED
     _entry_text = staticmethod(areas.entry_text)
+    _direct_branches = staticmethod(direct_branches)
 
     @cached_property
     def _elsewhere(self) -> Sequence[tuple[int, int]]:

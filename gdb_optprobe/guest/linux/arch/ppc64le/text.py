@@ -22,6 +22,7 @@ from gdb_optprobe.guest.linux.one_size_text import OneSizeText, instructions
 from gdb_optprobe.guest.text import Area, Fact, Mark
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.ppc64le import PPC64LE
+from gdb_optprobe.isa.ppc64le.direct_branches import direct_branches
 
 
 class PowerText(OneSizeText):
@@ -33,6 +34,7 @@ class PowerText(OneSizeText):
     site = SITE
     entered = ENTERED
     _entry_text = staticmethod(areas.entry_text)
+    _direct_branches = staticmethod(direct_branches)
 
     @cached_property
     def barriers(self) -> Barriers:
