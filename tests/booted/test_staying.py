@@ -13,9 +13,10 @@ from tests.booted.conftest import on_every_isa
 from tests.booted.test_hot_functions import HELPERS, left
 
 PLACES = Path(__file__).with_name("staying_places.py")
-FUNCTIONS = "__schedule try_to_wake_up finish_task_switch sched_fork wake_up_new_task do_exit release_task mm_account_fault"
-FUNCTIONS += " kmem_cache_alloc kmem_cache_free __alloc_pages handle_mm_fault filemap_get_pages update_curr vfs_write"
-FUNCTIONS += " hrtimer_interrupt __hrtimer_run_queues __run_timers mod_timer del_timer tick_sched_timer account_user_time"
+FUNCTIONS = "__schedule try_to_wake_up finish_task_switch sched_fork wake_up_new_task do_exit release_task"
+FUNCTIONS += " mm_account_fault kmem_cache_alloc kmem_cache_free __alloc_pages handle_mm_fault filemap_get_pages"
+FUNCTIONS += " update_curr vfs_write hrtimer_interrupt __hrtimer_run_queues __run_timers mod_timer del_timer"
+FUNCTIONS += " tick_sched_timer account_user_time"
 WORK = Workload("i=0; while [ $i -lt 40 ]; do /bin/busybox stat / > /tmp/stat; i=$((i+1)); done", 300)
 SWITCHED = "for e in sched kmem timer; do echo {} > /sys/kernel/tracing/events/$e/enable; done"
 

@@ -193,3 +193,20 @@ def test_one_that_jumps_to_another_and_leads_on_to_a_third_serves_all() -> None:
     programs = {START + at: lambda to: X86_64.count(COUNTER, to, Dead(flags=True)) for at in probed}
     detour = build_detour(plans[3], X86_64, AT, programs)
     assert [original - START for _, _, original in detour.programs] == sorted(probed)
+
+
+@pytest.mark.parametrize("before", ["eb 02  jmp .+4", "0f 0b  ud2"])
+def test_what_the_guest_may_make_lead_there_is_a_way_too(before: str) -> None:
+    """A jump label that is a jump now is a nop at another time; behind the trap of a WARN the kernel goes on."""
+    listing = f"48 85 ff  test %rdi, %rdi\n0f 84 02 00 00 00  je .+8\n{before}\n66 90  nop\nc3  ret\nc3  ret"
+    fact = Fact.JUMP_LABEL if "jmp" in before else Fact.BUG
+    text = FakeText(listing, noted=(Mark(Fact.JUMP_LABEL, START + 11, 1), Mark(fact, START + 9, 1)))
+    assert planned(text, 11).tier is not Tier.OPTIMIZED
+    alone = FakeText(listing.replace(before, "c3 c3  ret"), noted=(Mark(Fact.JUMP_LABEL, START + 11, 1),))
+    assert planned(alone, 11).tier is Tier.OPTIMIZED, "nothing comes to it from a return"
+
+
+def test_where_a_function_begins_calls_come_to() -> None:
+    listing = "66 90  nop\n48 85 ff  test %rdi, %rdi\n74 f9  je victim\nc3  ret"
+    text = FakeText(listing, noted=(Mark(Fact.BUG, START, 1),))
+    assert planned(text, 0).tier is not Tier.OPTIMIZED
