@@ -111,19 +111,26 @@ class Arena:
     earlier:    what an earlier GDB's journal said is in the arena; None if nothing was adopted.
     lender:     lends more memory; None where none can be had.
     own:        how many of the ranges of code are not lent; None for all.
+    unit:       of addresses and sizes of new code; an earlier GDB's has those of the alignment.
     wipes:      how often code was wiped: what was read before may be free now, and hold something else.
     """
 
     def __init__(
-        self, ranges: Ranges, alignment: int = 1, journal: Journal | None = None, own: int | None = None
+        self,
+        ranges: Ranges,
+        alignment: int = 1,
+        journal: Journal | None = None,
+        own: int | None = None,
+        unit: int = 1,
     ) -> None:
         self.ranges = ranges
         self.journal = journal or Journal()
         self.earlier: ArenaContents | None = None
         self.lender: Lender | None = None
         self._cells: set[Slot] = set()
-        self._step = alignment if alignment > 1 else CODE_STEP
-        self.code = _Pool([Slots(start, end, self._step) for start, end in ranges.code], is_code=True)
+        self._granularity = alignment if alignment > 1 else CODE_STEP
+        self._step = max(self._granularity, unit)
+        self.code = _Pool([self._code_slots(start, end) for start, end in ranges.code], is_code=True)
         self._own = own if own is not None else len(ranges.code)
         self._spare: Slot | None = None
         self._is_leaving = False
@@ -388,7 +395,7 @@ class Arena:
     def add_code(self, start: int, end: int) -> None:
         """Hand out code of [start, end), too."""
         self.ranges = replace(self.ranges, code=(*self.ranges.code, (start, end)))
-        self.code.slots.append(Slots(start, end, self._step))
+        self.code.slots.append(self._code_slots(start, end))
 
     @property
     def code_bounds(self) -> Range:
@@ -504,6 +511,9 @@ class Arena:
             new = code + padding * ((slot.size - len(code)) // len(padding))
             found.append(Patch(slot.address, held[slot.address], new))
         return found
+
+    def _code_slots(self, start: int, end: int) -> Slots:
+        return Slots(start, end, self._granularity, self._step)
 
     def rounded(self, size: int) -> int:
         """Return the bytes of a slot for so many bytes of code."""
@@ -820,7 +830,7 @@ class _Pool:
 
     def allocate(self, size: int, low: int, high: int, near: int, aligned: Alignment = ANYWHERE) -> Slot:
         slots, at = self.find(size, low, high, near, aligned)
-        slot = slots.claim(at, size)
+        slot = slots.claim(at, slots.rounded(size))
         assert slot is not None, "what was found is free"
         return slot
 

@@ -14,7 +14,7 @@
     └───────────────┘   └──────┼ jmp back                   │
                                └────────────────────────────┘
 A boosted copy is the same without a program. If a trap leads here, the landing comes first. At an ftrace site the
-displaced nop is left out.
+displaced nop is left out. Where an ISA has pools, words that programs read lie behind the last branch.
 
 The unwinder and the stepper show each PC in it as an original address: inside a program, that of its instruction, which
 has not begun; inside the copy of a displaced instruction, that of this instruction.
@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.tier import Tier
-from gdb_optprobe.isa.base import Code, Flow, Insn
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.base import Code, Flow, Insn, PooledCode, with_pool, words_of
+from gdb_optprobe.isa.record import Isa, counting, pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def build_detour(plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code] | N
     """
     programs = programs or {}
     data, origins = lay_out(plan, isa, at, programs)
-    sizes = {original: len(program(at)) for original, program in programs.items()}
+    sizes = {original: len(program(at)) for original, program in _reading(programs, at).items()}
     branches = (insn for insn in isa.decode(data, at) if insn.flow in (Flow.JUMP, Flow.BRANCH))
     return Detour(
         address=at,
@@ -103,6 +103,26 @@ def lay_out(
     plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code]
 ) -> tuple[bytes, tuple[tuple[int, int], ...]]:
     """Return the code of a detour, and its origins: what is known without decoding it. Raises as `build_detour`."""
+    if not (words := words_of(programs.values())):
+        return _lay_out(plan, isa, at, programs)
+    origins: tuple[tuple[int, int], ...] = ()
+
+    def encode(pool: int) -> bytes:
+        nonlocal origins
+        code, origins = _lay_out(plan, isa, at, _reading(programs, pool))
+        return code
+
+    return pooled(isa, at, words, encode), origins
+
+
+def _reading(programs: Mapping[int, Code], pool: int) -> Mapping[int, Code]:
+    """Return the programs, those that read the detour's pool with that at an address."""
+    return dict(zip(programs, with_pool(programs.values(), pool), strict=True))
+
+
+def _lay_out(
+    plan: Plan, isa: Isa, at: int, programs: Mapping[int, Code]
+) -> tuple[bytes, tuple[tuple[int, int], ...]]:
     landing = isa.landing if plan.tier is Tier.TRAPPED else b""
     start = at + len(landing)
     if plan.ftrace is not None:
@@ -139,4 +159,17 @@ def moved_anywhere(plan: Plan, isa: Isa) -> bytes | None:
 
 def count_program(plan: Plan, isa: Isa, counter: int) -> Mapping[int, Code]:
     """Return the program that counts, by the address of the probed instruction."""
-    return {plan.address: lambda to: isa.count(counter, to, plan.dead, plan.base)}
+    return {plan.address: counting(isa, counter, plan.dead, plan.base)}
+
+
+def count_around(plan: Plan, isa: Isa, at: int, counter: int, moved: bytes, end: int) -> bytes:
+    """Return the code of `build_count` of which the copy is `moved`, with a branch to `end`. Raises OutOfReach."""
+    (program,) = count_program(plan, isa, counter).values()
+
+    def whole(count: Code) -> bytes:
+        code = count(at) + moved
+        return code + isa.branch(at + len(code), end)
+
+    if not isinstance(program, PooledCode):
+        return whole(program)
+    return pooled(isa, at, program.words, lambda pool: whole(program.with_pool(pool)))

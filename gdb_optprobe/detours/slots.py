@@ -56,10 +56,13 @@ ANYWHERE = Alignment()
 
 
 class Slots:
-    """The range [start, end), in pieces with addresses and sizes that are multiples of `granularity`."""
+    """The range [start, end), in pieces with addresses and sizes that are multiples of `granularity`; those that are
+    found, of `unit`.
+    """
 
-    def __init__(self, start: int, end: int, granularity: int) -> None:
+    def __init__(self, start: int, end: int, granularity: int, unit: int = 1) -> None:
         self.granularity = granularity
+        self.unit = max(unit, granularity)
         self.start = -(-start // granularity) * granularity
         self.end = end // granularity * granularity
         self._free: list[Slot] = [Slot(self.start, self.end - self.start)] if self.end > self.start else []
@@ -87,16 +90,16 @@ class Slots:
 
     @property
     def largest(self) -> int:
-        """Return the bytes of the largest free piece."""
-        return max((slot.size for slot in self._free), default=0)
+        """Return the bytes of the largest free piece that `find` could return."""
+        return max((slot.end - self.rounded(slot.address) for slot in self._free), default=0)
 
     def find(self, size: int, low: int = 0, high: int = 1 << 64, aligned: Alignment = ANYWHERE) -> int | None:
         """Return the start of the lowest free piece of `size` bytes inside [low, high); None if there is none."""
-        size = self._rounded(size)
+        size = self.rounded(size)
         spared = 0 if aligned.is_needed else self.size // 2
         for index in range(self._hole_at(low), len(self._free)):
             hole = self._free[index]
-            at = aligned.up(self._rounded(max(hole.address, low)))
+            at = aligned.up(self.rounded(max(hole.address, low)))
             if at + size <= min(hole.end - spared, high):
                 return at
         return None
@@ -108,11 +111,11 @@ class Slots:
     def allocate(self, size: int, low: int = 0, high: int = 1 << 64) -> Slot | None:
         """Allocate the lowest free piece of `size` bytes inside [low, high); None if there is none."""
         at = self.find(size, low, high)
-        return self.claim(at, size) if at is not None else None
+        return self.claim(at, self.rounded(size)) if at is not None else None
 
     def claim(self, address: int, size: int) -> Slot | None:
         """Allocate the piece of `size` bytes at `address`; None if it is not free, or no piece begins there."""
-        size = self._rounded(size)
+        size = -(-size // self.granularity) * self.granularity
         index = self._hole_at(address)
         for hole in self._free[index : index + 1]:
             if hole.address <= address and address + size <= hole.end and address % self.granularity == 0:
@@ -150,8 +153,9 @@ class Slots:
         """Never allocate `slot` again: it holds foreign bytes."""
         self._used.pop(slot.address, None)
 
-    def _rounded(self, number: int) -> int:
-        return -(-number // self.granularity) * self.granularity
+    def rounded(self, number: int) -> int:
+        """Return an address or a size as `find` has it."""
+        return -(-number // self.unit) * self.unit
 
     def _join(self, slot: Slot) -> None:
         first = last = bisect_left(self._free, slot.address, key=_address_of)

@@ -23,7 +23,7 @@ from gdb_optprobe.handlers.lower_returns import (
     lower_kept_words,
 )
 from gdb_optprobe.handlers.lower_slot_search import lower_home, lower_next_slot
-from gdb_optprobe.isa.base import Code, Dead, joined
+from gdb_optprobe.isa.base import Code, Dead, joined, with_pool
 from gdb_optprobe.isa.codegen import (
     Address,
     Arithmetic,
@@ -33,6 +33,7 @@ from gdb_optprobe.isa.codegen import (
     MemoryValue,
     OuterSaves,
     RegisterPool,
+    emitted_code,
     noted,
     noted_save,
 )
@@ -277,7 +278,8 @@ class Trampoline:
 
     def places(self, programs: Sequence[Code], at: int) -> Iterator[tuple[int, int]]:
         """Yield where each of the programs begins and ends in the same code at `at`."""
-        at += len(self.begin(at))
+        begin, *programs = with_pool((self.begin, *programs), at)  # wherever it is, sizes are the same
+        at += len(begin(at))
         for program in programs:
             end = at + len(program(at))
             yield at, end
@@ -339,7 +341,7 @@ def _trampoline(
 
     made = Trampoline(
         lambda at: isa.begin + begin.finish(at + len(isa.begin)),
-        lambda at: end.finish(at) + isa.end,
+        joined((emitted_code(end), lambda at: isa.end)),
         Dead(before.dead.flags or free.flags, (before.dead.registers | free.registers) - taken),
         OuterSaves(kept, slot) if kept else OuterSaves(),
     )

@@ -68,8 +68,8 @@ from gdb_optprobe.isa.codegen import (
     ProbeReadRoutines,
     RegisterPool,
     TooManyRegisters,
+    emitted_code,
     noted,
-    noted_code,
     noted_save,
 )
 from gdb_optprobe.maps.aggregate import number as as_number
@@ -167,7 +167,7 @@ def lower_saving(emit: Callable[[Used], tuple[Emitter, Used]], nothing: Used) ->
     while True:
         emitter, now = emit(used)
         if (more := used | now) == used:
-            return noted_code(emitter)
+            return emitted_code(emitter)
         used = more
 
 

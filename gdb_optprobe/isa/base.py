@@ -6,13 +6,15 @@ unsigned integers. Functions of the same name do the same for every ISA.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 LONGEST = 16
 """Bytes that no instruction of any ISA exceeds."""
+
+WORD = 8
 
 Code = Callable[[int], bytes]
 """Instructions by the address that they will run at, of the same size at every one. The last one falls through."""
@@ -153,12 +155,60 @@ class NotedCode:
 
 def notes_of(code: Code, at: int) -> Notes:
     """Return what the parts of code at `at` are for; none where the code does not know."""
+    code = code.alone if isinstance(code, PooledCode) else code
     return code.notes(at) if isinstance(code, NotedCode) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class PooledCode:
+    """A Code that takes fewer instructions where words lie behind the whole that it is a part of, in a pool.
+
+    alone:   the code without them, as a call returns it.
+    reading: the code for an address, with the pool at another one; of the same size everywhere.
+    words:   what the pool has to hold, of 8 bytes each.
+    notes:   of the code that reads it, by its address.
+    """
+
+    alone: Code
+    reading: Callable[[int, int], bytes]
+    words: tuple[int, ...]
+    notes: Callable[[int], Notes] = lambda at: {}
+
+    def __call__(self, at: int) -> bytes:
+        return self.alone(at)
+
+    def with_pool(self, pool: int) -> Code:
+        """Return the code that reads the pool at an address."""
+        return NotedCode(lambda at: self.reading(at, pool), self.notes)
+
+
+def words_of(parts: Iterable[Code]) -> tuple[int, ...]:
+    """Return what the pool of code with these parts has to hold."""
+    return tuple(word for part in parts if isinstance(part, PooledCode) for word in part.words)
+
+
+def with_pool(parts: Iterable[Code], pool: int) -> list[Code]:
+    """Return the parts, those that read a pool with the one of all of them at an address."""
+    found = list[Code]()
+    for part in parts:
+        found.append(part.with_pool(pool) if isinstance(part, PooledCode) else part)
+        pool += WORD * len(words_of([part]))
+    return found
 
 
 def joined(parts: Sequence[Code]) -> Code:
     """Return the code of all parts, one behind the other."""
+    alone = _joined([part.alone if isinstance(part, PooledCode) else part for part in parts])
+    if not (words := words_of(parts)):
+        return alone
 
+    def reading(at: int, pool: int) -> bytes:
+        return _joined(with_pool(parts, pool))(at)
+
+    return PooledCode(alone, reading, words, lambda at: _joined(with_pool(parts, at)).notes(at))
+
+
+def _joined(parts: Sequence[Code]) -> NotedCode:
     def whole(at: int) -> bytes:
         code = b""
         for part in parts:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeVar
 
-from gdb_optprobe.isa.base import Dead, NotedCode, Notes, ReadMemory
+from gdb_optprobe.isa.base import Code, Dead, NotedCode, Notes, PooledCode, ReadMemory
 
 
 class Arithmetic(Enum):
@@ -365,11 +365,15 @@ class Emitter(Protocol):
     def acquire(self) -> None:
         """Order later loads after what an earlier branch has tested."""
 
-    def finish(self, at: int) -> bytes:
-        """Return the code to run at `at`. Raises OutOfReach."""
+    @property
+    def pool_words(self) -> tuple[int, ...]:
+        """Return what a pool has to hold for the code that reads one; none where that would not be shorter."""
 
-    def labels(self) -> Iterator[tuple[int, Label]]:
-        """Yield the offset in the code of each label that was bound, in order."""
+    def finish(self, at: int, pool: int | None = None) -> bytes:
+        """Return the code to run at `at`. pool: where its words are; None if nowhere. Raises OutOfReach."""
+
+    def labels(self, has_pool: bool = False) -> Iterator[tuple[int, Label]]:
+        """Yield the offset in the code of each label that was bound, in order. has_pool: in the code that reads one."""
 
 
 class _Noted:
@@ -418,9 +422,12 @@ def labels_among_words(items: Iterable[object]) -> Iterator[tuple[int, Label]]:
             at += 4
 
 
-def noted_code(emit: Emitter) -> NotedCode:
-    """Return what was emitted, with its notes."""
-    return NotedCode(emit.finish, lambda at: _notes(at, emit.labels()))
+def emitted_code(emit: Emitter) -> Code:
+    """Return what was emitted, which reads a pool where it can."""
+    alone = NotedCode(emit.finish, lambda at: _notes(at, emit.labels()))
+    if not (words := emit.pool_words):
+        return alone
+    return PooledCode(alone, emit.finish, words, lambda at: _notes(at, emit.labels(has_pool=True)))
 
 
 def _notes(at: int, labels: Iterable[tuple[int, Label]]) -> Notes:

@@ -10,10 +10,40 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from gdb_optprobe.isa.abi import Convention, ElfMachine, SystemRegisters
-from gdb_optprobe.isa.base import Before, Dead, Effects, Hazard, Insn, Pointer, ReadMemory, Relocated
+from gdb_optprobe.isa.base import (
+    Before,
+    Code,
+    Dead,
+    Effects,
+    Hazard,
+    Insn,
+    Pointer,
+    PooledCode,
+    ReadMemory,
+    Relocated,
+)
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.routines import RoutineCalls
+
+
+class Pools(Protocol):
+    """Words behind the code of a detour, which it loads in place of making them.
+
+    alignment: of slots: in one of these a pool takes the same room wherever the slot is.
+    """
+
+    @property
+    def alignment(self) -> int: ...
+
+    def count(self, to: int, pool: int, dead: Dead) -> bytes:
+        """Return code for `to` that does what `Isa.count` does, with the counter that the word at `pool` is."""
+
+    def at(self, end: int) -> int:
+        """Return where the pool of code that ends at `end` is."""
+
+    def behind(self, end: int, words: Sequence[int]) -> bytes:
+        """Return what is from there on: first what no decoder takes for an instruction, then the words."""
 
 
 class Isa(Protocol):
@@ -22,6 +52,8 @@ class Isa(Protocol):
     name:        as GDB's `show architecture` has it.
     other_modes: what GDB calls the CPU in modes that are not supported.
     alignment:   of instruction addresses.
+    pools:       of words that detours have behind their code; None where an instruction holds what it needs.
+    earlier:     this instruction set with counts as earlier versions made them, which may be in a guest.
     branch_size: bytes of the branch that replaces an instruction.
     data_reach:  greatest distance of a counter from the code that counts.
     pc, sp, flags: registers' names as GDB has them.
@@ -42,6 +74,7 @@ class Isa(Protocol):
     name: str
     other_modes: tuple[str, ...]
     alignment: int
+    pools: Pools | None
     branch_size: int
     branch_reach: int
     data_reach: int
@@ -59,6 +92,9 @@ class Isa(Protocol):
     convention: Convention
     elf: ElfMachine
     codegen: Backend
+
+    @property
+    def earlier(self) -> Sequence[Isa]: ...
 
     @property
     def routines(self) -> Sequence[RoutineCalls]: ...
@@ -172,3 +208,36 @@ class Isa(Protocol):
 
         None of an instruction that may lead elsewhere. With other bytes there it is the same instruction.
         """
+
+
+def counting(isa: Isa, counter: int, dead: Dead, base: int | None = None) -> Code:
+    """Return the code that `Isa.count` does, which may read its counter's address from a pool."""
+
+    def alone(at: int) -> bytes:
+        return isa.count(counter, at, dead, base)
+
+    pools = isa.pools
+    if pools is None:
+        return alone
+    return PooledCode(alone, lambda at, pool: pools.count(at, pool, dead), (counter,))
+
+
+def pooled(isa: Isa, at: int, words: Sequence[int], encode: Callable[[int], bytes]) -> bytes:
+    """Return code for `at`, and the pool of its words behind it. encode: by where that is; of one size wherever."""
+    pools = isa.pools
+    assert pools is not None, "this ISA has pools"
+    pool = pools.at(at + len(encode(pools.at(at))))
+    code = encode(pool)
+    return code + pools.behind(at + len(code), words)
+
+
+def with_own_pool(isa: Isa, code: Code) -> Code:
+    """Return code that nothing follows, with its words behind it where it reads a pool."""
+    if not isinstance(code, PooledCode):
+        return code
+    return lambda at: pooled(isa, at, code.words, lambda pool: code.reading(at, pool))
+
+
+def slot_unit(isa: Isa) -> int:
+    """Return what addresses and sizes of new slots for code are multiples of."""
+    return isa.pools.alignment if isa.pools is not None else 1

@@ -9,7 +9,7 @@ from typing import Protocol
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.refusal import Refusal, Refused
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.record import Isa, slot_unit
 from gdb_optprobe.probes.settings import Settings
 
 
@@ -94,4 +94,5 @@ def given_arena(settings: Settings, isa: Isa) -> Arena:
     """Return the ranges of `set optprobe arena`. Raises Refused where there are none."""
     if settings.arena is None:
         raise Refused(Refusal.ARENA_MISSING.because(why="this guest is no Linux with known memory"))
-    return Arena(Ranges(code=(settings.arena.code,), data=(settings.arena.data,)), isa.alignment)
+    ranges = Ranges(code=(settings.arena.code,), data=(settings.arena.data,))
+    return Arena(ranges, isa.alignment, unit=slot_unit(isa))

@@ -13,7 +13,7 @@ from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.text import FtraceSite
 from gdb_optprobe.interrupts import held
-from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.base import Dead, OutOfReach, Unrelocatable
 from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import BlockPlanner
 from gdb_optprobe.probes.block_routines import BlockRoutines
@@ -64,7 +64,7 @@ class BlockAdoption:
         functions meanwhile.
         Raises OptprobeError where it would not be what it was; its code is left then as retired.
         """
-        arena, machine = self.optimizer.take_arena(), self.target.guest.machine
+        arena = self.optimizer.take_arena()
         plans = self._plans_again(left, record.spec)
         alone = [index for index in left.members if left.sites[index] not in plans]
         some_plan = next(iter(plans.values()), None)
@@ -95,10 +95,7 @@ class BlockAdoption:
         try:
             if record.routine is not None:
                 self.routines.adopt(block, record.routine, arena)
-            for start, end in block.runs():
-                piece, _ = block.piece(start, end)
-                if machine.read(piece.address, piece.size) != block.detours(start, end):
-                    raise OptprobeError("its code is not what this version would write")
+            self._find_writer(block)
             own = {index: self.optimizer.plan(left.sites[index], [record.spec]) for index in alone}
         except BaseException:
             self.returns.forget(block, arena)
@@ -116,6 +113,22 @@ class BlockAdoption:
             if not len(block):
                 self.members.drop(block, arena)
         return block, probes
+
+    def _find_writer(self, block: CountBlock) -> None:
+        """Have a block make the code that is in the guest: this version's, or that of earlier ones.
+
+        Raises OptprobeError where it is neither.
+        """
+        pieces = [(start, end, block.piece(start, end)[0]) for start, end in block.runs()]
+        held = [self.target.guest.machine.read(piece.address, piece.size) for _, _, piece in pieces]
+        for isa in (block.isa, *block.isa.earlier):
+            block.isa, block.laid_out = isa, {}
+            try:
+                if held == [block.detours(start, end) for start, end, _ in pieces]:
+                    return
+            except (OutOfReach, Unrelocatable):  # a step of another length
+                continue
+        raise OptprobeError("its code is not what this version would write")
 
     def _note_by_number(self, left: BlockRecord, arena: Arena) -> None:
         """Have the journal know a block by its number, also one that an earlier version noted by its code's address."""

@@ -20,7 +20,7 @@ from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.isa.base import Code, Dead, OutOfReach, joined
+from gdb_optprobe.isa.base import Code, Dead, OutOfReach, joined, with_pool
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
 from gdb_optprobe.probes.installed_detour import InstalledDetour, install_pad
@@ -237,6 +237,7 @@ def _parts(codes: Codes, detour: Detour) -> Iterator[ProgramPart]:
     """Yield the programs in `detour`, in the order in which they run."""
     for start, _, address in detour.programs:
         for probe, code in codes[address]:
+            (code,) = with_pool([code], start)  # in a detour it has one, if it reads any
             end = start + len(code(start))
             yield ProgramPart(address, probe.number, start, end)
             start = end

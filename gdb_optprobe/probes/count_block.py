@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import overload
 
 from gdb_optprobe.detours.block import WORD, Block
-from gdb_optprobe.detours.detour import Detour, build_detour, count_code, count_program, lay_out
+from gdb_optprobe.detours.detour import Detour, build_detour, count_around, count_code, count_program, lay_out
 from gdb_optprobe.detours.patch import Patch
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.handlers.lower_routine import caller_key
@@ -221,8 +221,7 @@ class CountBlock(Block):
             return call_code(plan, self.isa, at, target)
         if not self.moved or (moved := self.moved[index]) is None:
             return count_code(plan, self.isa, at, target)
-        code = self.isa.count(target, at, plan.dead, plan.base) + moved
-        return code + self.isa.branch(at + len(code), self.sites[index] + len(moved))
+        return count_around(plan, self.isa, at, target, moved, self.sites[index] + len(moved))
 
 
 def call_offset(plan: Plan, isa: Isa, at: int, routine: int) -> int:

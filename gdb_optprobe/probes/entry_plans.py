@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.detours.arena import Arena
-from gdb_optprobe.detours.detour import count_code, moved_anywhere
+from gdb_optprobe.detours.detour import count_around, count_code, moved_anywhere
 from gdb_optprobe.detours.plan_request import TierLimits
 from gdb_optprobe.detours.planner import Plan
 from gdb_optprobe.detours.refusal import Refused
@@ -47,14 +47,14 @@ class EntryPlans:
 
     laid_out: their detours, as they were in blocks before: those that come back find the same memory.
     _others: how many instructions of a detour are not displaced ones, by what that depends on.
-    _counts: bytes and instructions of a count and the branch back, by what they depend on.
+    _counts: bytes of a count with its copy, and instructions without, by what they depend on.
     """
 
     laid_out: LaidOut = field(default_factory=dict)
     _plans: dict[int, Plan | None] = field(default_factory=dict)
     _shapes: dict[tuple[LayOut, int], Shape | None] = field(default_factory=dict)
     _others: dict[tuple[LayOut, Dead, bool, int], int] = field(default_factory=dict)
-    _counts: dict[tuple[int, Dead, int | None], tuple[int, int]] = field(default_factory=dict)
+    _counts: dict[tuple[int, Dead, int | None, int], tuple[int, int]] = field(default_factory=dict)
     _moved: dict[int, bytes | None] = field(default_factory=dict)
     _made_for: object = None
 
@@ -164,16 +164,15 @@ class EntryPlans:
 
     def _around(self, plan: Plan, isa: Isa, at: int, moved: bytes) -> Shape | None:
         """Return the shape of a count of which the copy is `moved`, between code that depends on little else."""
-        key, displaced = (at, plan.dead, plan.base), len(plan.displaced)
+        key, displaced = (at, plan.dead, plan.base, len(moved)), len(plan.displaced)
         if key not in self._counts:
             try:
-                code = isa.count(at + COUNTER_DISTANCE, at, plan.dead, plan.base)
+                whole, count = (count_around(plan, isa, at, at + COUNTER_DISTANCE, copy, at) for copy in (moved, b""))
             except OutOfReach:
                 return None
-            code += isa.branch(at + len(code), at)
-            self._counts[key] = len(code), len(isa.decode(code, at))
+            self._counts[key] = len(whole), len(isa.decode(count, at))
         size, instructions = self._counts[key]
-        return Shape(size + len(moved), instructions + displaced, displaced)
+        return Shape(size, instructions + displaced, displaced)
 
     def _counted(self, plan: Plan, isa: Isa, lay_out: LayOut, code: bytes, at: int) -> int:
         """Return the instructions of a detour: decoded, unless it is like another one but for what it has displaced."""

@@ -52,7 +52,7 @@ from gdb_optprobe.handlers.scope import UNREAD, Missing
 from gdb_optprobe.handlers.source import Fragment, fault
 from gdb_optprobe.isa.base import Code, Dead
 from gdb_optprobe.isa.codegen import OuterSaves, ProbeReadRoutines
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.record import Isa, counting
 from gdb_optprobe.maps import aggregate
 from gdb_optprobe.maps.aggregate import Count
 from gdb_optprobe.maps.hash_map import HashMapLayout
@@ -360,7 +360,7 @@ class Handler:
         Asked again for the same, it returns the same. Raises NotLowered.
         """
         if self.is_plain:
-            return lambda at: isa.count(memory, at, dead, plan.base)
+            return counting(isa, memory, dead, plan.base)
         around = LoweringContext(
             address=plan.address,
             objects=tuple(self.addresses(memory))[: len(self.program.objects)],

@@ -14,6 +14,7 @@ from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import Room, Say, StillLent
 from gdb_optprobe.guest.linux.linux import LinuxGuest
+from gdb_optprobe.isa.record import slot_unit
 from gdb_optprobe.probes.arena_record import NOTHING, RecordedArena, encode_room, find_arena
 from gdb_optprobe.probes.arena_source import given_arena
 from gdb_optprobe.probes.lent_pages import LentPages
@@ -115,7 +116,8 @@ class LinuxArena:
         self._journal.when_full = lambda: self.tell(FULL)
         bounds = left.bounds
         ranges = Ranges((*room.code, *bounds.lent_code), (room.data, *bounds.more), room.fill)
-        arena = Arena(ranges, self.linux.isa.alignment, self._journal, own=len(room.code))
+        isa = self.linux.isa
+        arena = Arena(ranges, isa.alignment, self._journal, own=len(room.code), unit=slot_unit(isa))
         arena.lender = LentPages(
             self.linux, arena, self.settings, self.tell, self._can_change, list(left.lent)
         )

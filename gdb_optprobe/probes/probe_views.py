@@ -14,7 +14,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest_text import printable
 from gdb_optprobe.handlers.format import render
 from gdb_optprobe.handlers.ir import WORD, Column, Form, Records
-from gdb_optprobe.isa.base import Code, Flow, Insn, Notes, notes_of
+from gdb_optprobe.isa.base import Code, Flow, Insn, Notes, PooledCode, notes_of
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.maps.aggregate import initial
 from gdb_optprobe.maps.call_table import CallCounts
@@ -157,11 +157,23 @@ def _listing(code: DetourCode | None, guest: Guest) -> tuple[CodeLine, ...]:
         return ()
     parts: dict[int, tuple[str, ...]] = {}
     data = guest.machine.read(code.detour.address, code.detour.size)
+    insns = guest.isa.decode(data, code.detour.address)
     for at, program in sorted(code.programs.items()):
+        program = _as_it_is(program, insns, data, guest)
         made = program(at)
         if data.startswith(made, at - code.detour.address):  # else the notes are of other code
             parts |= {**notes_of(program, at), at + len(made): ()}
-    return code_lines(guest.isa.decode(data, code.detour.address), code.notes, parts)
+    return code_lines(insns, code.notes, parts)
+
+
+def _as_it_is(program: Code, insns: Sequence[Insn], data: bytes, guest: Guest) -> Code:
+    """Return a program of a detour with these instructions and this data, with the pool where it has its words."""
+    if not isinstance(program, PooledCode) or guest.isa.pools is None or not insns:
+        return program
+    words = b"".join(word.to_bytes(WORD, "little") for word in program.words)
+    start = guest.isa.pools.at(insns[-1].end) - insns[0].address
+    found = next((at for at in range(start, len(data), WORD) if data.startswith(words, at)), None)
+    return program if found is None else program.with_pool(insns[0].address + found)
 
 
 def explain_view(

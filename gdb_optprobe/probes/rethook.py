@@ -38,7 +38,7 @@ from gdb_optprobe.handlers.scope import Missing
 from gdb_optprobe.isa.base import Code, Dead, Insn, joined
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.record import Isa, with_own_pool
 from gdb_optprobe.maps.call_table import SAVED, WORD, CallCounts, CallSlot, CallTable, CallTableLayout, changes
 from gdb_optprobe.probes import kretprobe
 from gdb_optprobe.probes.handler import Handler
@@ -251,7 +251,7 @@ class Rethook:
         parts = entry_parts(probes, SAVED, lambda probe: probe.may_stop)
         leaving = self.stop_handlers.reserve_pad(_flags(parts), target, arena)
         made, programs = self._trampoline_code(probes, parts, plan, target.guest, leaving)
-        code = made.code(programs)
+        code = with_own_pool(target.guest.isa, made.code(programs))
         readers = self._entry_readers(probes, target.guest, arena)
         new = self._reuse_trampoline(code, parts, arena)
         if new is None:
@@ -299,7 +299,7 @@ class Rethook:
         parts = entry_parts([probe], SAVED, lambda one: one.may_stop)
         leaving = PadExit(flags, at) if (flags := _flags(parts)) else None
         made, programs = found._trampoline_code([probe], parts, plan, guest, leaving)
-        code = made.code(programs)(at)
+        code = with_own_pool(guest.isa, made.code(programs))(at)
         placed = InstalledDetour(Slot(at, len(code)), Detour(at, code, probe.address, ()))
         found._use(placed, [probe], parts, made, programs, plan, guest, arena)
         return found

@@ -38,6 +38,18 @@ def test_counters_lie_side_by_side() -> None:
     assert code_of(refused) == "ARENA_FULL"
 
 
+def test_new_code_is_of_whole_units_beside_an_earlier_version_s() -> None:
+    there = Arena(Ranges((CODE,), (DATA,), 0xCC), 4, unit=8)
+    assert there.code.claim(CODE[0] + 4, 20) == Slot(CODE[0] + 4, 20), "what was adopted stays where it is"
+    assert there.code.largest == 0x100 - 24
+    assert there.allocate_code(9, CODE[0], REACH) == Slot(CODE[0] + 24, 16)
+    assert there.free_code(CODE[0], REACH) == CODE[0] + 40 and there.rounded(33) == 40
+    assert there.code.claim(CODE[0] + 44, 12) is not None
+    code, _ = there.allocate_counts(2, 40, 8, (CODE[0], CODE[0]), REACH, REACH)
+    assert code == Slot(CODE[0] + 56, 80)
+    assert there.allocate_code(4, CODE[0], REACH) == Slot(CODE[0] + 136, 8), "the four bytes at 40 are no unit"
+
+
 def test_arena_full() -> None:
     there = arena()
     for _ in range(16):

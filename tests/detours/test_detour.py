@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from gdb_optprobe.detours.cfg import CfgCache
-from gdb_optprobe.detours.detour import build_count, build_detour
+from gdb_optprobe.detours.detour import build_count, build_detour, count_around, count_code
 from gdb_optprobe.detours.planner import PlanRequest, TierLimits, plan
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.guest.text import FtraceSite
-from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.aarch64 import AARCH64, AARCH64_LSE
+from gdb_optprobe.isa.base import Dead, joined
+from gdb_optprobe.isa.record import Isa, counting
 from gdb_optprobe.isa.x86_64 import X86_64
 from tests.detours.fakes import NOP5, START, FakeText
 
@@ -85,3 +91,41 @@ def test_where_a_trap_leads_its_frame_is_wiped_before_anything_else() -> None:
     program = AT + len(X86_64.landing)
     assert detour.programs[0][0] == program == detour.address_of(START)
     assert {detour.original_pc(at) for at in range(AT, program)} == {START}
+
+
+@pytest.mark.parametrize("isa", [AARCH64, AARCH64_LSE])
+@pytest.mark.parametrize("at", [0x10_0000, 0x10_0004])
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_detour_with_words_behind_its_code(isa: Isa, at: int, traced: bool) -> None:
+    """They are aligned and hold the counter, which is no branch out of the detour although it is the bytes of one."""
+    start, counter = 0xFFFF_8000_0800_0000, 0xFFFF_8000_1400_0008
+    insns = isa.decode(bytes.fromhex("e9031eaa1f2003d5"), start)
+    site = FtraceSite(start, 8, False, b"".join(insn.data for insn in insns)) if traced else None
+    found = replace(
+        plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES))),
+        address=start, displaced=tuple(insns[:1]), ftrace=site, dead=isa.dead_at_entry(),
+    )  # fmt: skip
+    detour = build_count(found, isa, start + at, counter)
+    assert detour.data[-8:] == counter.to_bytes(8, "little") and detour.end % 8 == 0
+    code = isa.decode(detour.data, detour.address)
+    assert code[-1].end < detour.end - 8 and code[0].text == f"ldr x16, #{detour.end - 8:#x}"
+    assert [insn.target for insn in detour.exits] == [start + (8 if traced else 4)]
+    assert detour.programs == ((start + at, code[-1].address - (0 if traced else 4), start),)
+    assert count_code(found, isa, start + at, counter) == detour.data
+    if not traced:
+        assert count_around(found, isa, start + at, counter, insns[0].data, start + 4) == detour.data
+
+
+def test_programs_of_one_detour_share_its_pool() -> None:
+    start, counters = 0xFFFF_8000_0800_0000, (0xFFFF_8000_0900_0008, 0xFFFF_8000_0900_0010)
+    (insn,) = AARCH64.decode(bytes.fromhex("e9031eaa"), start)
+    found = replace(
+        plan(PlanRequest(START), CfgCache(X86_64, FakeText(PUSHES))),
+        address=start, displaced=(insn,), dead=AARCH64.dead_at_entry(),
+    )  # fmt: skip
+    counts = joined([counting(AARCH64, counter, found.dead) for counter in counters])
+    detour = build_detour(found, AARCH64, start + 0x1000, {start: counts})
+    assert detour.data[-16:] == b"".join(counter.to_bytes(8, "little") for counter in counters)
+    texts = [insn.text for insn in AARCH64.decode(detour.data, detour.address)]
+    loads = [text for text in texts if text.startswith("ldr x16")]
+    assert loads == [f"ldr x16, #{detour.end - 16:#x}", f"ldr x16, #{detour.end - 8:#x}"]

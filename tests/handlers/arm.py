@@ -24,11 +24,11 @@ from gdb_optprobe.errors import Unreadable
 from gdb_optprobe.handlers import interpreter
 from gdb_optprobe.handlers.ir import MASK, Program
 from gdb_optprobe.handlers.lower_program import LoweringContext, lower
-from gdb_optprobe.isa.aarch64 import abi, encodings
+from gdb_optprobe.isa.aarch64 import AARCH64, abi, encodings
 from gdb_optprobe.isa.aarch64.codegen import BACKEND, BACKEND_LSE
 from gdb_optprobe.isa.aarch64.encodings import Item, branch_if, constant, jump, number, plain, scaled
 from gdb_optprobe.isa.aarch64.fields import to_bytes
-from gdb_optprobe.isa.base import Dead
+from gdb_optprobe.isa.base import Code, Dead, with_pool, words_of
 from gdb_optprobe.isa.codegen import Comparison, Label, ProbeReadRoutines
 
 from . import running
@@ -146,8 +146,21 @@ class Trial:
         return replace(around, address=CODE, per_cpu=1, pad=PAD, readers=ProbeReadRoutines(ROUTINE, ROUTINE))
 
     @cached_property
+    def lowered(self) -> Code:
+        return lower(self.program, self.around, BACKEND_LSE if self.seed % 2 else BACKEND)
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """What the program reads from a pool; nothing in half of the trials, which have none."""
+        return words_of([self.lowered]) if self.seed // 2 % 2 else ()
+
+    @cached_property
     def code(self) -> bytes:
-        return lower(self.program, self.around, BACKEND_LSE if self.seed % 2 else BACKEND)(CODE)
+        if not self.words:
+            return self.lowered(CODE)
+        assert AARCH64.pools is not None
+        size = len(with_pool([self.lowered], CODE)[0](CODE))
+        return with_pool([self.lowered], AARCH64.pools.at(CODE + size))[0](CODE)
 
     @property
     def is_lowered(self) -> bool:
@@ -184,13 +197,15 @@ class Trial:
         machine = processor()
         machine.uc.ctl_flush_tb()
         machine.write(CODE, self.code)
+        end = CODE + len(self.code)
+        assert AARCH64.pools is not None
+        machine.write(end, AARCH64.pools.behind(end, self.words))
         for at, data in self.memory.items():
             machine.write(at, data)
         machine.set_registers(self.registers)
         machine.set_system(TPIDR_EL1, self.base)
         machine.set_system(SP_EL0, TASK)
-        end = CODE + len(self.code)
-        assert end < ROUTINE
+        assert end + 16 + 8 * len(self.words) < ROUTINE
         # Unicorn ends at one address alone.
         machine.write(PAD, encodings.encode_items([encodings.FarBranch(end)], PAD))
         stops = [False]

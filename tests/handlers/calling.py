@@ -32,7 +32,7 @@ from gdb_optprobe.isa.codegen import EntryState
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.ppc64le import abi as power
 from gdb_optprobe.isa.ppc64le.return_codegen import RETURN_BACKEND as POWER
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.record import Isa, counting, with_own_pool
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.x86_64 import X86_64, abi
 from gdb_optprobe.isa.x86_64.return_codegen import RETURN_BACKEND as X86
@@ -258,7 +258,7 @@ class World:
     def _whole(self) -> bytes:
         side, made = self.side, self.made
         around = LoweringContext(side.entry, dead=made.dead, base=side.base, kept=made.kept)
-        codes: list[Code] = [lambda at: side.isa.count(side.counter, at, made.dead, side.base)]
+        codes: list[Code] = [counting(side.isa, side.counter, made.dead, side.base)]
         at = side.counter + 8
         for program in self.programs:
             objects = tuple(range(at, at + 8 * len(program.objects), 8))
@@ -267,7 +267,7 @@ class World:
         before = EntryState(made.dead, base=side.base, kept=made.kept)
         for number, flag in enumerate(self.flags, 1):
             codes[number] = joined((codes[number], lower_debugger_check(before, side.returning, flag)))
-        whole = made.code(codes)(side.trampoline)
+        whole = with_own_pool(side.isa, made.code(codes))(side.trampoline)
         places = [*made.places(codes, side.trampoline)][1 : 1 + len(self.flags)]
         for number, (start, end) in enumerate(places):
             code = whole[start - side.trampoline : end - side.trampoline]

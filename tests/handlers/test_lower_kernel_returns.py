@@ -224,10 +224,10 @@ COSTS = {
     ("x86_64", False): (18, 23),
     ("ppc64le_toc", True): (21, 28),
     ("ppc64le_toc", False): (31, 42),
-    ("aarch64", True): (10, 21),
-    ("aarch64", False): (14, 25),
-    ("aarch64_lse", True): (10, 17),
-    ("aarch64_lse", False): (14, 21),
+    ("aarch64", True): (10, 19),
+    ("aarch64", False): (14, 23),
+    ("aarch64_lse", True): (10, 15),
+    ("aarch64_lse", False): (14, 19),
 }
 
 

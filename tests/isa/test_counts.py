@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdb_optprobe.isa.aarch64 import AARCH64, AARCH64_LSE
-from gdb_optprobe.isa.base import OutOfReach
+from gdb_optprobe.isa.base import Code, OutOfReach, joined
 from gdb_optprobe.isa.ppc64le import PPC64LE
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.record import Isa, counting, with_own_pool
 from gdb_optprobe.isa.x86_64 import X86_64
 
 BASE = 0xFFFF_FFFF_8100_0000
@@ -20,16 +20,22 @@ DATA = {
     PPC64LE: 0xC000_0000_0200_0000,
     AARCH64: 0xFFFF_8000_0900_0000,
     AARCH64_LSE: 0xFFFF_8000_0900_0000,
+    AARCH64.earlier[0]: 0xFFFF_8000_0900_0000,
 }
 TEXT = {
     X86_64: BASE,
     PPC64LE: 0xC000_0000_0010_0000,
     AARCH64: 0xFFFF_8000_0800_0000,
     AARCH64_LSE: 0xFFFF_8000_0800_0000,
+    AARCH64.earlier[0]: 0xFFFF_8000_0800_0000,
 }
 FAR = 1 << 33
-each_isa = pytest.mark.parametrize("isa", [X86_64, PPC64LE, AARCH64, AARCH64_LSE])
+each_isa = pytest.mark.parametrize("isa", [X86_64, PPC64LE, AARCH64, AARCH64_LSE, *AARCH64.earlier])
 PLACES = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 1 << 16)), max_size=20)
+
+
+def with_branch(isa: Isa, count: Code, end: int) -> Code:
+    return with_own_pool(isa, joined((count, lambda at: isa.branch(at, end))))
 
 
 @each_isa
@@ -60,7 +66,6 @@ def test_counts(isa: Isa, flags: bool, ends: list[int]) -> None:
     assert len(found) == step * len(ends)
     for number, (counter, end) in enumerate(zip(counters, back, strict=True)):
         place, part = at + step * number, found[step * number :][:step]
-        code = isa.count(counter, place, dead)
-        code += isa.branch(place + len(code), end)
+        code = with_branch(isa, counting(isa, counter, dead), end)(place)
         padding = isa.breakpoint * ((step - len(code)) // len(isa.breakpoint))
         assert part == code + padding

@@ -32,7 +32,7 @@ def test_a_kernel_whose_memory_for_detours_was_undone_is_not_the_one_that_was_pr
     """A reset guest may have the same kernel at the same place: on ppc64le its page of data is text again."""
     mapped = True
     room = Room(((0, 8),), (8, 16), 0, is_in_place=lambda: mapped)
-    anything: Any = SimpleNamespace(is_same_kernel=lambda _: True, forget=lambda: None, alignment=4)
+    anything: Any = SimpleNamespace(is_same_kernel=lambda _: True, forget=lambda: None, alignment=4, pools=None)
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
     linux = linux_guest(*[anything] * 8, port)
     arena = LinuxArena(linux, Settings)
@@ -88,7 +88,7 @@ def lending(fails: bool = False, stays: bool = False) -> tuple[LinuxArena, Pages
 
     planned = Room(((0x2000, 0x3000),), (0x1000, 0x2000), FILL, journal=JOURNAL, borrow=borrow, notice="as it is said")
     anything: Any = SimpleNamespace(
-        is_same_kernel=lambda _: True, forget=lambda: None, alignment=4, build="b", text=(0x100, 0x200)
+        is_same_kernel=lambda _: True, forget=lambda: None, alignment=4, pools=None, build="b", text=(0x100, 0x200)
     )
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: planned, places=lambda machine, kernel: ()))
     known = cast(Any, SimpleNamespace(read=memory.read, write=memory.write, forget=lambda: None))
@@ -170,7 +170,7 @@ def test_the_journal_tells_of_every_range_and_of_the_loan() -> None:
 def test_a_kernel_that_boots_has_no_memory_to_give() -> None:
     """It still frees and protects the pages of its image."""
     room = Room(((0, 8),), (8, 16), 0)
-    anything: Any = SimpleNamespace(forget=lambda: None, alignment=4, symbols=None)
+    anything: Any = SimpleNamespace(forget=lambda: None, alignment=4, pools=None, symbols=None)
     port = cast(LinuxArch, SimpleNamespace(room=lambda machine, kernel: room, places=lambda machine, kernel: ()))
     linux = linux_guest(*[anything] * 8, port)
     linux.note_boot(ended=False)

@@ -19,7 +19,7 @@ from gdb_optprobe.isa.aarch64 import (
 from gdb_optprobe.isa.aarch64.fields import BRK, HLT, to_bytes
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.codegen import Backend
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.record import Isa, Pools
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.routines import RoutineCalls
 
@@ -69,9 +69,11 @@ class _AArch64:
     emulate = staticmethod(emulator.emulate)
     pointer = staticmethod(emulator.pointer)
 
-    def __init__(self, has_atomics: bool) -> None:
-        counting = writer.Counting(has_atomics)
+    def __init__(self, has_atomics: bool, has_pools: bool = True) -> None:
+        counting = writer.Counting(has_atomics, writer.Pools(has_atomics) if has_pools else None)
         self.count, self.counts = counting.count, counting.counts
+        self.pools: Pools | None = counting.pools
+        self.earlier: Sequence[Isa] = (_AArch64(has_atomics, has_pools=False),) if has_pools else ()
         self.codegen: Backend = codegen.BACKEND_LSE if has_atomics else codegen.BACKEND
         self.returning: ReturnBackend | None = (
             return_codegen.RETURN_BACKEND_LSE if has_atomics else return_codegen.RETURN_BACKEND

@@ -21,7 +21,9 @@ from gdb_optprobe.isa.aarch64.encodings import (
     FarBranch,
     Item,
     LabelBranch,
+    NearAddress,
     PageAddress,
+    PageOffset,
     branch_if,
     branch_on_bit,
     branch_on_zero,
@@ -296,11 +298,15 @@ class A64Emitter(ValueEmitter):
     def acquire(self) -> None:
         self._code(plain("dmb_ishld"))
 
-    def finish(self, at: int) -> bytes:
-        return encodings.encode_items(self._items, at)
+    @property
+    def pool_words(self) -> tuple[int, ...]:
+        return encodings.pool_words(self._items)
 
-    def labels(self) -> Iterator[tuple[int, Label]]:
-        return labels_among_words(self._items)
+    def finish(self, at: int, pool: int | None = None) -> bytes:
+        return encodings.encode_items(self._items, at, pool)
+
+    def labels(self, has_pool: bool = False) -> Iterator[tuple[int, Label]]:
+        return labels_among_words(encodings.reading_pool(self._items) if has_pool else self._items)
 
     def _load_exclusive(self, name: str, to: str, at: str, behind: str = "x0") -> Label:
         """Begin an exclusive access. Return the label of its beginning. behind: for the second word of a pair."""
@@ -373,9 +379,8 @@ class A64Emitter(ValueEmitter):
         if (known := self._known()) is not None and abs(distance := offset - known[1]) < PAGE:
             self._added(to, known[0], distance)
         else:
-            self._items.append(PageAddress(to, offset & MASK))
-            if offset % PAGE:
-                self._added(to, to, offset % PAGE)
+            near = offset & MASK
+            self._items += [NearAddress(to, near), PageOffset(to, near)] if near % PAGE else [PageAddress(to, near)]
         self._address = to, offset, len(self._items)
 
     def _known(self) -> tuple[str, int] | None:

@@ -156,7 +156,23 @@ class PageAddress:
     target: int
 
 
-Item = int | Label | LabelBranch | FarBranch | PageAddress
+@dataclass(frozen=True, slots=True)
+class NearAddress:
+    """An address within 4 GiB: by its page, with a PageOffset behind it; or a word of a pool, and that is all."""
+
+    to: str
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageOffset:
+    """The addition of an address's place in its page."""
+
+    to: str
+    target: int
+
+
+Item = int | Label | LabelBranch | FarBranch | PageAddress | NearAddress | PageOffset
 
 
 @cache
@@ -295,8 +311,20 @@ def jump(label: Label, link: bool = False) -> LabelBranch:
     return LabelBranch(label, templates()["bl" if link else "b"])
 
 
-def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
-    """Return the code for an address. Raises OutOfReach."""
+def pool_words(items: Sequence[Item]) -> tuple[int, ...]:
+    """Return what code reads of a pool, in the order in which that has it."""
+    return tuple(dict.fromkeys(item.target for item in items if isinstance(item, NearAddress)))
+
+
+def reading_pool(items: Sequence[Item]) -> list[Item]:
+    """Return the items of the code that reads a pool."""
+    return [item for item in items if not isinstance(item, PageOffset)]
+
+
+def encode_items(items: Sequence[Item], at: int = 0, pool: int | None = None) -> bytes:
+    """Return the code for an address. pool: where it has its words; None for none. Raises OutOfReach."""
+    held = {} if pool is None else {word: pool + 8 * number for number, word in enumerate(pool_words(items))}
+    items = items if pool is None else reading_pool(items)
     labels = {label: offset for offset, label in labels_among_words(items)}
     words: list[int] = []
     for item in items:
@@ -306,8 +334,12 @@ def encode_items(items: Sequence[Item], at: int = 0) -> bytes:
                 words.append(word | _distance(place, labels[label], width) << low)
             case FarBranch(target, link):
                 words.append(templates()["bl" if link else "b"] | _distance(at + place, target, 26))
-            case PageAddress(to, target):
+            case NearAddress(to, target) if target in held:
+                words.append(plain("ldr_literal", to) | _distance(at + place, held[target], 19) << 5)
+            case PageAddress(to, target) | NearAddress(to, target):
                 words.append(_page_address(at + place, to, target))
+            case PageOffset(to, target):
+                words.append(number("addi", to, to, target % PAGE))
             case int():
                 words.append(item)
     return to_bytes(*words)

@@ -35,7 +35,8 @@ SOURCES = {
     "pop_pair": ("ldp x0, x1, [sp], #16", "ldp x0, x1, [sp], #0x10"),
 }
 # Of Armv8.1. Its Rt is the zero register: a load that is not wanted.
-WORDS = {"atomic_add": (0xF820_001F, "stadd x0, [x0]")}
+# Of the load keystone takes the number for a target.
+WORDS = {"atomic_add": (0xF820_001F, "stadd x0, [x0]"), "literal": (0x5800_0000, "ldr x0, #0")}
 
 
 @cache
@@ -72,6 +73,11 @@ def word(name: str, rd: int = 0, rn: int = 0, ra: int = 0, rm: int = 0) -> int:
 def address(register: int, value: int, at: int) -> list[int]:
     """Encode a load of an address at `at`, in two words that change nothing else. Raises OutOfReach."""
     return [adrp(register, value, at), word("add", register, register) | value % PAGE << 10]
+
+
+def literal(register: int, distance: int) -> int:
+    """Encode a load of the word at a distance: a multiple of 4, less than 1 MiB."""
+    return word("literal", register) | distance << 3 & 0xFF_FFE0
 
 
 def adrp(register: int, value: int, at: int) -> int:

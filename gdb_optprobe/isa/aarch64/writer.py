@@ -2,15 +2,20 @@
 
     count, three registers are dead   with atomics              nothing is dead
     ┌───────────────────────────┐     ┌───────────────────┐     ┌──────────────────────────────┐
-    │ adrp add  x16, counter    │     │ adrp add  x16     │     │ stp    x16, x17, [sp, #-16]! │
+    │ ldr       x16, 2f         │     │ ldr    x16, 2f    │     │ stp    x16, x17, [sp, #-16]! │
     │ 1: ldxr   x17, [x16]      │     │ mov    x17, #1    │     │   … as on the left …         │
     │    add    x17, x17, #1    │     │ stadd  x17, [x16] │     │ ldp    x16, x17, [sp], #16   │
-    │    stxr   w15, x17, [x16] │     └───────────────────┘     └──────────────────────────────┘
-    │    cbnz   w15, 1b         │
+    │    stxr   w15, x17, [x16] │     ├───────────────────┤     ├──────────────────────────────┤
+    │    cbnz   w15, 1b         │     │ displaced         │     │ …                            │
+    ├───────────────────────────┤     │ b  back           │
+    │ displaced                 │     │ ff ff ff ff …     │
+    │ b  back                   │     │ 2: counter        │
+    │ ff ff ff ff …  2: counter │     └───────────────────┘
     └───────────────────────────┘
-No flag changes. Nothing is kept below the stack pointer (AAPCS64, the stack), which moves by 16 bytes. An
-address beside the code would be one instruction less, but one load more: a hit then takes a half longer under TCG.
-Where a counter begins a page `add` adds 0: all counts of a block are alike, and cost the same.
+No flag changes. Nothing is kept below the stack pointer (AAPCS64, the stack), which moves by 16 bytes.
+The address of the counter is a literal behind the whole detour (`Pools`), aligned. Where other code is in the detour
+too, `adrp` and `add` make it in place of that. Before the literal is no instruction: a decoder ends there and
+takes no data for code. Where a counter begins a page `add` adds 0: all counts of a block are alike, and cost the same.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gdb_optprobe.isa.aarch64.decoder import SIZE
 from gdb_optprobe.isa.aarch64.fields import (
     BRK,
     PAGE,
@@ -32,13 +38,16 @@ from gdb_optprobe.isa.aarch64.fields import (
     to_bytes,
     word_of,
 )
-from gdb_optprobe.isa.aarch64.templates import address, word
+from gdb_optprobe.isa.aarch64.templates import address, literal, word
 from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, padded
 
 BRANCH_SIZE = 4
 BRANCH_REACH = (1 << 27) - 4
 DATA_REACH = (1 << 32) - PAGE
 SP = 31
+WORD = 8
+_NO_INSTRUCTION = to_bytes(0xFFFF_FFFF)
+"""Not allocated (DDI 0487, top-level encodings): undefined, should anything ever run it."""
 
 # Where values may be held, the first choice first: those that veneers use, then what a call does not preserve.
 _CHOICE = (16, 17, *range(15, -1, -1))
@@ -71,9 +80,13 @@ def redirect(insn: Insn, target: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """The verbs that count. has_atomics: whether the CPUs have the atomic additions of Armv8.1 (FEAT_LSE)."""
+    """The verbs that count. has_atomics: whether the CPUs have the atomic additions of Armv8.1 (FEAT_LSE).
+
+    pools: that `counts` has; None for the counts of earlier versions.
+    """
 
     has_atomics: bool
+    pools: Pools | None
 
     def count(self, counter: int, to: int, dead: Dead, base: int | None = None) -> bytes:
         """Return code for `to` that adds one, atomically, to the 8-byte `counter` and changes nothing that lives."""
@@ -88,8 +101,42 @@ class Counting:
         Raises OutOfReach.
         """
         places = range(at, at + step * len(counters), step)
-        pieces = [self.count(counter, place, dead) + moved for place, counter in zip(places, counters, strict=True)]
-        return padded(pieces, at, step, ends, branch, to_bytes(BRK))
+        if (pools := self.pools) is None:
+            pieces = [self.count(counter, place, dead) + moved for place, counter in zip(places, counters, strict=True)]
+            return padded(pieces, at, step, ends, branch, to_bytes(BRK))
+        made, breakpoint = dict[int, tuple[bytes, bytes]](), to_bytes(BRK)
+        whole = list[bytes]()
+        for place, counter, end in zip(places, counters, ends, strict=True):
+            side = place % WORD  # all that it depends on, where a step is not a multiple of it
+            if side not in made:
+                size = len(pools.count(place, place, dead)) + len(moved) + BRANCH_SIZE
+                first = pools.count(place, pools.at(place + size), dead) + moved
+                made[side] = first, pools.behind(place + size, ())
+            first, gap = made[side]
+            code = first + branch(place + len(first), end) + gap + counter.to_bytes(WORD, "little")
+            if len(code) > step:
+                raise OutOfReach(place, end)
+            whole.append(code + breakpoint * ((step - len(code)) // SIZE))
+        return b"".join(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Implements record.Pools. has_atomics: see Counting."""
+
+    has_atomics: bool
+    alignment: int = WORD
+
+    def count(self, to: int, pool: int, dead: Dead) -> bytes:
+        pointer, before, after = _around_address(self.has_atomics, dead.registers)
+        return before + to_bytes(literal(pointer, pool - to - len(before))) + after
+
+    def at(self, end: int) -> int:
+        return end + SIZE + WORD - 1 & -WORD
+
+    def behind(self, end: int, words: Sequence[int]) -> bytes:
+        gap = (self.at(end) - end) // SIZE
+        return _NO_INSTRUCTION * gap + b"".join(word.to_bytes(WORD, "little") for word in words)
 
 
 @lru_cache(1024)

@@ -20,7 +20,7 @@ from gdb_optprobe.isa.ppc64le import (
     writer,
 )
 from gdb_optprobe.isa.ppc64le.fields import TRAP, to_bytes
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.record import Isa, Pools
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.routines import RoutineCalls
 
@@ -34,6 +34,8 @@ class _PPC64LE:
     name = "powerpc:common64"
     other_modes: tuple[str, ...] = ()
     alignment = 4
+    pools: Pools | None = None
+    earlier: Sequence[Isa] = ()
     branch_size = writer.BRANCH_SIZE
     branch_reach = writer.BRANCH_REACH
     data_reach = 1 << 64

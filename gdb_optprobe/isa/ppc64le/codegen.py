@@ -254,10 +254,14 @@ class PowerEmitter(ValueEmitter):
     def acquire(self) -> None:
         self._code(plain("lwsync"))
 
-    def finish(self, at: int) -> bytes:
+    @property
+    def pool_words(self) -> tuple[int, ...]:
+        return ()
+
+    def finish(self, at: int, pool: int | None = None) -> bytes:
         return encodings.encode_items(self._items, at)
 
-    def labels(self) -> Iterator[tuple[int, Label]]:
+    def labels(self, has_pool: bool = False) -> Iterator[tuple[int, Label]]:
         return labels_among_words(self._items)
 
     def _stored(self, value: str, base: str, index: str, again: Label) -> None:

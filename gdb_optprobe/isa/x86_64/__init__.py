@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from gdb_optprobe.isa.codegen import Backend
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.record import Isa, Pools
 from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.routines import RoutineCalls
 from gdb_optprobe.isa.x86_64 import (
@@ -37,6 +37,8 @@ class _X86_64:
     name = "i386:x86-64"
     other_modes: tuple[str, ...] = ("i386", "i8086", "i386:x64-32")
     alignment = 1
+    pools: Pools | None = None
+    earlier: Sequence[Isa] = ()
     branch_size = writer.BRANCH_SIZE
     branch_reach = data_reach = (1 << 31) - 1
     pc, sp, flags = abi.PC, abi.SP, abi.FLAGS

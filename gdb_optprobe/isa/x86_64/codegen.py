@@ -353,10 +353,14 @@ class X86Emitter:
     def acquire(self) -> None:
         pass
 
-    def finish(self, at: int) -> bytes:
+    @property
+    def pool_words(self) -> tuple[int, ...]:
+        return ()
+
+    def finish(self, at: int, pool: int | None = None) -> bytes:
         return encode_items(self._items, at)
 
-    def labels(self) -> Iterator[tuple[int, Label]]:
+    def labels(self, has_pool: bool = False) -> Iterator[tuple[int, Label]]:
         return place_labels(self._items)
 
     # parts of the verbs

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gdb_optprobe.isa.aarch64 import AARCH64, AARCH64_LSE, abi, decoder, fields, register_effects, relocator, writer
-from gdb_optprobe.isa.base import Dead, Flow, Insn, OutOfReach, Relocated, Unrelocatable
-from gdb_optprobe.isa.record import Isa
+from gdb_optprobe.isa.base import Dead, Flow, Insn, OutOfReach, Relocated, Unrelocatable, with_pool
+from gdb_optprobe.isa.record import Isa, counting
 from tests.isa.aarch64.processor import (
     ABOVE,
     BELOW,
@@ -54,18 +54,27 @@ class Trial:
     def start(self) -> int:
         return self.window[0].address
 
-    def program(self) -> bytes:
-        return b"" if self.dead is None else self.isa.count(COUNTER, self.to, self.dead)
+    def program(self, pool: int) -> bytes:
+        if self.dead is None:
+            return b""
+        (count,) = with_pool([counting(self.isa, COUNTER, self.dead)], pool)
+        return count(self.to)
 
     def copy(self) -> Relocated:
-        return relocator.relocate(self.window, self.to + len(self.program()), dead=self.dead)
+        return relocator.relocate(self.window, self.to + len(self.program(self.to)), dead=self.dead)
+
+    def detour(self, copy: Relocated) -> bytes:
+        """Return the program, the copy, and the address of the counter, which the program reads there."""
+        assert self.isa.pools is not None
+        end = copy.address + len(copy.data)
+        return self.program(self.isa.pools.at(end)) + copy.data + self.isa.pools.behind(end, [COUNTER])
 
     def differences(self) -> Iterator[str]:
         """Yield what differs between the window and its copy."""
         code, copy = b"".join(insn.data for insn in self.window), self.copy()
         before = run({self.start: code}, self.start, self.state)
         patched = writer.branch(self.start, self.to) + fields.to_bytes(fields.BRK) * (len(self.window) - 1)
-        after = run({self.start: patched, self.to: self.program() + copy.data}, self.start, self.state)
+        after = run({self.start: patched, self.to: self.detour(copy)}, self.start, self.state)
         reached = after.pc
         if copy.address <= after.pc < copy.address + len(copy.data):
             reached = next(to for offset, to in reversed(copy.origins) if copy.address + offset <= after.pc)

@@ -118,3 +118,35 @@ def test_the_stack_is_as_before_behind_a_count(at: Dead) -> None:
 def test_how_far_an_instruction_moves_the_stack_pointer(word: int, size: int) -> None:
     [insn] = AARCH64.decode(to_bytes(word), AT)
     assert AARCH64.pushed(insn) == size
+
+
+@pytest.mark.parametrize(("at", "exclusive", "atomic"), [(ENTRY, 5, 3), (dead("x0", "x3"), 7, 3), (dead(), 9, 5)])
+def test_a_count_with_its_address_beside_the_code_is_one_instruction_less(
+    at: Dead, exclusive: int, atomic: int
+) -> None:
+    for isa, instructions in ((AARCH64, exclusive), (AARCH64_LSE, atomic)):
+        assert isa.pools is not None
+        code = isa.pools.count(AT, AT + 64, at)
+        assert len(code) == 4 * instructions
+        loads = [insn.text for insn in isa.decode(code, AT) if f"{AT + 64:#x}" in insn.text]
+        assert len(loads) == 1 and loads[0].startswith("ldr x")
+
+
+@pytest.mark.parametrize("counter", [0xFFFF_8000_1400_0008, 0x1400_0000_1400_0000, 0])
+@pytest.mark.parametrize("end", [AT, AT + 4])
+def test_no_word_of_a_pool_is_decoded(counter: int, end: int) -> None:
+    """Also where it is the bytes of a branch."""
+    assert AARCH64.pools is not None
+    code = AARCH64.branch(end - 4, AT + 0x1000)
+    behind = AARCH64.pools.behind(end, [counter, counter])
+    assert [insn.address for insn in AARCH64.decode(code + behind, end - 4)] == [end - 4]
+    pool = AARCH64.pools.at(end)
+    assert pool % 8 == 0 and pool >= end + 4
+    assert behind[pool - end :] == 2 * counter.to_bytes(8, "little")
+
+
+def test_a_count_reads_a_pool_on_either_side() -> None:
+    assert AARCH64.pools is not None
+    for pool in (AT + 0xFFFFC, AT - 0x100000):
+        (load, *_) = AARCH64.decode(AARCH64.pools.count(AT, pool, ENTRY), AT)
+        assert load.text == f"ldr x16, #{pool:#x}"

@@ -116,9 +116,9 @@ class _UserTrapEmitter(A64Emitter):
         """Emit `ret`: an indirect jump would have to find a landing pad."""
         self._code(plain("ret", n=register))
 
-    def finish(self, at: int) -> bytes:
+    def finish(self, at: int, pool: int | None = None) -> bytes:
         if not self._apart:
-            return super().finish(at)
+            return super().finish(at, pool)
         # It ends with constants, of two words each.
         is_odd = sum(not isinstance(item, Label) for item in (*self._items, *self._apart)) % 2
         return encode_items([*self._items, *((NOP,) if is_odd else ()), *self._apart], at)
