@@ -85,7 +85,7 @@ class Cfg:
             return None  # calls come to where a function begins
         falls = before.falls_through
         if not falls and (before.flow not in _NEVER_FALLS_THROUGH or before.address in self._marked):
-            return None  # the guest may go on behind its own trap, and behind a jump that it rewrites
+            return None  # the guest may continue behind its own trap, and behind a jump that it rewrites
         way = before if falls else self._jumps_to.get(insn.address)
         if way is None or self.obstacle(way) is not None or self.text.area(way.address) not in _PROBED:
             return None
