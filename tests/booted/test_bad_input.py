@@ -80,8 +80,8 @@ OF_ARCH = {
         "optprobe add vfs_read+0x12": "in the middle of the instruction",
         "optprobe add el1h_64_sync": "entry text",
         "optprobe add el1_abort -tier trapped": "runs between a trap and its handler",
-        "optprobe add *0xffff800000000000": "in memory for modules",
-        "optprobe add *0xffffffff00000000": "in memory for modules",
+        "optprobe add *vfs_read-0x8000000": "in memory for modules",
+        "optprobe add *0xffffffff00000000": "not in the guest's code",
     },
 }
 
