@@ -92,7 +92,7 @@ class KeptPlans:
     # a row -----------------------------------------------------------------------------------------------------------
 
     def _row(self, plan: Plan) -> Row:
-        if plan.ftrace is not None or plan.moved is not None:
+        if plan.ftrace is not None or plan.moved is not None or plan.stays is not None:
             raise _Unfit
         if plan.reason != (plan.refused[0][1] if plan.refused else None):
             raise _Unfit
