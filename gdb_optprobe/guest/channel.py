@@ -17,15 +17,8 @@ __all__ = ["ChannelError", "Command"]
 
 READY, STARTED = "optprobe-guest: ready", "Linux version "
 """In the guest's log: its init takes commands; its kernel has started."""
-LOOKS, LATER = 0.02, 1.0
-"""Seconds between two looks at the log: before the command is sent, and behind that."""
-ASKS = 5.0
-"""Seconds until the guest is asked whether it takes commands, where its log says that it does not; then twice as many.
-
-Programs write into that log, too: one that prints the kernel's messages prints STARTED.
-"""
-ANSWER = b"\1end  0\n"
-"""Of the guest's init to an empty line, which it takes for a command without a token. Lost, it does no harm."""
+LOOKS = 0.02
+"""Seconds between two looks at the log."""
 _number = itertools.count()
 MOST = 1 << 26
 """Bytes that a command may print."""
@@ -55,8 +48,7 @@ class Command:
     def __init__(self, socket_path: Path, command: str, log: Path | None = None) -> None:
         """Send `command`, one line for the guest's `sh`. ValueError when it is more than one line.
 
-        log: of the guest. Where the guest is not ready by it, `outcome` waits for that, or for an answer to an empty
-        line, and sends the command then; and again, where the guest's kernel starts anew before it runs the command.
+        log: of the guest. Where the guest is not ready by it, `outcome` waits for that, and sends the command then.
         """
         if "\n" in command or "\0" in command:
             raise ValueError("a command must be one line")
@@ -68,8 +60,6 @@ class Command:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(socket_path))
         self._log, self._is_closed, self.is_sent = log, False, False
-        self._log_size = 0  # when the command was sent
-        self._asks, self._ask_at = ASKS, time.monotonic() + ASKS
         self._send_if_ready()
 
     @property
@@ -87,15 +77,14 @@ class Command:
         """
         begin, end = f"\1begin {self._token}\n".encode(), f"\1end {self._token} ".encode()
         deadline = time.monotonic() + timeout
-        while True:
+        while not self.is_sent:
+            if self._is_closed or time.monotonic() >= deadline:
+                why = "it was given up" if self._is_closed else f"it was not ready in {timeout:g} s"
+                raise ChannelError(f"the guest was not given the command, {why}: {self.command}")
+            self._send_if_ready()
             if not self.is_sent:
-                if self._is_closed or time.monotonic() >= deadline:
-                    why = "it was given up" if self._is_closed else f"it was not ready in {timeout:g} s"
-                    raise ChannelError(f"the guest was not given the command, {why}: {self.command}")
-                self._send_if_ready()
-                if not self.is_sent:
-                    time.sleep(LOOKS)
-                continue
+                time.sleep(LOOKS)
+        while True:
             # Each byte is searched once, however much the guest prints.
             at = self._received.find(end, self._searched)
             self._searched = at if at >= 0 else max(0, len(self._received) - len(end))
@@ -116,30 +105,10 @@ class Command:
         self._socket.close()
 
     def _send_if_ready(self) -> None:
-        """Send the command if the guest takes it by now. Ask the guest where it has not said so for long."""
-        if self._log is not None and not is_ready(self._log):
-            with contextlib.suppress(OSError, ValueError):  # another thread has just given up
-                if ANSWER in self._waiting():
-                    self._send(self._log)
-                elif time.monotonic() >= self._ask_at:
-                    self._asks *= 2
-                    self._ask_at += self._asks
-                    self._socket.sendall(b"\n")
-            return
-        self._send(self._log)
-
-    def _send(self, log: Path | None) -> None:
-        self.is_sent, self._log_size = True, log.stat().st_size if log is not None and log.exists() else 0
-        self._socket.sendall(f"{self._token} {self.command}\n".encode())
-
-    def _is_lost(self) -> bool:
-        """Return whether the guest's kernel has started since the command was sent, which has not begun."""
-        if self._log is None or self.has_begun:
-            return False
-        with contextlib.suppress(FileNotFoundError), self._log.open("rb") as log:
-            log.seek(self._log_size)
-            return STARTED.encode() in log.read()
-        return False
+        """Send the command if the guest takes it by now."""
+        if self._log is None or is_ready(self._log):
+            self.is_sent = True
+            self._socket.sendall(f"{self._token} {self.command}\n".encode())
 
     def _status(self, text: bytes) -> int:
         if not text.isdigit():
@@ -148,26 +117,18 @@ class Command:
 
     def _waiting(self) -> bytes:
         """Return what is in the socket and was not taken yet. It stays there."""
-        if self._is_closed:
-            return b""
         ready = select.poll()
         ready.register(self._socket, select.POLLIN)
         return self._socket.recv(65536, socket.MSG_PEEK) if ready.poll(0) else b""
 
     def _receive(self, deadline: float, timeout: float) -> None:
-        """Wait for more, not for long: the command may be lost, and is sent again then. Raises ChannelError."""
-        left = deadline - time.monotonic()
-        self._socket.settimeout(max(0.001, min(left, LATER) if self._log is not None else left))
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
         try:
-            self._socket.recv(1, socket.MSG_PEEK)
+            self._socket.recv(1, socket.MSG_PEEK)  # wait for more
             with self._taking:
                 data = self._socket.recv(65536)
                 self._received += data
         except TimeoutError:
-            if time.monotonic() >= deadline:
-                raise ChannelError(f"the guest did not finish in {timeout:g} s: {self.command}") from None
-            self.is_sent = not self._is_lost()
-            self._asks, self._ask_at = ASKS, time.monotonic() + ASKS
-            return
+            raise ChannelError(f"the guest did not finish in {timeout:g} s: {self.command}") from None
         if not data:
             raise ChannelError(f"the guest went away during: {self.command}")

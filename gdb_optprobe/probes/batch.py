@@ -30,7 +30,7 @@ from gdb_optprobe.interrupts import held
 from gdb_optprobe.isa.base import LONGEST, OutOfReach, Unrelocatable
 from gdb_optprobe.isa.record import Isa
 from gdb_optprobe.isa.routines import RoutineCalls
-from gdb_optprobe.probes.block_members import BlockMembers, led
+from gdb_optprobe.probes.block_members import BlockMembers
 from gdb_optprobe.probes.block_planner import LEAST, BlockPlanner, least
 from gdb_optprobe.probes.block_routines import BlockRoutines
 from gdb_optprobe.probes.block_text import BlockText
@@ -342,7 +342,7 @@ class Batches:
             led = [self._led(block) for block in blocks]
             for block, found in zip(blocks, led, strict=True):
                 if found is None or found:
-                    block.enabled = block.in_doubt = True
+                    block.enabled = True
                     self.members.note(block, arena)
             with suppress(Exception):  # a later change writes it
                 arena.journal.flush()
@@ -359,15 +359,16 @@ class Batches:
                 what = f"{len(stay)} {'branch' if len(stay) == 1 else 'branches'} {known}"
                 raise BranchesStay(str(error), what, there) from error
             raise
-        for block in blocks:
-            block.in_doubt = False
 
     def _led(self, block: CountBlock) -> list[int] | None:
         """Return the sites at which the text leads to the detours of a block; None where it cannot be read."""
+        places = block.places()
         try:
-            return [block.sites[index] for index in led(block, self.target.guest.machine)]
+            texts = runs.held(places, self.target.guest.machine)
         except Exception:  # of GDB's own errors too: the connection broke
             return None
+        rows = zip(places, texts, block.branches(block.isa), strict=True)
+        return [site for (site, _), text, branch in rows if text == branch]
 
     def _disarm(self, blocks: Sequence[CountBlock]) -> list[Probe]:
         """Take the branches out of the text. Return the members that leave their blocks instead: others have changed
@@ -379,8 +380,6 @@ class Batches:
         except TextChanged:  # nothing was written
             alone = [probe for block in blocks for probe in self._unpack_changed(block)]
             self.text.take_away(blocks, self.target.guest.machine)
-        for block in blocks:
-            block.in_doubt = False
         self.target.tracer.release_all(_traced_sites(blocks))
         return alone
 

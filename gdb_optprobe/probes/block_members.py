@@ -5,17 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import BlockRecord, block_value
 from gdb_optprobe.detours.block import Block
 from gdb_optprobe.detours.journal import Item
-from gdb_optprobe.errors import OptprobeError
-from gdb_optprobe.guest import runs
-from gdb_optprobe.guest.machine import Memory
 from gdb_optprobe.probes.branch import Branch, PreservedRegisters, ProgramPart
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.installed_detour import InstalledDetour
@@ -56,14 +51,11 @@ class BlockMembers:
         """Return the members as probes, to look at: they stay in the block."""
         return [self.probe(block, index) for index in block.members]
 
-    def member(self, block: CountBlock, index: int, is_led: bool = True) -> tuple[Probe, Site]:
-        """Return a member as a probe at a site of its own, to look at: it stays in the block.
-
-        is_led: whether the text leads to its detour, if the block is enabled.
-        """
+    def member(self, block: CountBlock, index: int) -> tuple[Probe, Site]:
+        """Return a member as a probe at a site of its own, to look at: it stays in the block."""
         probe, plan = self.probe(block, index), block.plan(index)
         site = Site(probe.address, plan, [probe])
-        if block.enabled and is_led:
+        if block.enabled:
             detour = block.detour(index)
             start, end, _ = detour.programs[0]
             called = block.routine.installed.detour if block.routine is not None else None
@@ -78,7 +70,7 @@ class BlockMembers:
         """Make a member a probe of its own, with the code and the counter that it has; the guest is as it was."""
         arena = self.optimizer.arena
         assert arena is not None, "the block has memory"
-        probe, site = self.member(block, index, self._is_led(block, index))
+        probe, site = self.member(block, index)
         slot, journal = block.slot(index), arena.journal
         self.carve(block, index, arena)
         journal.code(slot, block.detour(index))
@@ -101,29 +93,6 @@ class BlockMembers:
         if not len(block):
             self.drop(block, arena)
         return probe
-
-    def runs(self, block: CountBlock) -> Iterator[tuple[int, int, bool]]:
-        """Yield the members as ranges of indexes, and whether the text leads to their detours, if they are enabled.
-
-        Raises Unreadable.
-        """
-        if not (block.enabled and block.in_doubt):
-            yield from ((start, end, True) for start, end in block.runs())
-            return
-        there = set(led(block, self.optimizer.target.guest.machine))
-        for start, end in block.runs():
-            for is_led, some in groupby(range(start, end), there.__contains__):
-                indexes = list(some)
-                yield indexes[0], indexes[-1] + 1, is_led
-
-    def _is_led(self, block: CountBlock, index: int) -> bool:
-        """Return whether the text leads to a member's detour; True where that is not known."""
-        if not block.in_doubt:
-            return True
-        try:
-            return index in led(block, self.optimizer.target.guest.machine)
-        except OptprobeError:
-            return True
 
     def carve(self, block: CountBlock, index: int, arena: Arena) -> None:
         """Give a member's code and counter items of their own, and take it out of the block."""
@@ -168,9 +137,3 @@ class BlockMembers:
             is_uniform=block.is_uniform,
         )
         arena.journal.put(Item.BLOCK, code.address, block_value(left, first + start, None))
-
-
-def led(block: CountBlock, memory: Memory) -> list[int]:
-    """Return the indexes of the members that the text leads to the detours of. Raises Unreadable."""
-    rows = zip(block.members, runs.held(block.places(), memory), block.branches(block.isa), strict=True)
-    return [index for index, text, branch in rows if text == branch]

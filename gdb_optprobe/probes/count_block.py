@@ -84,8 +84,7 @@ class CountBlock(Block):
     differ by address alone.
 
     installed_at: the moment when the code was placed; None where it was an earlier session's.
-    enabled: whether the branches are in the text. in_doubt: whether not all may be, after an error.
-    symbols: of the sites, once something asked for them.
+    enabled: whether the branches are in the text. symbols: of the sites, once something asked for them.
     offset: from where a detour begins to its call of the routine. before: where the program reads its index, how many
     of the same spec are in the blocks before this one.
     handler: of each member, but for its key in maps that it shares. routine: that their detours call; None where each
@@ -102,7 +101,6 @@ class CountBlock(Block):
     plans: Sequence[Plan]
     installed_at: object = None
     enabled: bool = True
-    in_doubt: bool = False
     symbols: Sequence[str] = ()
     before: int = 0
     offset: int = 0

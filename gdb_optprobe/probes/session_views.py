@@ -67,8 +67,8 @@ class SessionViews:
             counted = bytes(block.data.size) if is_new else guest.machine.read(block.data.address, block.data.size)
             hits = aggregate.decode(counted)
             branches = block.isa.branches(block.sites, range(block.code.address, block.code.end, block.step))
-            for start, end, is_led in self.members.runs(block):
-                probe, site = self.members.member(block, start, is_led)
+            for start, end in block.runs():
+                probe, site = self.members.member(block, start)
                 view = site_views.site_view(probe, site, self.target, lambda _: ())
                 found = replace(Results.empty(probe.handler), head=(hits[start],))
                 first = replace(probe_views.probe_view(probe, view, found, guest), objects=())
@@ -78,7 +78,7 @@ class SessionViews:
                     symbols=symbols[start:end],
                     hits=hits[start:end],
                     originals=block.originals[start:end],
-                    branches=branches[start:end] if block.enabled and is_led else (),
+                    branches=branches[start:end] if block.enabled else (),
                     step=block.step,
                 )
                 if whole and block.handler.shared is not None:

@@ -30,13 +30,12 @@ from gdb_optprobe.probes.probe_views import (
     refused_views,
     skippable,
 )
-from gdb_optprobe.probes.site import Site, SiteState
+from gdb_optprobe.probes.site import Site
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import DetourView, ExplainView, FrameView, ReasonView
 
 # Where a counter may be, to tell what a count would cost: anywhere near.
 COUNTER_DISTANCE = 0x10000
-NOT_THERE = "its branch could not be written: it counts nothing", "optprobe disable, then optprobe enable, writes it"
 
 
 def read_calls(site: Site, probe: Probe, guest: Guest) -> CallTable | None:
@@ -61,7 +60,7 @@ def site_view(probe: Probe, site: Site, target: Target, out: Callable[[Site], Se
         tier=tier.value,
         # As the kernel has them, in debugfs kprobes/list.
         tags=(*(("OPTIMIZED",) if is_optimized else ()), *(("FTRACE",) if site.plan.ftrace is not None else ())),
-        reason=_reason_view(probe, site, state),
+        reason=_reason_view(site, state),
         original_bytes=change.old if change is not None else site.plan.insn.data,
         patched_bytes=change.new if change is not None else b"",
         detour=_detour_view(probe, site, target.guest),
@@ -98,21 +97,14 @@ def _frames(probed: int, target: Target, registers: Mapping[str, int], stack: by
 
 
 def _state(probe: Probe, site: Site) -> str:
-    if site.is_lost or _lacks_branch(probe, site):
+    if site.is_lost:
         return "gone"
     if not probe.enabled:
         return "disabled"
     return "optimizing" if site.blocked_by else "armed"
 
 
-def _lacks_branch(probe: Probe, site: Site) -> bool:
-    """Return whether nothing in the guest leads to an enabled probe: its branch could not be written."""
-    return probe.enabled and site.state is SiteState.NOTHING and not site.blocked_by
-
-
-def _reason_view(probe: Probe, site: Site, state: str) -> ReasonView | None:
-    if _lacks_branch(probe, site):
-        return ReasonView(Refusal.TEXT_CHANGED.code, *NOT_THERE)
+def _reason_view(site: Site, state: str) -> ReasonView | None:
     if state == "optimizing":
         return ReasonView("NOT_QUIESCENT", site.blocked_by, Refusal.NOT_QUIESCENT.value[1])
     return reason_view(site.plan.reason)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gdb_optprobe.guest import channel
 from gdb_optprobe.guest.channel import READY, ChannelError, Command
 
 
@@ -98,61 +97,6 @@ def test_a_command_is_sent_once_the_guest_takes_it(tmp_path: Path, before: str) 
             assert command.is_sent and sent == b"true"
             line.sendall(b"\1begin " + token + b"\n\1end " + token + b" 0\n")
             assert command.outcome() == (0, b"")
-
-
-def init(line: socket.socket, lines: list[bytes], lost: int = 0) -> None:
-    """Answer as `qemu/init` does, but for so many bytes that are lost; lines: gets what was read."""
-    with line, line.makefile("rb") as file:
-        file.read(lost)
-        for one in file:
-            lines.append(one)
-            token = one.partition(b" ")[0].strip()
-            line.sendall(b"\1begin " + token + b"\n\1end " + token + b" 0\n")
-
-
-@pytest.mark.timeout(60)
-def test_a_guest_whose_log_repeats_the_kernel_s_messages_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`dmesg >/dev/console` in the guest: by its log it boots for ever."""
-    monkeypatch.setattr(channel, "ASKS", 0.01)
-    path, log, lines = tmp_path / "socket", tmp_path / "log", list[bytes]()
-    log.write_text(f"{BOOTS}{READY}\n{BOOTS}")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
-        command = Command(path, "true", log)
-        guest = threading.Thread(target=init, args=(server.accept()[0], lines))
-        guest.start()
-        assert command.outcome(30) == (0, b"")
-        guest.join()
-    assert lines[0] == b"\n" and lines[-1].endswith(b" true\n") and set(lines[:-1]) == {b"\n"}
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("is_ready", [True, False])
-def test_a_command_that_a_reset_loses_is_sent_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_ready: bool
-) -> None:
-    """The guest was reset, and its log says nothing of that yet when the command is sent."""
-    monkeypatch.setattr(channel, "ASKS", 0.01)
-    monkeypatch.setattr(channel, "LATER", 0.01)
-    path, log, lines = tmp_path / "socket", tmp_path / "log", list[bytes]()
-    log.write_text(f"{BOOTS}{READY}\n")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
-        command = Command(path, "true", log)
-        assert command.is_sent
-        sent = len(f"{command._token} true\n")
-        guest = threading.Thread(target=init, args=(server.accept()[0], lines, sent))
-        guest.start()
-        with pytest.raises(ChannelError, match="did not finish"):
-            command.outcome(0.1)
-        log.write_text(f"{BOOTS}{READY}\n{BOOTS}{READY if is_ready else ''}\n")
-        assert command.outcome(30) == (0, b"")
-        guest.join()
-    assert lines[-1].endswith(b" true\n") and set(lines[:-1]) <= {b"\n"}
 
 
 def test_a_command_that_was_given_up_is_not_sent(tmp_path: Path) -> None:
