@@ -91,7 +91,7 @@ class Slots:
     @property
     def largest(self) -> int:
         """Return the bytes of the largest free piece that `find` could return."""
-        return max((slot.end - self.rounded(slot.address) for slot in self._free), default=0)
+        return max((slot.end // self.unit * self.unit - self.rounded(slot.address) for slot in self._free), default=0)
 
     def find(self, size: int, low: int = 0, high: int = 1 << 64, aligned: Alignment = ANYWHERE) -> int | None:
         """Return the start of the lowest free piece of `size` bytes inside [low, high); None if there is none."""

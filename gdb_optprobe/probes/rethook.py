@@ -35,7 +35,7 @@ from gdb_optprobe.handlers.ir import (
 from gdb_optprobe.handlers.lower_kernel_returns import PadExit, PlacedCallTable, ProbedFunction, Trampoline
 from gdb_optprobe.handlers.lower_returns import EntryPart
 from gdb_optprobe.handlers.scope import Missing
-from gdb_optprobe.isa.base import Code, Dead, Insn, joined
+from gdb_optprobe.isa.base import Code, Dead, Insn, joined, with_pool
 from gdb_optprobe.isa.codegen import EntryState, ProbeReadRoutines
 from gdb_optprobe.isa.paths import shortest
 from gdb_optprobe.isa.record import Isa, with_own_pool
@@ -374,7 +374,8 @@ class Rethook:
 
         at = trampoline.address
         all_of, begin = insns(trampoline.data, at), insns(made.begin(at), at)
-        entry = insns(self.entry_code(plan.dead, guest)(at), at)
+        (entry_code,) = with_pool([self.entry_code(plan.dead, guest)], at)  # as it is in a detour
+        entry = insns(entry_code(at), at)
         to_return = all_of[:-1]
         return Costs(
             len(entry) - shortest(entry), len(all_of) - len(begin) + shortest(begin), shortest(to_return) + 1

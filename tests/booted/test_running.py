@@ -83,9 +83,9 @@ def test_records_are_followed_while_the_guest_runs(each_linux: Guest) -> None:
 def test_ctrl_c_ends_what_is_followed_and_loses_no_record(linux: Guest) -> None:
     """The Ctrl-C comes at any moment: while the guest runs, or while records are read or printed."""
     # It ends by itself: an interrupted run leaves its command to the guest, and another waits for it.
-    reads = "for i in $(seq 100); do dd if=/dev/zero of=/dev/null bs=64 count=50 2>/dev/null; sleep 0.05; done"
+    reads = "for i in $(seq 300); do dd if=/dev/zero of=/dev/null bs=64 count=50 2>/dev/null; sleep 0.05; done"
     # GDB drops a signal that comes just as it hands over the terminal, so it is sent again.
-    interrupts = "(sleep 3; kill -INT {0}; sleep 20; kill -INT {0}) >/dev/null 2>&1 &"
+    interrupts = "(sleep 3; kill -INT {0}; sleep 10; kill -INT {0}) >/dev/null 2>&1 &"
     script = [
         "optprobe add vfs_read,vfs_write if $arg3 == 64 do record($arg3)",
         f"python import os; os.system('{interrupts}'.format(os.getpid()))",

@@ -38,6 +38,12 @@ def test_counters_lie_side_by_side() -> None:
     assert code_of(refused) == "ARENA_FULL"
 
 
+def test_the_largest_piece_is_one_that_is_found() -> None:
+    for start, end, most in ((0, 12, 8), (4, 24, 16), (4, 12, 0)):
+        slots = Slots(start, end, 4, 8)
+        assert slots.largest == most and (slots.find(most + 8) is None) and (not most or slots.find(most) is not None)
+
+
 def test_new_code_is_of_whole_units_beside_an_earlier_version_s() -> None:
     there = Arena(Ranges((CODE,), (DATA,), 0xCC), 4, unit=8)
     assert there.code.claim(CODE[0] + 4, 20) == Slot(CODE[0] + 4, 20), "what was adopted stays where it is"

@@ -75,8 +75,11 @@ def address(register: int, value: int, at: int) -> list[int]:
     return [adrp(register, value, at), word("add", register, register) | value % PAGE << 10]
 
 
-def literal(register: int, distance: int) -> int:
-    """Encode a load of the word at a distance: a multiple of 4, less than 1 MiB."""
+def literal(register: int, value_at: int, at: int) -> int:
+    """Encode a load at `at` of the word at `value_at`. Raises OutOfReach."""
+    distance = signed(value_at - at)
+    if not fits(distance, 21) or distance & 3:
+        raise OutOfReach(at, value_at)
     return word("literal", register) | distance << 3 & 0xFF_FFE0
 
 

@@ -129,7 +129,7 @@ class Pools:
 
     def count(self, to: int, pool: int, dead: Dead) -> bytes:
         pointer, before, after = _around_address(self.has_atomics, dead.registers)
-        return before + to_bytes(literal(pointer, pool - to - len(before))) + after
+        return before + to_bytes(literal(pointer, pool, to + len(before))) + after
 
     def at(self, end: int) -> int:
         return end + SIZE + WORD - 1 & -WORD

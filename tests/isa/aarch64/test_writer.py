@@ -8,7 +8,7 @@ import pytest
 
 from gdb_optprobe.isa.aarch64 import AARCH64, AARCH64_LSE
 from gdb_optprobe.isa.aarch64.fields import to_bytes
-from gdb_optprobe.isa.aarch64.templates import SOURCES, WORDS, templates
+from gdb_optprobe.isa.aarch64.templates import SOURCES, WORDS, literal, templates
 from gdb_optprobe.isa.base import Dead, OutOfReach
 from gdb_optprobe.isa.record import Isa
 from tests.isa.aarch64.differential import Trial, random_dead
@@ -150,3 +150,9 @@ def test_a_count_reads_a_pool_on_either_side() -> None:
     for pool in (AT + 0xFFFFC, AT - 0x100000):
         (load, *_) = AARCH64.decode(AARCH64.pools.count(AT, pool, ENTRY), AT)
         assert load.text == f"ldr x16, #{pool:#x}"
+
+
+@pytest.mark.parametrize("away", [1 << 20, -(1 << 20) - 4, 6])
+def test_a_word_beyond_the_reach_of_a_load_is_refused(away: int) -> None:
+    with pytest.raises(OutOfReach):
+        literal(0, 0x1000_0000 + away, 0x1000_0000)
