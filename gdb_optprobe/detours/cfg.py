@@ -110,11 +110,6 @@ class Cfg:
         if insn.target is not None and insn.target != insn.end and self.must_stay(insn.target):
             yield insn.target
 
-    def is_led_to(self, address: int) -> bool:
-        """Return whether `address` is that of an instruction with a `way_to` it."""
-        insn = self.function.own.get(address)
-        return insn is not None and self.way_to(insn) is not None
-
     def served_together(self, insn: Insn) -> frozenset[int]:
         """Return the addresses that one branch may serve, or two next to each other: of a straight-line run, and of
         what must stay where that leads to.

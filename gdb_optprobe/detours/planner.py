@@ -88,8 +88,6 @@ def plan(request: PlanRequest, cfgs: CfgCache, limits: TierLimits | None = None)
     """Plan the best tier that is safe for `request`, and why not a better one. Raises Refused if none is."""
     limits = limits or TierLimits()
     context = _context(request, cfgs, limits)
-    if cfgs.text.area(request.address) is Area.TRAP:
-        return _before_trap(context)
     tried: list[tuple[Tier, Reason]] = []
     for tier in BEST_FIRST:
         found = _TIERS[tier](context)
@@ -116,7 +114,6 @@ def plans(
             yield refused
 
 
-_KNOWN_TRAP = (Refusal.BUG_TABLE, Refusal.TRAP_INSTRUCTION)
 _AREAS = {
     Area.NOT_TEXT: Refusal.NOT_TEXT,
     Area.ENTRY: Refusal.ENTRY_TEXT,
@@ -134,10 +131,9 @@ def _context(request: PlanRequest, cfgs: CfgCache, limits: TierLimits) -> PlanCo
     """Look up all that is known of the address. Raises Refused if no tier at all is possible."""
     address, text = request.address, cfgs.text
     area = text.area(address)
-    cfg = cfgs.at(address) if area in (Area.TEXT, Area.LOADED, Area.TRAP) else None
-    is_led_to = area is Area.TRAP and cfg is not None and cfg.is_led_to(address)
-    if area not in (Area.TEXT, Area.LOADED) and not is_led_to:
+    if area not in (Area.TEXT, Area.LOADED):
         raise Refused(_AREAS[area].because(address=text.spell(address)))
+    cfg = cfgs.at(address)
     if cfg is None:
         raise Refused(Refusal.UNKNOWN_FUNCTION.because(address=text.spell(address)))
     insn = cfg.function.own.get(address)
@@ -182,16 +178,6 @@ def _optimized(context: PlanContext) -> Plan | Reason:
         ftrace=found.ftrace,
         stays=(context.insn, found.stays) if found.stays is not None else None,
     )
-
-
-def _before_trap(context: PlanContext) -> Plan:
-    """Return the plan for a trap that the kernel knows by its address: optimized, or none. Raises Refused."""
-    found = _optimized(context)
-    if isinstance(found, Plan):
-        return found
-    if found.code in (why.name for why in _KNOWN_TRAP):
-        found = Refusal.KERNEL_TRAP.because(address=context.cfg.text.spell(context.insn.address))
-    raise Refused(found)
 
 
 def _trapped(context: PlanContext) -> Plan | Reason:

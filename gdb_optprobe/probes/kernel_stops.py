@@ -79,7 +79,9 @@ class KernelStops:
 
     def _lift_branch(self, site: Site) -> None:
         branch = site.branch
-        if branch is not None and branch.plan.head != site.address and not self.is_lifted(branch):
+        if branch is None or site.address in branch.staying:
+            return
+        if branch.plan.head != site.address and not self.is_lifted(branch):
             patch.revert([branch.patch], self.guest.machine)
             self._lifted[branch.plan.head] = branch
 

@@ -248,25 +248,12 @@ class Optimizer:
         return self.target.guest.bounds(address) or (address, address + 1)
 
     def plan_without_detour(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
-        """Return the best plan for `address` that needs no detour: a better one cannot be carried out, for `reason`.
-
-        Raises Refused with that reason where there is none.
-        """
+        """Return the best plan for `address` that needs no detour: a better one cannot be carried out, for `reason`."""
         request = PlanRequest(address, breakpoints=self.target.debugger.breakpoints())
         without = replace(self.limits(specs), optimization=False, trap=False, boost=False)
-        try:
-            lower = plan(request, self._cfgs, without)
-        except Refused as refused:  # where the kernel knows its trap by the address nothing else is possible
-            raise Refused(reason) from refused
+        lower = plan(request, self._cfgs, without)
         refusals = tuple((tier, reason if tier in _NEED_MEMORY else why) for tier, why in lower.refused)
         return replace(lower, reason=reason, refused=refusals)
-
-    def _lower(self, site: Site, reason: Reason) -> None:
-        """Plan `site` without a detour, for `reason`; in doubt it is a breakpoint."""
-        try:
-            site.plan = self.plan_without_detour(site.address, site.specs, reason)
-        except Refused:
-            site.plan = replace(_as_breakpoint(site.plan), reason=reason)
 
     def is_lost(self, address: int) -> bool:
         """Return whether a branch that could not be removed covers `address`."""
@@ -339,6 +326,8 @@ class Optimizer:
         A thread that is about to run a whole branch is as safe there as without it.
         """
         if address in self.target.debugger.breakpoints():
+            return True
+        if any(change.address < address < change.end for change in self.registry.patches(address, address + 1)):
             return True
         branches = [site.branch for site in self.registry.near(address, LONGEST)]
         return any(
@@ -841,7 +830,7 @@ class Optimizer:
         except Refused as refused:
             self._release_tracer(wanted)
             for site in group:
-                self._lower(site, refused.reason)
+                site.plan = self.plan_without_detour(site.address, site.specs, refused.reason)
         except OptprobeError as error:
             if not group[0].is_lost:
                 self._release_tracer(wanted)
@@ -898,7 +887,7 @@ class Optimizer:
             arena = self.take_arena()
             self.with_memory(lambda: site.install_breakpoint(wanted, self.target, arena), arena)
         except Refused as refused:
-            self._lower(site, refused.reason)
+            site.plan = self.plan_without_detour(site.address, site.specs, refused.reason)
             site.install_breakpoint(site.plan, self.target, self.arena)
 
     def with_memory(self, action: Callable[[], T], arena: Arena) -> T:

@@ -166,7 +166,9 @@ def added_instructions(plan: Plan, detour: Detour, guest: Guest) -> int:
     for original, program in _programs(detour, guest):
         code -= len(program)
         code += sum(map(cost_of, program)) if original == plan.address else 0
-    return 1 + code - len(plan.displaced)
+    # On the way to what is jumped to, the branch back is not passed.
+    is_jumped_to = plan.stays is not None and plan.address != plan.end
+    return 1 + code - len(plan.displaced) - is_jumped_to
 
 
 def _programs(detour: Detour, guest: Guest) -> Iterator[tuple[int, Sequence[Insn]]]:
@@ -178,14 +180,14 @@ def _programs(detour: Detour, guest: Guest) -> Iterator[tuple[int, Sequence[Insn
 def site_code(site: Site, guest: Guest) -> SiteCode:
     """Return what `show` lists of a site in the kernel."""
     plan = site.installed_plan or site.plan
-    original = plan.displaced if plan.stays is None else (*plan.displaced, plan.insn)
-    end = max(plan.patch_end, original[-1].end)
-    now = guest.machine.read(plan.head, end - plan.head)
+    staying = (plan.insn,) if plan.stays is not None else ()
+    places = [(plan.head, max(plan.patch_end, plan.end)), *((insn.address, insn.end) for insn in staying)]
+    now = [insn for at, end in places for insn in guest.isa.decode(guest.machine.read(at, end - at), at)]
     what = "probed" if site.detour is None else "displaced" if plan.stays is None else "probed, and stays here"
     change = "the branch to the detour" if site.branch is not None else "unchanged"
     return SiteCode(
-        original=code_lines(original, {site.address: what}),
-        patched=code_lines(guest.isa.decode(now, plan.head), {plan.head: change}),
+        original=code_lines((*plan.displaced, *staying), {site.address: what}),
+        patched=code_lines(now, {plan.head: change}),
         detour=_detour_code(site, site.detour, guest) if site.detour is not None else None,
         trampoline=_trampoline_code(site) if site.rethook is not None else None,
     )
@@ -240,7 +242,10 @@ def _actions(probe: Probe) -> str:
 def plan_note(plan: Plan, guest: Guest) -> str:
     """Return why the probe is behind the requested address, and why calls may bypass it."""
     moved = f"the probe is behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
-    stays = f"the branch is before it: {plan.stays[1].text} ({plan.stays[1].code})" if plan.stays else ""
+    stays = ""
+    if plan.stays is not None:
+        where, why = guest.text.spell(plan.head), f"{plan.stays[1].text} ({plan.stays[1].code})"
+        stays = f"the branch is at {where}, on the only way there, and each pass of it costs: {why}"
     return "; ".join(filter(None, (moved, stays, guest.why_bypassed(plan.address))))
 
 

@@ -55,3 +55,24 @@ def test_what_must_stay_is_counted_while_the_kernel_rewrites_it(each_linux: Gues
     assert all(hits[stays] <= hits[leads] for stays, leads, *_ in places)
     assert left(each_linux, text) == []
     assert each_linux.problems() == []
+
+
+@on_every_isa
+def test_a_later_gdb_takes_over_what_one_that_was_killed_has_left(each_linux: Guest, tmp_path: Path) -> None:
+    text, functions = tmp_path / "text", "__schedule try_to_wake_up do_exit release_task"
+    killed = [f"source {HELPERS}", f"keep-text {text}", f"source {PLACES}", 'python print("@@places")']
+    killed += [f"probe-staying {functions}", "python import os, signal", "python os.kill(os.getpid(), signal.SIGKILL)"]
+    left_by = batch(each_linux, killed)
+    places = left_by.json("places")
+    assert left_by.status == -9 and places, left_by.output
+    taken = [f"source {HELPERS}", "optprobe recover", WORK, "stop-idle", keep("list", "optprobe list")]
+    finished = batch(each_linux, [*taken, "optprobe check", "set optprobe on-exit remove"])
+    assert finished.status == 0, finished.output
+    probes = {probe["number"]: probe for probe in finished.json("list")}
+    added = {number for stays, leads, *_ in places for number in (stays, leads)}
+    assert probes.keys() == added and {probe["tier"] for probe in probes.values()} == {"optimized"}
+    pairs = [(probes[one]["hits"], probes[other]["hits"]) for one, other, _, falls, plain in places if falls and plain]
+    assert all(stays == leads for stays, leads in pairs)
+    assert sum(probe["hits"] for probe in probes.values()) > 100
+    assert left(each_linux, text) == []
+    assert each_linux.problems() == []
