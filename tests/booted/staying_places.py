@@ -26,6 +26,14 @@ def cfg_of(session: Session, name: str) -> Cfg | None:
     return CfgCache(session.target.guest.isa, session.target.guest.text).at(start)
 
 
+def is_served(session: Session, insn: Insn, spec: Spec) -> bool:
+    """Return whether a probe is where execution comes from: not where that is too short for a branch, nor at a trap."""
+    try:
+        return session.optimizer.plan(insn.address, [spec]).stays is not None
+    except OptprobeError:
+        return False
+
+
 class ProbeStaying(gdb.Command):
     """Probe every instruction that must stay and has one way to it, and that way, which is found here once more."""
 
@@ -41,8 +49,8 @@ class ProbeStaying(gdb.Command):
             for insn in list(cfg.function.own.values()):
                 way = cfg.way_to(insn)
                 spec = Spec(f"*{insn.address:#x}")
-                if way is None or session.optimizer.plan(insn.address, [spec]).stays is None:
-                    continue  # what leads there is too short for a branch, say
+                if way is None or not is_served(session, insn, spec):
+                    continue
                 (stays,) = session.add(spec)
                 (leads,) = session.add(Spec(f"*{way.address:#x}"))
                 self.places.append(insn)
