@@ -190,7 +190,7 @@ class OneSizeText(CoreText):
         """
         cold = (self._instructions(self._read(*part), part[0]) for part in self._cold_parts(start))
         jumps = (insn for part in (code, *cold) for insn in part.values() if insn.flow is Flow.INDIRECT_JUMP)
-        if self.originals.missing or next(jumps, None) is not None:
+        if self.originals.missing or end > self._code_end or next(jumps, None) is not None:
             return None
         fixups = (fixup for _, fixup in self.exceptions.fixups(start, end))
         return [*self._branch_targets.within(start, end), *self._label_targets.within(start, end), *fixups]
@@ -205,9 +205,15 @@ class OneSizeText(CoreText):
     @cached_property
     def _branch_targets(self) -> Targets:
         """Return where the direct branches of all the text lead. What the kernel rewrites later is in its tables."""
-        start, end = self._text
+        start = self._text[0]
         with interruptible():
-            return Targets(target for _, target in self._direct_branches(self._read_all(start, end), start))
+            code = self._read_all(start, self._code_end)
+            return Targets(target for _, target in self._direct_branches(code, start))
+
+    @property
+    def _code_end(self) -> int:
+        """Return where the kernel's own code ends: what is behind it in the text leads nowhere of the kernel's."""
+        return self._text[1]
 
     @cached_property
     def _label_targets(self) -> Targets:
@@ -225,6 +231,10 @@ class OneSizeModuleText(ModuleNames, OneSizeText):
         self.symbols = ModuleSymbols(module, kernel, row_size(kernel), self.exception_row.size)
         super().__init__(replace(kernel, symbols=self.symbols), originals=originals)
         self.renew(module)
+
+    @property
+    def _code_end(self) -> int:
+        return self._text[1]
 
     def renew(self, module: Module) -> None:
         """Take the module as it is after the guest has run."""

@@ -79,6 +79,13 @@ class ArmText(OneSizeText):
         image = base, base + LARGEST_IMAGE
         return at_rest(text, image, sites, self.jump_labels.within(base, end), self._elsewhere)
 
+    @property
+    def _code_end(self) -> int:
+        """Return the last symbol of the text: the linker's tables are behind it, and zeros that detours may be in."""
+        end = self._text[1]
+        last = self._kernel.symbols.at(end - 1)
+        return end - 1 - last.offset if last is not None else end
+
     # --- functions ---------------------------------------------------------------------------------------------
 
     def _instructions(self, data: bytes, start: int) -> Mapping[int, Insn]:
