@@ -7,7 +7,8 @@ Alternatives are applied at boot, with numbers of that boot, and not changed in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 
@@ -26,6 +27,8 @@ MODULES = (0xFFFF_8000_0000_0000, 0xFFFF_FFFF_F000_0000)
 LARGEST_IMAGE = 1 << 27
 ADRP_REACH = 1 << 32
 """Bytes: code of a module and the image address each other so (arch/arm64/kernel/module.c), or not at all."""
+POINTER = 8
+_UPPER = re.compile(rb"\xff\xff")
 SIGNS = b"\x3f\x23\x03\xd5"
 """paciasp, which makes a return address safe."""
 
@@ -89,7 +92,21 @@ class ArmText(OneSizeText):
     # --- functions ---------------------------------------------------------------------------------------------
 
     def _instructions(self, data: bytes, start: int) -> Mapping[int, Insn]:
-        return {insn.address: insn for insn in instructions(data, start, AARCH64)}
+        pointers = {at for place in _pointers(data, start) for at in (place, place + AARCH64.alignment)}
+        return {insn.address: insn for insn in instructions(data, start, AARCH64) if insn.address not in pointers}
 
     def _is_compiled(self, data: bytes, start: int, code: Mapping[int, Insn]) -> bool:
         return data.startswith((ENTERED, SIGNS))
+
+
+def _pointers(data: bytes, start: int) -> Iterator[int]:
+    """Yield where pointers to the image are in text at `start`: data, of which the lower half may look like code.
+
+    A kernel with DYNAMIC_FTRACE_WITH_CALL_OPS has one before each function with a site: what its tracer loads there it
+    calls (arch/arm64/kernel/entry-ftrace.S). No instruction has the upper half of an address of the kernel's.
+    """
+    for match in _UPPER.finditer(data):
+        at = match.end() - POINTER
+        near = at >= 0 and abs(int.from_bytes(data[at : match.end()], "little") - start) < ADRP_REACH
+        if near and (start + at) % POINTER == 0:
+            yield start + at

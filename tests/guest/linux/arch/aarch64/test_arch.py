@@ -56,6 +56,16 @@ def test_memory_for_modules_is_what_their_code_could_be_in() -> None:
     assert near.area(0xFFFF_FFFF_0000_0000) is near.area(TEXT) is Area.NOT_TEXT
 
 
+@pytest.mark.parametrize("low", [0x0941_0000, 0x9100_0000, 0xD503_201F])
+def test_what_a_tracer_loads_before_a_function_is_no_code_of_the_one_before(low: int) -> None:
+    """Its lower half looks like an instruction in some boots: a branch there would have the tracer call anything."""
+    for upper, last in ((TEXT >> 32, 0x34), (NOP, 0x3C)):
+        memory = Pages()
+        memory.put(TEXT + 0x10, to_bytes(ENTERED, NOP, PACIASP, *[NOP] * 7, low, upper))
+        found = ArmText(kernel(memory, NAMES)).function(TEXT + 0x10)
+        assert found is not None and found.end == TEXT + 0x40 and max(found.own) == TEXT + last
+
+
 def test_what_vectors_say_of_stacks() -> None:
     memory = Pages()
     # sub sp, sp, #0x150; add sp, sp, x0; sub x0, sp, x0; tbnz w0, #14, …
