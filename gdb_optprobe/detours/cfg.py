@@ -20,7 +20,7 @@ from functools import cached_property
 
 from gdb_optprobe.detours import obstacles
 from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
-from gdb_optprobe.guest.text import KPROBES, Area, Fact, FtraceSite, Function, Jump, Mark, Text
+from gdb_optprobe.guest.text import KPROBES, PROBED, Fact, FtraceSite, Function, Jump, Mark, Text
 from gdb_optprobe.isa.base import LONGEST, Flow, Insn
 from gdb_optprobe.isa.record import Isa
 
@@ -31,10 +31,10 @@ FIRST_BYTES = 5
 # Execution never continues behind these. Behind a trap it may: the trap may be one of the guest's own.
 _NEVER_FALLS_THROUGH = (Flow.JUMP, Flow.INDIRECT_JUMP, Flow.RETURN)
 
+_CALLS = (Flow.CALL, Flow.INDIRECT_CALL)
 _MAY_FALL_THROUGH = (Flow.NEXT, Flow.BRANCH)
 _RUNS_ON = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.INDIRECT_CALL)  # a call, when it has returned
 _PLAIN = (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.RETURN)
-_PROBED = (Area.TEXT, Area.LOADED)
 _STAY = (Fact.JUMP_LABEL, Fact.STATIC_CALL, Fact.EXCEPTION, Fact.BUG, Fact.LOCK_PREFIX)
 """Why an instruction must stay at its address, which says nothing of what runs before it."""
 _KNOWN_BY_ADDRESS = (Fact.EXCEPTION, Fact.RESTART)  # the guest looks them up by their address and rewrites nothing
@@ -87,10 +87,10 @@ class Cfg:
         if not falls and (before.flow not in _NEVER_FALLS_THROUGH or before.address in self._marked):
             return None  # the guest may continue behind its own trap, and behind a jump that it rewrites
         way = before if falls else self._jumps_to.get(insn.address)
-        if way is None or self.obstacle(way) is not None or self.text.area(way.address) not in _PROBED:
+        if way is None or self.obstacle(way) is not None or self.text.area(way.address) not in PROBED:
             return None
-        if falls and self._never_joined(way, insn) is not None:
-            return None
+        if way.flow in _CALLS:
+            return None  # it returns there
         if insn.address in self.ftrace_sites or way.address in self.ftrace_sites:
             return None
         landings = self._landings
@@ -158,26 +158,19 @@ class Cfg:
 
     def boundary(self, before: Insn, insn: Insn | None) -> Reason | None:
         """Return why no branch may displace both `before` and what follows it, `insn`; None if one may."""
-        found = self._never_joined(before, insn)
-        if found is not None or insn is None:
-            return found
+        if insn is None or not before.falls_through:
+            return Refusal.FUNCTION_END.because(function=self.function.name)
+        if before.flow in _CALLS:
+            source, target = self._spell(before.address), self._spell(before.end)
+            return Refusal.RETURN_INTO_REGION.because(source=source, target=target)
+        if (site := self.ftrace_sites.get(before.address) or self.ftrace_sites.get(insn.address)) is not None:
+            return Refusal.FTRACE_SITE.because(site=self._spell(site.address))
         if self._unknown_jumps is not None:
             return self._unknown_jumps
         jump = self.jump_targets.get(insn.address)
         if jump is not None:
             return self._jump_refusal(jump)
         return self.obstacle(insn) or self.obstacle(before)
-
-    def _never_joined(self, before: Insn, insn: Insn | None) -> Reason | None:
-        """Return why `before` and `insn` belong to different runs whatever jumps there are."""
-        if insn is None or not before.falls_through:
-            return Refusal.FUNCTION_END.because(function=self.function.name)
-        if before.flow in (Flow.CALL, Flow.INDIRECT_CALL):
-            source, target = self._spell(before.address), self._spell(before.end)
-            return Refusal.RETURN_INTO_REGION.because(source=source, target=target)
-        if (site := self.ftrace_sites.get(before.address) or self.ftrace_sites.get(insn.address)) is not None:
-            return Refusal.FTRACE_SITE.because(site=self._spell(site.address))
-        return None
 
     def has_no_boundary(self, before: Insn, insn: Insn) -> bool:
         """Return whether `boundary` certainly returns None: a fast answer for sweeps, which ask of millions."""

@@ -14,7 +14,7 @@ from gdb_optprobe.detours.plan_request import Neighbour, PlanContext, PlanReques
 from gdb_optprobe.detours.refusal import Reason, Refusal, Refused
 from gdb_optprobe.detours.regions import Region, region
 from gdb_optprobe.detours.tier import BEST_FIRST, Tier
-from gdb_optprobe.guest.text import JUMP_LABEL, Area, Fact, FtraceSite
+from gdb_optprobe.guest.text import JUMP_LABEL, PROBED, Area, Fact, FtraceSite
 from gdb_optprobe.isa.base import Dead, Flow, Insn
 
 __all__ = ["Neighbour", "Plan", "PlanRequest", "TierLimits", "may_share_detour", "plan", "plans"]
@@ -131,7 +131,7 @@ def _context(request: PlanRequest, cfgs: CfgCache, limits: TierLimits) -> PlanCo
     """Look up all that is known of the address. Raises Refused if no tier at all is possible."""
     address, text = request.address, cfgs.text
     area = text.area(address)
-    if area not in (Area.TEXT, Area.LOADED):
+    if area not in PROBED:
         raise Refused(_AREAS[area].because(address=text.spell(address)))
     cfg = cfgs.at(address)
     if cfg is None:

@@ -134,9 +134,10 @@ def _divide(context: PlanContext, run: Sequence[Insn]) -> list[tuple[Insn, ...]]
 
 def _is_served(context: PlanContext, way: Insn, at: int) -> bool:
     """Return whether there is a probe on what stays at `at`, and is served where `way` is displaced."""
-    neighbour = context.request.neighbours(at) if at != context.insn.address else None
-    if at != context.insn.address and (neighbour is None or not neighbour.may_share):
-        return False
+    if at != context.insn.address:
+        neighbour = context.request.neighbours(at)
+        if neighbour is None or not neighbour.may_share:
+            return False
     insn = context.cfg.function.own.get(at)
     return insn is not None and context.cfg.way_to(insn) is way
 

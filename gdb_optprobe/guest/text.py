@@ -37,6 +37,8 @@ class Area(Enum):
     NOT_TEXT = "no text"
 
 
+PROBED = (Area.TEXT, Area.LOADED)
+"""Where probes may be."""
 FORBIDDEN = {Hazard.TRAP: Area.TRAP, Hazard.SYSTEM: Area.SYSTEM, Hazard.RESERVED: Area.RESERVATION}
 """The area of an address at which its ISA forbids stops and detours (`Isa.forbidden`)."""
 

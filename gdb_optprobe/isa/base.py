@@ -232,14 +232,17 @@ def padded(
     ends: Sequence[int],
     branch: Callable[[int, int], bytes],
     breakpoint: bytes,
+    pools: Sequence[bytes] = (),
 ) -> bytes:
     """Return `pieces`, one each `step` bytes from `at` on, with a branch to each of `ends`, and breakpoints behind it.
 
+    pools: what each has between its branch and these, if any has.
     Raises OutOfReach, also where `step` is too short, or they are not alike.
     """
     whole = []
-    for place, piece, end in zip(range(at, at + step * len(pieces), step), pieces, ends, strict=True):
-        code = piece + branch(place + len(piece), end)
+    places = range(at, at + step * len(pieces), step)
+    for place, piece, end, pool in zip(places, pieces, ends, pools or [b""] * len(pieces), strict=True):
+        code = piece + branch(place + len(piece), end) + pool
         if len(code) > step or len(piece) != len(pieces[0]):
             raise OutOfReach(place, end)
         whole.append(code + breakpoint * ((step - len(code)) // len(breakpoint)))

@@ -330,10 +330,7 @@ class Optimizer:
         if any(change.address < address < change.end for change in self.registry.patches(address, address + 1)):
             return True
         branches = [site.branch for site in self.registry.near(address, LONGEST)]
-        return any(
-            one is None or one.plan.tier is not Tier.OPTIMIZED or one.patch.address < address < one.patch.end
-            for one in branches
-        )
+        return any(one is None or one.plan.tier is not Tier.OPTIMIZED for one in branches)
 
     def release_arena(self) -> bool:
         """Give its memory back, and find some again at the next need. Return False while a thread may be inside."""

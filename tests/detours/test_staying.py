@@ -135,7 +135,7 @@ def test_the_program_is_behind_the_copy_and_belongs_to_what_stays() -> None:
     back = X86_64.decode(detour.data, AT)[-1]
     assert instructions(detour)[0] == "imulq" and original == back.target == START + LABEL and end == back.address
     assert [detour.original_pc(at) for at in (AT, start, end)] == [START, START + LABEL, START + LABEL]
-    assert detour.after_program(original) == end, "where somebody goes on whose hit has run"
+    assert detour.after_program(original) == end, "where a thread continues of which the hit has run"
 
 
 def test_both_programs_run_in_one_detour() -> None:
@@ -197,7 +197,7 @@ def test_one_that_jumps_to_another_and_leads_on_to_a_third_serves_all() -> None:
 
 @pytest.mark.parametrize("before", ["eb 02  jmp .+4", "0f 0b  ud2"])
 def test_what_the_guest_may_make_lead_there_is_a_way_too(before: str) -> None:
-    """A jump label that is a jump now is a nop at another time; behind the trap of a WARN the kernel goes on."""
+    """A jump label that is a jump now is a nop at another time; behind the trap of a WARN the kernel continues."""
     listing = f"48 85 ff  test %rdi, %rdi\n0f 84 02 00 00 00  je .+8\n{before}\n66 90  nop\nc3  ret\nc3  ret"
     fact = Fact.JUMP_LABEL if "jmp" in before else Fact.BUG
     text = FakeText(listing, noted=(Mark(Fact.JUMP_LABEL, START + 11, 1), Mark(fact, START + 9, 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -187,13 +187,13 @@ def test_a_kprobe_of_the_guest_s_own_on_a_branch_is_told_with_what_to_do(monkeyp
     assert guest.machine.read(PLAIN, 5) == before and session.check() == ()
 
 
-def lose_and_recover(guest: FakeGuest, session: Session, address: int) -> None:
-    """Have the guest write over a branch while all is deleted, and undo that before the next stop."""
-    held = guest.machine.read(address, 1)
-    guest.machine.write(address, b"\xcc")
-    with pytest.raises(OptprobeError, match="probes are left in the guest"):
-        session.delete()
-    guest.machine.write(address, held)
+def lose_and_recover(guest: FakeGuest, session: Session, change: Callable[[], object], said: str) -> None:
+    """Have the guest write over the branch at PLAIN while that is taken out, and undo it before the next stop."""
+    held = guest.machine.read(PLAIN, 1)
+    guest.machine.write(PLAIN, b"\xcc")
+    with pytest.raises(OptprobeError, match=said):
+        change()
+    guest.machine.write(PLAIN, held)
     session.commit(0)
 
 
@@ -212,7 +212,7 @@ def test_a_lost_branch_gives_all_back_once_it_is_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(guest.stops, "stop_at_probe", lambda stop: guest.stops.set(0, lambda hit: None))
     session = guest.session()
     session.add(spec)
-    lose_and_recover(guest, session, PLAIN)
+    lose_and_recover(guest, session, session.delete, "probes are left in the guest")
     assert session.check() == () and session.optimizer.rethooks.known == []
     assert session.optimizer.release_arena(), "nothing is in use"
 
@@ -221,12 +221,7 @@ def test_a_disabled_probe_s_table_is_given_back_with_its_lost_branch() -> None:
     guest = program()
     session = guest.session()
     session.add(Spec(f"*{PLAIN:#x}", kind=Kind.KRETPROBE))
-    held = guest.machine.read(PLAIN, 1)
-    guest.machine.write(PLAIN, b"\xcc")
-    with pytest.raises(OptprobeError, match="holds cc"):
-        session.disable()
-    guest.machine.write(PLAIN, held)
-    session.commit(0)
+    lose_and_recover(guest, session, session.disable, "holds cc")
     assert session.optimizer.rethooks.known == []
     session.delete()
     assert session.optimizer.release_arena(), "nothing is in use"

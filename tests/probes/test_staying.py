@@ -68,7 +68,7 @@ def test_stepping_brings_it_down_and_what_is_there_has_been_counted(monkeypatch:
     session = marked(monkeypatch, guest)
     add(session, STAYS)
     site = session.registry.site(STAYS)
-    assert site is not None and site.resume_address() is None, "a thread goes on where it is: no branch is there"
+    assert site is not None and site.resume_address() is None, "a thread continues where it is: no branch is there"
     passed: list[int] = []
     monkeypatch.setattr(session.target.stops, "passed", passed.append)
     session.optimizer.pin([site])

@@ -182,7 +182,6 @@ class OneSizeText(CoreText):
             blind_jumps=tuple(insn.address for insn in code.values() if insn.flow is Flow.INDIRECT_JUMP),
         )
 
-
     def _entries(self, start: int, end: int, code: Mapping[int, Insn]) -> Sequence[int] | None:
         """Return where execution may come to in a function that a compiler made, otherwise than from the instruction
         before, as often as there are ways; None where that is not known: a jump through a register may lead anywhere in

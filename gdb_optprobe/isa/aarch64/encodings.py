@@ -22,7 +22,7 @@ from functools import cache
 
 from gdb_optprobe.isa.aarch64.fields import MASK, fits, signed, to_bytes
 from gdb_optprobe.isa.aarch64.templates import assembled, checked
-from gdb_optprobe.isa.base import OutOfReach
+from gdb_optprobe.isa.base import WORD, OutOfReach
 from gdb_optprobe.isa.codegen import Comparison, Label, labels_among_words
 
 # Name: for keystone, and as capstone writes it. A name that ends in "w" is of 32 bits, in "i" of a number.
@@ -323,7 +323,7 @@ def reading_pool(items: Sequence[Item]) -> list[Item]:
 
 def encode_items(items: Sequence[Item], at: int = 0, pool: int | None = None) -> bytes:
     """Return the code for an address. pool: where it has its words; None for none. Raises OutOfReach."""
-    held = {} if pool is None else {word: pool + 8 * number for number, word in enumerate(pool_words(items))}
+    held = {} if pool is None else {word: pool + WORD * number for number, word in enumerate(pool_words(items))}
     items = items if pool is None else reading_pool(items)
     labels = {label: offset for offset, label in labels_among_words(items)}
     words: list[int] = []

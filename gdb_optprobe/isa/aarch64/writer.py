@@ -39,13 +39,12 @@ from gdb_optprobe.isa.aarch64.fields import (
     word_of,
 )
 from gdb_optprobe.isa.aarch64.templates import address, literal, word
-from gdb_optprobe.isa.base import Dead, Insn, OutOfReach, padded
+from gdb_optprobe.isa.base import WORD, Dead, Insn, OutOfReach, padded
 
 BRANCH_SIZE = 4
 BRANCH_REACH = (1 << 27) - 4
 DATA_REACH = (1 << 32) - PAGE
 SP = 31
-WORD = 8
 _NO_INSTRUCTION = to_bytes(0xFFFF_FFFF)
 """Not allocated (DDI 0487, top-level encodings): undefined, should anything ever run it."""
 
@@ -104,20 +103,12 @@ class Counting:
         if (pools := self.pools) is None:
             pieces = [self.count(counter, place, dead) + moved for place, counter in zip(places, counters, strict=True)]
             return padded(pieces, at, step, ends, branch, to_bytes(BRK))
-        made, breakpoint = dict[int, tuple[bytes, bytes]](), to_bytes(BRK)
-        whole = list[bytes]()
-        for place, counter, end in zip(places, counters, ends, strict=True):
-            side = place % WORD  # all that it depends on, where a step is not a multiple of it
-            if side not in made:
-                size = len(pools.count(place, place, dead)) + len(moved) + BRANCH_SIZE
-                first = pools.count(place, pools.at(place + size), dead) + moved
-                made[side] = first, pools.behind(place + size, ())
-            first, gap = made[side]
-            code = first + branch(place + len(first), end) + gap + counter.to_bytes(WORD, "little")
-            if len(code) > step:
-                raise OutOfReach(place, end)
-            whole.append(code + breakpoint * ((step - len(code)) // SIZE))
-        return b"".join(whole)
+        # All that a count depends on is its place in a word; two in a row have all that there are.
+        made = {place % WORD: pools.around(place, dead, moved) for place in places[:2]}
+        pieces = [made[place % WORD][0] for place in places]
+        behind = zip(places, counters, strict=True)
+        words = [made[place % WORD][1] + counter.to_bytes(WORD, "little") for place, counter in behind]
+        return padded(pieces, at, step, ends, branch, to_bytes(BRK), words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +121,11 @@ class Pools:
     def count(self, to: int, pool: int, dead: Dead) -> bytes:
         pointer, before, after = _around_address(self.has_atomics, dead.registers)
         return before + to_bytes(literal(pointer, pool, to + len(before))) + after
+
+    def around(self, to: int, dead: Dead, moved: bytes) -> tuple[bytes, bytes]:
+        """Return a count with `moved` behind it, and what is between the branch behind that and the counter."""
+        end = to + len(self.count(to, to, dead)) + len(moved) + BRANCH_SIZE
+        return self.count(to, self.at(end), dead) + moved, self.behind(end, ())
 
     def at(self, end: int) -> int:
         return end + SIZE + WORD - 1 & -WORD
