@@ -170,11 +170,17 @@ def in_earlier_boot(
         shelf.use(name)
         return earlier, known.base
     try:
-        known = EarlierText.of(text, base, kernel.range("_text", "_end"), kernel.range(*PER_CPU)[1])
+        known = EarlierText.of(text, base, kernel.range("_text", "_end"), _per_cpu(kernel))
     except OverBudget:
         return text, base  # it is found again in this boot alone
     shelf.store(_name(known), known.pack())
     return text, base
+
+
+def _per_cpu(kernel: Kernel) -> int:
+    """Return the bytes of a CPU's own data; 0 where they are linked like others, as of 6.15: their addresses rise."""
+    start, end = kernel.range(*PER_CPU)
+    return end if start == 0 else 0
 
 
 # --- the proof -------------------------------------------------------------------------------------------------------

@@ -182,6 +182,16 @@ def test_another_text_gets_a_file_of_its_own(shelf: Shelf) -> None:
     assert known(text_at(AGAIN), AGAIN, shelf) == (text_at(BASE), BASE)
 
 
+def test_data_of_cpus_may_be_linked_where_other_data_are(shelf: Shelf) -> None:
+    """Since Linux 6.15 their offsets do not begin at 0; what refers to them moves as the image does."""
+    start = BASE + IMAGE - 2 * PER_CPU
+    names = {"_text": BASE, "_end": BASE + IMAGE, "__per_cpu_start": start, "__per_cpu_end": start + PER_CPU}
+    in_earlier_boot(text_at(BASE), BASE, kernel(Pages(), names, {}), shelf, X86_64.decode, lambda _: None)
+    ((_, data),) = shelf.latest(moved_text.KIND, 99)
+    found = EarlierText.unpack(data, len(text_at(BASE)))
+    assert found is not None and len(found.rising) > 0 and len(found.falling) == 0
+
+
 @pytest.mark.parametrize(
     ("listing", "is_operand"),
     [
