@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from gdb_optprobe.detours.cfg import CfgCache
-from gdb_optprobe.detours.planner import PlanRequest, plan
+from gdb_optprobe.detours.planner import PlanRequest, load_before, plan
 from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.detours.tier import Tier
 from gdb_optprobe.errors import OptprobeError
@@ -330,11 +330,14 @@ def no_return(subject: Subject, function: int, cfgs: CfgCache) -> str:
 
 
 def _refused(address: int, cfgs: CfgCache) -> str:
-    """Return why no tier at all is possible there; "" where one is."""
+    """Return why no tier at all is possible there, nor at a load that counts for it; "" where one is."""
     try:
         plan(PlanRequest(address), cfgs)
     except Refused as refused:
-        return refused.reason.code
+        if (load := load_before(address, cfgs)) is None:
+            return refused.reason.code
+        why = plan(PlanRequest(load), cfgs).why_not(Tier.OPTIMIZED)
+        return why.code if why is not None else ""
     return ""
 
 

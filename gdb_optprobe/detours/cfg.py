@@ -20,7 +20,7 @@ from functools import cached_property
 
 from gdb_optprobe.detours import obstacles
 from gdb_optprobe.detours.refusal import Reason, Refusal, Spelled
-from gdb_optprobe.guest.text import KPROBES, PROBED, Fact, FtraceSite, Function, Jump, Mark, Text
+from gdb_optprobe.guest.text import KPROBES, PROBED, Area, Fact, FtraceSite, Function, Jump, Mark, Text
 from gdb_optprobe.isa.base import LONGEST, Flow, Insn
 from gdb_optprobe.isa.record import Isa
 
@@ -97,6 +97,21 @@ class Cfg:
         if landings is None or any(at in landings for one in (insn, way) for at in range(one.address + 1, one.end)):
             return None
         return way if landings[insn.address] == (0 if falls else 1) else None
+
+    def load_before(self, insn: Insn) -> Insn | None:
+        """Return the load after which `insn` is before its store, if `insn` runs exactly as often; None if not.
+
+        Nothing else leads to it, nor between the two, and each instruction from the load on leads to the next alone.
+        """
+        landings = self._landings
+        while self.text.area(insn.address) is Area.RESERVATION:
+            before = self.before(insn)
+            if before is None or before.flow is not Flow.NEXT or before.address in self._marked:
+                return None
+            if landings is None or any(at in landings for at in range(insn.address, insn.end)):
+                return None
+            insn = before
+        return insn if self.text.area(insn.address) in PROBED else None
 
     def must_stay(self, address: int) -> bool:
         """Return whether the guest's tables say that the instruction at `address` must stay there, and no more."""

@@ -37,7 +37,7 @@ class Plan:
     reason:    why no better tier was possible; None for the best.
     refused:   every better tier with its reason, best first.
     near:      the nearest address that would be optimized; None if this one is, or none is near.
-    moved:     why the probe is behind the requested address; None if it is not.
+    moved:     why the probe is not at the requested address, but at one that runs exactly as often; None if it is.
     """
 
     address: int
@@ -96,6 +96,18 @@ def plan(request: PlanRequest, cfgs: CfgCache, limits: TierLimits | None = None)
             return replace(found, reason=reason, refused=tuple(tried), near=_nearest(context) if reason else None)
         tried.append((tier, found))
     raise AssertionError("a breakpoint is possible wherever there is an instruction")
+
+
+def load_before(address: int, cfgs: CfgCache) -> int | None:
+    """Return the load that the instruction at `address` is behind, before its store, if it runs exactly as often.
+
+    None if there is none, or that is not known. A probe of the one counts for the other, where nothing may run.
+    """
+    cfg = cfgs.at(address)
+    if cfg is None or (insn := cfg.function.own.get(address)) is None or cfg.text.area(address) is not Area.RESERVATION:
+        return None
+    load = cfg.load_before(insn)
+    return load.address if load is not None else None
 
 
 def may_share_detour(limits: TierLimits) -> bool:

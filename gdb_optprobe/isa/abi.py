@@ -33,12 +33,14 @@ class SystemRegisters:
     printed:   what QEMU 7.2's stub has of the first vCPU alone; the monitor's `info registers` has it of each.
     evaluated: the same, of which the monitor's `p` has the value.
     per_cpu:   the one that is PerCpuBase in the kernel; "" where that is no register.
+    fixed:     general ones with what is a CPU's own: a kernel's functions do not change them.
     """
 
     parts: Mapping[str, Part]
     printed: tuple[str, ...] = ()
     evaluated: tuple[str, ...] = ()
     per_cpu: str = ""
+    fixed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

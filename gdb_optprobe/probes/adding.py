@@ -28,6 +28,7 @@ from gdb_optprobe.probes.registry import Registry
 from gdb_optprobe.probes.session_views import SessionViews
 from gdb_optprobe.probes.settings import DEFAULT_MAX_PROBES, Settings, sizes_of
 from gdb_optprobe.probes.shared_maps import SharedMaps
+from gdb_optprobe.probes.site_views import moved_note
 from gdb_optprobe.probes.spec import Spec
 from gdb_optprobe.probes.target import Target
 from gdb_optprobe.probes.views import CountsView, LeftOutView, ProbeView, rows
@@ -293,7 +294,8 @@ class Adding:
     def _note(self, probe: Probe, is_first: bool) -> str:
         """Return what is worth knowing of a new probe. is_first: of its spec; the others have the same handler."""
         bypassed = self.target.guest.why_bypassed(probe.address) if probe.is_in_kernel else ""
-        return "; ".join(filter(None, (bypassed, probe.handler.note if is_first else "")))
+        moved = moved_note(probe.moved, probe.address, self.target.guest)
+        return "; ".join(filter(None, (moved, bypassed, probe.handler.note if is_first else "")))
 
     def _left_out(self, found: Sequence[LeftOut]) -> tuple[LeftOutView, ...]:
         guest = self.target.guest

@@ -149,7 +149,9 @@ class Kprobes:
             if isinstance(handler, LeftOut):
                 left_out.append(handler)
                 continue
-            probe = Probe(self.registry.next_number(), spec, plan.address, handler, sizes_of(settings))
+            probe = Probe(
+                self.registry.next_number(), spec, plan.address, handler, sizes_of(settings), moved=plan.moved
+            )
             self.registry.add(probe, self.registry.site(plan.address) or Site(plan.address, plan))
             probes.append(probe)
         return probes, left_out
@@ -160,10 +162,11 @@ class Kprobes:
         """Return the plan for a probe of `address`; None where it is one of a glob's that cannot be probed.
 
         A function at the entry of which the guest's own tracer is in use is probed at the next instruction, which runs
-        as often. neighbours, limits: see Optimizer.plan. Raises Refused.
+        as often; an instruction between a load that reserves memory and its store, at that load.
+        neighbours, limits: see Optimizer.plan. Raises Refused.
         """
         try:
-            plan = self.optimizer.plan(address, [spec], neighbours, limits)
+            plan = self._plan_here_or_at_load(address, spec, neighbours, limits)
             self.check_tier(plan, spec)
             if spec.is_return:
                 kretprobe.check_function(plan.address, self.target.guest)
@@ -176,6 +179,18 @@ class Kprobes:
             return plan
         behind = self.optimizer.plan(plan.insn.end, [spec], neighbours, limits)
         return replace(behind, moved=refused) if behind.tier is Tier.OPTIMIZED else plan
+
+    def _plan_here_or_at_load(
+        self, address: int, spec: Spec, neighbours: Neighbours | None, limits: TierLimits | None
+    ) -> Plan:
+        try:
+            return self.optimizer.plan(address, [spec], neighbours, limits)
+        except Refused as refused:
+            if refused.reason.code != Refusal.RESERVATION.code or spec.has_python_handler or spec.is_return:
+                raise
+            if (load := self.optimizer.load_before(address)) is None:
+                raise
+            return replace(self.optimizer.plan(load, [spec], neighbours, limits), moved=refused.reason)
 
     def check_tier(self, plan: Plan, spec: Spec) -> None:
         """Raise Refused where `-tier` asks for a tier that this address cannot have."""
@@ -238,6 +253,11 @@ class Kprobes:
             made, entry=entry, per_cpu_register=self.target.guest.isa.system.per_cpu, records=spec.records
         )
         made = made.using(self.maps)
+        # What reads or shows registers that may change behind a load that reserves memory would have those of before.
+        isa = self.target.guest.isa
+        depends = made.stops or made.reads & {*isa.registers} - isa.system.fixed
+        if plan.moved is not None and plan.moved.code == Refusal.RESERVATION.code and depends:
+            raise Refused(plan.moved)
         return made if maps is None else made.sharing(maps, plan.address if function is None else function)
 
     def _names(self, spec: Spec, plan: Plan) -> NamesAt:

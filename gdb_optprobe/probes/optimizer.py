@@ -26,7 +26,15 @@ from gdb_optprobe.detours.arena import Arena, Lack, Lender, data_range
 from gdb_optprobe.detours.cfg import CfgCache
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.plan_request import Neighbours
-from gdb_optprobe.detours.planner import Neighbour, Plan, PlanRequest, TierLimits, may_share_detour, plan
+from gdb_optprobe.detours.planner import (
+    Neighbour,
+    Plan,
+    PlanRequest,
+    TierLimits,
+    load_before,
+    may_share_detour,
+    plan,
+)
 from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.detours.tier import Tier
@@ -168,6 +176,10 @@ class Optimizer:
         except Refused as refused:
             why = refused.reason
         return self.plan_without_detour(address, specs, why) if why is not None else best
+
+    def load_before(self, address: int) -> int | None:
+        """Return a load at which a probe counts for the instruction at `address`: see planner.load_before."""
+        return load_before(address, self._cfgs)
 
     def expect_plans(self, found: Iterable[Plan], limits: TierLimits) -> None:
         """Take these for the plans of their addresses in this stop, for as long as nothing else is in their functions.

@@ -35,6 +35,7 @@ class Probe:
     counter: its memory in the guest, once it has been optimized. since: records in it before that were cleared away.
     readers: what its program calls, as `counter`.
     home:    where it is in a module, as one types it; "" elsewhere. It comes back there when the module does.
+    moved:   why it is not at the address that was asked for, but at one that runs exactly as often; None if it is.
     presence, absence: whether its text is in the guest, and why not; the registry sets both.
     pad, pad_breakpoint: where its program leaves to when it stops, once it has been optimized; the breakpoint there.
     return_breakpoints: of a return probe with a Python handler, the stop points in trampolines, by address.
@@ -50,6 +51,7 @@ class Probe:
     readers: ProbeReadRoutines | None = None
     since: RingPosition = START
     home: str = ""
+    moved: Reason | None = None
     presence: Presence = Presence.HERE
     absence: Reason | None = None
     pad: StopPad | None = None

@@ -239,9 +239,18 @@ def _actions(probe: Probe) -> str:
     return ", ".join(probe.spec.actions)
 
 
+def moved_note(why: Reason | None, address: int, guest: Guest) -> str:
+    """Return why the probe at `address` is not where it was asked for; "" if it is."""
+    if why is None:
+        return ""
+    is_before = why.code == Refusal.RESERVATION.code
+    where = f"at {guest.text.spell(address)}, which runs as often" if is_before else "behind the entry"
+    return f"the probe is {where}: {why.text} ({why.code})"
+
+
 def plan_note(plan: Plan, guest: Guest) -> str:
-    """Return why the probe is behind the requested address, and why calls may bypass it."""
-    moved = f"the probe is behind the entry: {plan.moved.text} ({plan.moved.code})" if plan.moved else ""
+    """Return why the probe is not at the requested address, and why calls may bypass it."""
+    moved = moved_note(plan.moved, plan.address, guest)
     stays = ""
     if plan.stays is not None:
         where, why = guest.text.spell(plan.head), f"{plan.stays[1].text} ({plan.stays[1].code})"

@@ -29,8 +29,10 @@ STACKED_ARGUMENTS = HEADER + 64  # from r1 at the entry: the ninth and those tha
 
 TOC_SETUP = 8  # bytes of the two instructions that make a function's TOC (2.3.2.1)
 
-# What always means something: the stack, the TOC, the PACA (arch/powerpc/include/asm/paca.h).
-RESERVED = ("r1", "r2", "r13")
+PACA = "r13"  # arch/powerpc/include/asm/paca.h
+
+# What always means something: the stack, the TOC, the PACA.
+RESERVED = ("r1", "r2", PACA)
 
 # What ftrace's entry leaves clobbered: arch/powerpc/kernel/trace/ftrace_mprofile.S keeps r3 to r10 and what the ABI
 # has callees save, comes back through CTR with LR in r0, and calls a tracer in C that may change r0, r11, r12 and CR0.
@@ -48,7 +50,7 @@ COST = 170  # measured in a guest that counts instructions, with radix page tabl
 _DWARF_NUMBERS = {number: f"r{number}" for number in (0, 1, 12, *range(28, 32))} | {65: LR}
 FRAMES = {64: UserFrames(8, COST, SP, PC, _DWARF_NUMBERS, CALLEE_SAVED, LR, LR_SAVE)}
 
-SYSTEM = SystemRegisters({}, printed=("srr0", "srr1"), evaluated=("pid",))
+SYSTEM = SystemRegisters({}, printed=("srr0", "srr1"), evaluated=("pid",), fixed=frozenset((PACA,)))
 CONVENTION = Convention(
     registers={
         **dict.fromkeys(GENERAL, Holds.UNSIGNED),
