@@ -766,7 +766,7 @@ class Arena:
         empty = [slot for slot in self.data.dirty if not is_used(slot)]
         for slot in empty:
             # A call table's records go with its memory.
-            for item in (Item.DATA, Item.POINT, Item.CALLS):
+            for item in (Item.DATA, Item.POINT, Item.CALLS, Item.HITS):
                 self.journal.drop(item, slot.address)
             self._allocated_after.pop(slot.address, None)
         self.data.reclaim(empty)

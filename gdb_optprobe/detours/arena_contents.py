@@ -129,7 +129,7 @@ class ArenaContents:
 
     code:       detours, retired ones too, by their slots. Those not written yet, or wiped again, hold `fill`.
     data:       ascending.
-    probes, points, calls, users: their journal records.
+    probes, points, calls, hits, users: their journal records.
     references: by the address of the code, what it may reference.
     tables:     the tables of which there is one.
     bounds:     where all of it can be.
@@ -152,6 +152,7 @@ class ArenaContents:
     blocks: tuple[BlockRecord, ...] = ()
     lent: tuple[LentBlock, ...] = ()
     events: Mapping[int, Any] = field(default_factory=dict)
+    hits: Mapping[int, Any] = field(default_factory=dict)
 
     @property
     def live_blocks(self) -> tuple[BlockRecord, ...]:
@@ -211,7 +212,7 @@ def decode(state: State, bounds: Bounds, memory: Memory, isa: Isa) -> ArenaConte
     there = {table: pieces[at] for table, at in tables.items() if at in pieces}
     items = probes, points, bounds.fill, users, calls, references, there
     events = {at: value for at, value in kinds.get(Item.EVENT, {}).items() if at in starts}
-    return ArenaContents(texts, code, pages, data, *items, bounds, blocks, lent, events)
+    return ArenaContents(texts, code, pages, data, *items, bounds, blocks, lent, events, kinds.get(Item.HITS, {}))
 
 
 def restoring_patches(contents: ArenaContents, memory: Memory, isa: Isa) -> tuple[list[Patch], list[Patch]]:

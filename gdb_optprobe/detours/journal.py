@@ -12,6 +12,7 @@
     probe  number    recovery/adopt.py
     point  address   of return probes, the same
     calls  address   of the same table: whether its probes are deleted, and what was counted in older tables
+    hits   address   of the same table: the address of a probe's hits, which are returns that it does not count
     uses   address   of code, what it may reference: see Arena.set_references      before its first byte is written
     table  number    address of the data of the only table of a kind, see TableKind: another GDB has its own there
     user   number    probes/user/trap_records.py
@@ -58,6 +59,7 @@ class Item(StrEnum):
     PROBE = "probe"
     POINT = "point"
     CALLS = "calls"
+    HITS = "hits"
     REFERENCES = "uses"
     TABLE = "table"
     USER = "user"

@@ -14,6 +14,8 @@ A call's key is its stack address + 1: bit 0 claims a slot, the key at once or b
 if all those are taken. Calls with one key, by tail calls, are in the order of the search, the newest first; only the
 context that owns this stack touches them. So a return takes the first that it finds. Calls that never returned can only
 be behind it: they are recognised to free their slots, for no other reason.
+
+`returns` lacks those that a program counts already: see Rethook.hits (probes/rethook.py).
 """
 
 from __future__ import annotations

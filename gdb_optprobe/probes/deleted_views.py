@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gdb_optprobe.guest.guest import Guest
-from gdb_optprobe.maps.call_table import CallCounts, CallTable
+from gdb_optprobe.maps.call_table import CallCounts
 from gdb_optprobe.probes.kernel_rethooks import ActiveCall
 from gdb_optprobe.probes.optimizer import Optimizer
 from gdb_optprobe.probes.probe_views import calls_view, deleted_view
+from gdb_optprobe.probes.rethook import all_calls
 from gdb_optprobe.probes.shared_rethook import SharedRethook
 from gdb_optprobe.probes.spec import Kind
 from gdb_optprobe.probes.user.uprobes import Uprobes
@@ -49,15 +50,15 @@ def _deleted_kretprobes(optimizer: Optimizer) -> Iterator[ProbeView]:
     out = optimizer.rethooks.active_calls(target.guest, arena, points) if arena is not None else []
     for address in sorted({one.rethook.address for one in out}):
         here = [one for one in out if one.rethook.address == address]
-        tables = [point.read_calls(target.guest) for point in points if any(point is one.rethook for one in here)]
+        calls = all_calls([point for point in points if any(point is one.rethook for one in here)], target.guest)
         is_shared = any(isinstance(one.rethook, SharedRethook) for one in here)
-        yield _deleted_kretprobe(address, GLOB if is_shared else "", tables, here, target.guest)
+        yield _deleted_kretprobe(address, GLOB if is_shared else "", calls, here, target.guest)
 
 
 def _deleted_kretprobe(
-    address: int, name: str, tables: Sequence[CallTable], out: Sequence[ActiveCall], guest: Guest
+    address: int, name: str, counts: CallCounts, out: Sequence[ActiveCall], guest: Guest
 ) -> ProbeView:
     """name: "" for that of the function."""
     symbol = name or guest.symbol(address)
-    calls = calls_view(sum(tables, CallCounts()), len(out), (one.caller for one in out))
+    calls = calls_view(counts, len(out), (one.caller for one in out))
     return deleted_view(Kind.KRETPROBE, address, symbol or f"*{address:#x}", symbol, calls, guest)

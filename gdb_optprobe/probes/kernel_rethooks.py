@@ -32,7 +32,14 @@ from gdb_optprobe.probes.active_calls import ArenaCode, Caller, CallStacks, call
 from gdb_optprobe.probes.count_block import CountBlock
 from gdb_optprobe.probes.kretprobe import call_table_layout
 from gdb_optprobe.probes.probe import Probe
-from gdb_optprobe.probes.rethook import Rethook, return_address_slot, returns_on_stack, table_alignment, table_layout
+from gdb_optprobe.probes.rethook import (
+    Rethook,
+    return_address_slot,
+    return_counter,
+    returns_on_stack,
+    table_alignment,
+    table_layout,
+)
 from gdb_optprobe.probes.return_stops import FindReturn
 from gdb_optprobe.probes.shared_rethook import WINDOW, SharedRethook, TimedReturns, slots_for, slots_for_recorded
 from gdb_optprobe.probes.site import Site
@@ -51,9 +58,11 @@ class ActiveCall:
 
 @dataclass
 class KernelRethooks:
-    """known: the rethooks that have a table in the guest."""
+    """known: the rethooks that have a table in the guest. kept: counters of deleted probes that some of them count in.
+    """
 
     known: list[Rethook] = field(default_factory=list)
+    kept: set[Slot] = field(default_factory=set)
 
     @property
     def retired_trampolines(self) -> frozenset[int]:
@@ -70,6 +79,7 @@ class KernelRethooks:
         for rethook in self.known:
             rethook.stop_handlers.remove_breakpoint()
         self.known = []
+        self.kept = set()
 
     def shared_entry_at(self, pc: int) -> Detour | None:
         """Return the shared entry of functions that `pc` is in."""
@@ -168,8 +178,25 @@ class KernelRethooks:
                 self.unhook(rethook, guest, arena)
 
     def keep_counter(self, counter: Slot) -> bool:
-        """Keep a deleted probe's counter as long as a shared hook may count in it; return whether one may."""
+        """Keep a deleted probe's counter as long as a hook may count in it; return whether one may."""
+        if any(rethook.hits == counter for rethook in self.known):
+            self.kept.add(counter)
+            return True
         return any(isinstance(rethook, SharedRethook) and rethook.keep(counter) for rethook in self.known)
+
+    def keep_adopted(self, counters: Collection[Slot]) -> Collection[Slot]:
+        """Return the counters with hits of hooks. counters: those that probes have; the others are kept from now on."""
+        found = {one.hits for one in self.known if one.hits is not None}
+        self.kept |= found.difference(counters)
+        return found
+
+    def keep_hits(self, counters: Collection[Slot], guest: Guest, arena: Arena) -> None:
+        """Keep the returns that are hits in these counters, which are about to be cleared, for the functions."""
+        # Once for each counter, in the table that is in use: one that is to follow has the same.
+        in_use = {one.hits: one for one in reversed(self.known) if one.hits in counters and not one.closed}
+        for rethook in in_use.values():
+            rethook.keep_hits(guest)
+            rethook_records.write_counts(rethook, arena)
 
     def end(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
         """Enter no more calls there: its probes are gone."""
@@ -196,15 +223,20 @@ class KernelRethooks:
             pc = calls[number].back
         return pc
 
-    def reserve(self, site: Site, guest: Guest, arena: Arena) -> None:
-        """Reserve a table for calls of the function that is entered at `site`. Raises Refused."""
+    def reserve(self, site: Site, guest: Guest, arena: Arena, new: Probe | None = None) -> None:
+        """Reserve a table for calls of the function that is entered at `site`. Raises Refused.
+
+        new: with a counter that nothing has counted in yet.
+        """
         has = site.latest_rethook
         probes = [probe for probe in site.probes if probe.is_return]
         wanted = table_layout(guest.isa, probes, has.layout.slots if has is not None else 0)
         if has is None or has.layout.slots != wanted.slots or has.layout.saved < wanted.saved:
-            site.next_rethook = self._create(site.address, wanted, guest, arena)
+            first = return_counter(new) if new is not None else None
+            hits = has.hits if has is not None else first
+            site.next_rethook = self._create(site.address, wanted, guest, arena, hits)
 
-    def adopt(self, site: Site, guest: Guest) -> None:
+    def adopt(self, site: Site, guest: Guest, arena: Arena) -> None:
         """Adopt an earlier session's tables for the function that is entered at `site`: its probes are there again.
 
         One that is large enough is used from now on.
@@ -221,8 +253,14 @@ class KernelRethooks:
         )
         if (rethook := next(fits, None)) is not None:
             rethook.reopen(self._find_return(guest))
-            rethook.older = [other for other in tables if other is not rethook]
             site.next_rethook = rethook
+            self.put_before(rethook, [other for other in tables if other is not rethook], arena)
+
+    def put_before(self, rethook: Rethook, older: Sequence[Rethook], arena: Arena) -> None:
+        """Count an earlier session's tables with `rethook`."""
+        rethook.older = [*older]
+        rethook.hits = next((one.hits for one in rethook.tables if one.hits is not None), None)
+        rethook_records.write_hits(rethook, arena)
 
     def end_adopted(self, arena: Arena, tables: Iterable[Rethook] = ()) -> None:
         """Mark an earlier session's tables as those of deleted probes, but for `tables`."""
@@ -244,12 +282,14 @@ class KernelRethooks:
         if not rethook.is_half_full(guest):
             return False
         layout = table_layout(guest.isa, probes, GROWTH * rethook.layout.slots)
-        site.next_rethook = self._create(site.address, layout, guest, arena)
+        site.next_rethook = self._create(site.address, layout, guest, arena, rethook.hits)
         return True
 
-    def _create(self, address: int, layout: CallTableLayout, guest: Guest, arena: Arena) -> Rethook:
+    def _create(
+        self, address: int, layout: CallTableLayout, guest: Guest, arena: Arena, hits: Slot | None
+    ) -> Rethook:
         try:
-            rethook = Rethook.create(address, layout, guest, arena, self._find_return(guest))
+            rethook = Rethook.create(address, layout, guest, arena, self._find_return(guest), hits)
         except Refused as refused:
             raise _with_size(layout, refused, arena) from None
         self._register(rethook, arena)
@@ -260,6 +300,7 @@ class KernelRethooks:
         has = rethook.layout
         window = [has.window] if has.window else []
         arena.journal.put(Item.POINT, rethook.memory.address, [rethook.address, has.slots, has.saved, *window])
+        rethook_records.write_hits(rethook, arena)
 
     def _find_return(self, guest: Guest) -> FindReturn:
         return lambda pc, key: self.return_address(pc, key, guest.machine.read)
@@ -375,7 +416,11 @@ class KernelRethooks:
                 if newer not in gone:
                     rethook_records.write_counts(newer, arena)
         self.known = [rethook for rethook in self.known if rethook not in gone]
-        if any(isinstance(rethook, SharedRethook) for rethook in gone):
+        unused = self.kept.difference(rethook.hits for rethook in self.known)
+        for counter in unused:
+            arena.data.release(counter)
+        self.kept -= unused
+        if unused or any(isinstance(rethook, SharedRethook) for rethook in gone):
             arena.reclaim_data()
 
 

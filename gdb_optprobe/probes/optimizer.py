@@ -471,10 +471,11 @@ class Optimizer:
             return
         with self.suggesting_sizes(probe):
             arena, keeps = self.take_arena(), self.read_registers.in_function_of(plan.head)
+            new = probe if probe.counter is None else None
             self.with_memory(lambda: branch_patch.reserve(probe, plan, self.target.guest, arena, keeps), arena)
             if probe.is_return:
                 site = self.registry.site_of(probe)
-                self.with_memory(lambda: self.rethooks.reserve(site, self.target.guest, arena), arena)
+                self.with_memory(lambda: self.rethooks.reserve(site, self.target.guest, arena, new), arena)
 
     @contextmanager
     def suggesting_sizes(self, probe: Probe) -> Iterator[None]:

@@ -99,6 +99,8 @@ class Rethook:
     older:            rethooks with tables too small for what is saved now; their calls are counted here.
     earlier_counts:   of older tables that are freed.
     ended:            its probes are deleted: it is counted apart from later rethooks of the function.
+    hits:             the counter of a probe that counts each return by itself: the table counts those of trampolines
+                      without its program. Nothing else counts there.
     costs, programs:  of `trampoline`.
     """
 
@@ -113,6 +115,7 @@ class Rethook:
     older: list[Rethook] = field(default_factory=list)
     earlier_counts: CallCounts = field(default_factory=CallCounts)
     ended: bool = False
+    hits: Slot | None = None
     costs: Costs = field(default_factory=lambda: Costs(0, 0, 0))
     programs: tuple[ReturnProgram, ...] = ()
     parts: tuple[EntryPart, ...] = ()
@@ -125,12 +128,18 @@ class Rethook:
 
     @classmethod
     def create(
-        cls, address: int, layout: CallTableLayout, guest: Guest, arena: Arena, behind: FindReturn
+        cls,
+        address: int,
+        layout: CallTableLayout,
+        guest: Guest,
+        arena: Arena,
+        behind: FindReturn,
+        hits: Slot | None = None,
     ) -> Rethook:
         """Return a new one, its table in the guest. behind: see FindReturn. Raises Refused where there is no memory."""
         with arena.new_data(layout.size, address, guest.isa.data_reach, table_alignment(layout)) as memory:
             guest.machine.write(memory.address, layout.initial())
-        return cls(address, layout, memory, ReturnStops(address, layout, behind))
+        return cls(address, layout, memory, ReturnStops(address, layout, behind), hits=hits)
 
     @property
     def table(self) -> PlacedCallTable:
@@ -156,6 +165,7 @@ class Rethook:
         arena: Arena,
         before: CallCounts = _NO_CALLS,
         ended: bool = False,
+        hits: Slot | None = None,
     ) -> Rethook:
         """Return that of an earlier session, closed. retired: trampolines that its calls may return to."""
         stopping = ReturnStops(address, layout, lambda pc, key: None)  # the session that looked at its flags is gone
@@ -168,6 +178,7 @@ class Rethook:
             closed=True,
             earlier_counts=before,
             ended=ended,
+            hits=hits,
             _arena_code=code_range(arena),
         )
 
@@ -203,7 +214,7 @@ class Rethook:
         return (found := self.trampoline_at(pc)) is not None and found.address == pc
 
     def read_calls(self, guest: Guest) -> CallTable:
-        """Read the table in the guest."""
+        """Read the table in the guest, without returns that are the hits of a probe."""
         return self.layout.decode(self._read(guest))
 
     def is_half_full(self, guest: Guest) -> bool:
@@ -211,10 +222,12 @@ class Rethook:
 
     def all_calls(self, guest: Guest) -> CallTable:
         """Read all calls since the first probe of the function, also those in older tables."""
-        tables = [self.read_calls(guest), *(rethook.all_calls(guest) for rethook in self.older)]
-        counts = sum(tables, self.earlier_counts)
-        active = tuple(call for each in tables for call in each.active)
-        return CallTable(counts.returns, counts.missed, counts.dropped, active)
+        return all_calls(tuple(self.tables), guest)
+
+    def keep_hits(self, guest: Guest) -> None:
+        """Keep the returns that are hits so far: the counter is about to be cleared, or counts for others."""
+        if self.hits is not None:
+            self.earlier_counts += CallCounts(_read_word(self.hits, guest))
 
     def drop_calls(self, keys: Collection[int], guest: Guest) -> None:
         """Free the slots of calls with these keys, which never return, and count them as dropped."""
@@ -292,7 +305,8 @@ class Rethook:
         near = arena.trampolines_near(probe.address, reach)
         at = arena.free_code(near, reach, trampoline_alignment(guest.isa))
         probe.readers = None if isinstance(probe.handler.unmapped, Missing) else ProbeReadRoutines(at, at)
-        found = cls(probe.address, layout, memory, ReturnStops(probe.address, layout, lambda pc, key: None))
+        stops, hits = ReturnStops(probe.address, layout, lambda pc, key: None), return_counter(probe)
+        found = cls(probe.address, layout, memory, stops, hits=hits)
         if probe.readers is not None:
             here = arena.free_code(probe.address, reach)
             found._readers = ProbeReadRoutines(here, here)
@@ -353,6 +367,10 @@ class Rethook:
             if probe.readers is not None:
                 yield probe.readers.bytes
 
+    def _counts_return(self, probe: Probe) -> bool:
+        """Return whether each return is a hit of `probe`, and no table needs to count it."""
+        return probe.counter is not None and probe.counter == self.hits
+
     def retire(self, guest: Guest, arena: Arena) -> None:
         """Give later calls no trampoline; earlier ones may still return to it."""
         if self.trampoline is not None and self.trampoline.release(guest, arena, reached=True):
@@ -393,7 +411,8 @@ class Rethook:
         handlers = [self._return_handler(probe, part, isa.slot) for probe, part in zip(probes, parts, strict=True)]
         read = frozenset(name for handler in handlers for name in handler.program.registers)
         before = EntryState(kretprobe.dead_at_return(self.address, guest), read, base=plan.base)
-        made = lower_kernel_returns.lower_trampoline(self.table, before, isa, leaving)
+        counted = not any(map(self._counts_return, probes))
+        made = lower_kernel_returns.lower_trampoline(self.table, before, isa, leaving, counted)
         self.stop_handlers.has_flag_register = not made.kept.names
         plan = replace(plan, dead=made.dead)
         before = replace(before, dead=made.dead, kept=made.kept)
@@ -537,6 +556,26 @@ class Rethook:
 
     def _read(self, guest: Guest) -> bytes:
         return guest.machine.read(self.memory.address, self.layout.size)
+
+
+def all_calls(rethooks: Collection[Rethook], guest: Guest) -> CallTable:
+    """Read all calls of these rethooks, and what was counted before their tables were there."""
+    tables = [each.read_calls(guest) for each in rethooks]
+    counters = {each.hits for each in rethooks if each.hits is not None}
+    hits = CallCounts(sum(_read_word(counter, guest) for counter in counters))
+    counts = sum([*tables, *(each.earlier_counts for each in rethooks)], hits)
+    active = tuple(call for each in tables for call in each.active)
+    return CallTable(counts.returns, counts.missed, counts.dropped, active)
+
+
+def _read_word(at: Slot, guest: Guest) -> int:
+    return int.from_bytes(guest.machine.read(at.address, WORD), "little")
+
+
+def return_counter(probe: Probe) -> Slot | None:
+    """Return the counter of `probe` if each return of a call is one of its hits."""
+    counts_all = probe.handler.program.condition is None and not may_leave_out(probe)
+    return probe.counter if counts_all else None
 
 
 def returns_on_stack(guest: Guest) -> bool:

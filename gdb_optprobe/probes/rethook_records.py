@@ -8,8 +8,9 @@ from gdb_optprobe.detours.arena import Arena
 from gdb_optprobe.detours.arena_contents import ArenaContents
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.maps import validate
-from gdb_optprobe.maps.call_table import CallCounts, CallTableLayout, Homing
+from gdb_optprobe.maps.call_table import WORD, CallCounts, CallTableLayout, Homing
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.shared_rethook import SharedRethook
@@ -38,12 +39,21 @@ def read_rethooks(left: ArenaContents, arena: Arena | None, homing: Homing = Hom
         if layout.size > memory.size:
             raise Damaged(f"return probes at {at:#x}: {layout.size} bytes in {memory.size}")
         before, ended = _read_counts(at, (left.calls or {}).get(at, _NOTHING))
+        hits = _read_hits(at, left)
         if arena is not None:
             ended = ended or address not in _probed_addresses(left)
             trampolines = _trampolines(left, address, at)
             kind = SharedRethook if window else Rethook
-            found.append(kind.adopted(address, layout, memory, trampolines, arena, before, ended))
+            found.append(kind.adopted(address, layout, memory, trampolines, arena, before, ended, hits))
     return found
+
+
+def write_hits(rethook: Rethook, arena: Arena) -> None:
+    """Write where returns are counted that the table does not count."""
+    if rethook.hits is not None:
+        arena.journal.put(Item.HITS, rethook.memory.address, rethook.hits.address)
+    else:
+        arena.journal.drop(Item.HITS, rethook.memory.address)
 
 
 def write_counts(rethook: Rethook, arena: Arena) -> None:
@@ -61,6 +71,19 @@ def _read_counts(at: int, value: Any) -> tuple[CallCounts, bool]:
     except ValueError as wrong:
         raise Damaged(f"calls at {at:#x}: {wrong}") from None
     return CallCounts(*before), bool(ended)
+
+
+def _read_hits(at: int, left: ArenaContents) -> Slot | None:
+    """Return the counter with the hits that are returns of the table at `at`. Raises Damaged."""
+    if (value := left.hits.get(at)) is None:
+        return None
+    try:
+        hits = left.data_at(validate.number(value))
+    except ValueError as wrong:
+        raise Damaged(f"returns at {at:#x}: {wrong}") from None
+    if hits is None or hits.size < WORD:
+        raise Damaged(f"returns at {at:#x} are counted where nothing is")
+    return hits
 
 
 def _probed_addresses(left: ArenaContents) -> frozenset[int]:

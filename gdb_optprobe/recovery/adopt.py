@@ -73,12 +73,12 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     there = [probe for probe in probes if probe.is_in_kernel]
     returns = session.optimizer.rethooks
     for site in session.registry.sites(there):
-        returns.adopt(site, session.target.guest)
+        returns.adopt(site, session.target.guest, arena)
     memory = {probe.counter for probe in probes if probe.counter is not None}
     maps_of_blocks = {one.maps.address for one in in_blocks if one.maps is not None}
     memory |= {one.memory for at, one in maps.items() if one.memory and (one.users or at in maps_of_blocks)}
     memory |= {*session.optimizer.maps.slots}
-    memory |= {point.memory for point in returns.known if not point.closed}
+    memory |= {*returns.keep_adopted(memory), *(point.memory for point in returns.known if not point.closed)}
     kept = (left.data_at(one.data) for one in programs)
     maps_of_programs = {place[1] for one in programs for place in _named_maps(one, left).values()}
     memory |= maps_of_programs
@@ -272,5 +272,7 @@ def _reserve(session: Session, probe: Probe) -> None:
     site = session.registry.site_of(probe)
     session.kprobes.reserve(probe)
     if site.next_rethook is not None:
-        points = [point for point in session.optimizer.rethooks.known if point.closed and not point.ended]
-        site.next_rethook.older = [point for point in points if point.address == probe.address]
+        returns = session.optimizer.rethooks
+        points = [point for point in returns.known if point.closed and not point.ended]
+        older = [point for point in points if point.address == probe.address]
+        returns.put_before(site.next_rethook, older, session.optimizer.find_arena())

@@ -45,7 +45,7 @@ from gdb_optprobe.probes.journal_records import (
 from gdb_optprobe.probes.leftovers import read_records
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.results import Results, Row
-from gdb_optprobe.probes.rethook_records import read_rethooks
+from gdb_optprobe.probes.rethook_records import read_rethooks, write_hits
 from gdb_optprobe.probes.session_maps import SessionMaps
 from gdb_optprobe.probes.shared_maps import MapsRecord, SharedMaps
 from gdb_optprobe.probes.spec import Spec
@@ -169,7 +169,8 @@ def test_blocks_are_read(name: str) -> None:
 
 
 def test_a_record_of_each_kind_and_the_numbers_of_tables() -> None:
-    names = ("journal.txt", "journal_blocks.txt", "journal_counts.txt", "journal_events.txt", "journal_moved.txt")
+    of = ("", "_blocks", "_counts", "_events", "_hits", "_moved")
+    names = [f"journal{each}.txt" for each in of]
     lines = "".join(map(golden, names)).splitlines()
     written = {key.split()[0] for line in lines for key in json.loads(line)}
     assert {str(item) for item in Item} == written, "one that is added is added to this guest too"
@@ -331,6 +332,21 @@ def test_the_calls_under_way() -> None:
     assert calls.active == (CallSlot(0xFFFF_C900_0010_7001, READ + 0x80, (5000, 77)),)
     assert (calls.returns, calls.missed, calls.dropped) == (7, 1, 0)
     assert left.tables[TableKind.USER_CALLS] in left.data
+
+
+def test_hits_that_are_returns() -> None:
+    """The table lacks them; a journal that has them where no probe counts was damaged."""
+    left = found().left
+    arena = Arena(Ranges((CODE,), (DATA,), FILL), X86_64.alignment)
+    (at,) = left.points or {}
+    counter = next(slot for slot in left.data if slot.address != at)
+    (point,) = read_rethooks(replace(left, hits={at: counter.address}), arena)
+    assert point.hits == counter
+    write_hits(point, arena)
+    assert listing(arena.journal.state) == golden("journal_hits.txt")
+    for wrong in (counter.address + 1, -1, "x", [counter.address]):
+        with pytest.raises(journal_format.Damaged):
+            read_rethooks(replace(left, hits={at: wrong}), None)
 
 
 def test_memory_that_the_kernel_has_lent() -> None:

@@ -202,6 +202,7 @@ class World:
     programs: tuple[Program, ...] = ()
     parts: tuple[EntryPart, ...] = ()
     flags: tuple[int, ...] = ()
+    counted: bool = True
     executed: int = 0
     at_pad: list[int] = field(default_factory=list)
     looked: list[int] = field(default_factory=list)
@@ -253,7 +254,7 @@ class World:
         reads = {name for program in self.programs for name in program.registers}
         before = EntryState(self.dead_after, frozenset((*reads, self.side.isa.convention.result)), base=self.side.base)
         leaving = PadExit(self.flags, self.side.pad) if self.flags else None
-        return lower_trampoline(self._table, before, self.side.returning, leaving)
+        return lower_trampoline(self._table, before, self.side.returning, leaving, self.counted)
 
     def _whole(self) -> bytes:
         side, made = self.side, self.made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,8 +10,9 @@ import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
 from gdb_optprobe.detours.refusal import Refusal, Refused
+from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.isa.aarch64 import AARCH64
-from gdb_optprobe.probes.kernel_rethooks import check_memory
+from gdb_optprobe.probes.kernel_rethooks import KernelRethooks, check_memory
 from gdb_optprobe.probes.kretprobe import trampoline_alignment
 from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.session import Session
@@ -23,10 +25,11 @@ RETURNS = Spec(f"*{PLAIN:#x}", Kind.KRETPROBE)
 
 
 def returned(guest: FakeGuest, session: Session, calls: int) -> None:
-    """Have so many calls return, each counted in the table and for each probe, as the trampoline's code does."""
-    (table,) = (one.memory.address for one in session.optimizer.rethooks.known if not one.closed)
-    counters = [probe.counter.address for probe in session.registry.single_probes() if probe.counter]
-    for at in (table, *counters):
+    """Have so many calls return, each counted for each probe, and in the table where none tells, as trampolines do."""
+    (rethook,) = (one for one in session.optimizer.rethooks.known if not one.closed)
+    counters = [probe.counter for probe in session.registry.single_probes() if probe.counter]
+    table = () if rethook.hits in counters else (rethook.memory.address,)
+    for at in (*table, *(counter.address for counter in counters)):
         count = int.from_bytes(guest.machine.read(at, 8), "little") + calls
         guest.machine.write(at, count.to_bytes(8, "little"))
 
@@ -57,6 +60,55 @@ def test_returns_are_counted_apart_from_the_hits_of_probes() -> None:
     session.delete()
     leave_detours(guest, session)
     assert not session.optimizer.rethooks.known and session.optimizer.release_arena()
+
+
+def test_the_table_counts_returns_where_no_hit_of_the_first_probe_does() -> None:
+    session = program().session()
+    session.add(replace(RETURNS, condition="$rax > 1"))
+    session.add(RETURNS)
+    (rethook,) = session.optimizer.rethooks.known
+    assert rethook.hits is None
+    session.delete()
+    session.optimizer.settle([])
+    session.add(RETURNS)
+    session.add(replace(RETURNS, condition="$rax > 1"))
+    (rethook,) = (one for one in session.optimizer.rethooks.known if not one.closed)
+    assert rethook.hits in [probe.counter for probe in session.registry.single_probes()]
+
+
+def test_a_larger_table_goes_on_where_the_first_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = program()
+    session = guest.session()
+    session.add(RETURNS)
+    returned(guest, session, 3)
+    (site,) = session.registry.sites()
+    first = site.rethook
+    assert first is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(Rethook, "is_half_full", lambda *_: True)
+        session.optimizer.retry()
+    session.clear()
+    session.optimizer.settle([site])
+    assert site.rethook is not None and site.rethook.older == [first] and site.rethook.hits == first.hits
+    returned(guest, session, 2)
+    assert account(session) == [(2, 5)]
+    session.clear()
+    assert account(session) == [(0, 5)]
+    guest = guest.copy()
+    session = guest.session()
+    assert adopt.recover(session).lost == ()
+    returned(guest, session, 1)
+    assert account(session) == [(1, 6)]
+    session.delete()
+    leave_detours(guest, session)
+    assert not session.optimizer.rethooks.known and session.optimizer.release_arena()
+
+
+def test_a_later_session_keeps_counters_of_tables_without_their_probes() -> None:
+    """Calls may still return there where the table is closed."""
+    probed, alone, none = Slot(0x1000, 8), Slot(0x1008, 8), None
+    hooks = KernelRethooks([cast(Any, SimpleNamespace(hits=hits, closed=True)) for hits in (probed, alone, none)])
+    assert hooks.keep_adopted({probed}) == {probed, alone} and hooks.kept == {alone}
 
 
 def test_a_refusal_of_what_reads_memory_leaves_no_trampoline(monkeypatch: pytest.MonkeyPatch) -> None:
