@@ -131,11 +131,14 @@ class Lifecycle:
             return _asked(f"Remove the {_counted(count)} of optprobe from the guest?")
         return wish != "keep"
 
-    def _stopped(self, _: gdb.StopEvent) -> None:
+    def _stopped(self, event: gdb.StopEvent) -> None:
         attachment = self._attachments.here()
         if attachment is None:
             return
         attachment.session.target.guest.forget()
+        has_commands = isinstance(event, gdb.BreakpointEvent) and any(each.commands for each in event.breakpoints)
+        if has_commands and attachment.machine.reads_by_command:
+            return  # they would run, and the guest with them, while it is looked at
         self._quietly(attachment.session.target.tracer.give_back)
         if attachment.session.module_tracker.is_needed:
             self._quietly(attachment.session.check_alive)

@@ -289,6 +289,11 @@ class GdbMachine:
             values = {name: read_any_register(name, system, _evaluate) for name in names if name not in printed}
         return {**values, **(_of_monitor(vcpu, printed) if printed else {})}
 
+    @property
+    def reads_by_command(self) -> bool:
+        """Return whether some registers are read by a command of GDB's, which runs a breakpoint's commands too."""
+        return bool(self._isa.system.printed or self._isa.system.evaluated)
+
     def of_each_vcpu(self, name: str) -> Sequence[int]:
         """Return a register of each vCPU. Raises LookupError if GDB has no register of that name."""
         try:
@@ -443,16 +448,11 @@ def _innermost() -> Iterator[None]:
 
     `gdb.newest_frame` unwinds to the caller and reads an instruction there. Of code without symbols GDB for some
     processors takes a word of the stack for that address (its scanners of prologues). It may be that of a device, and
-    QEMU 7.2 ends where a debugger reads its interrupt controller (hw/intc/arm_gic.c).
+    QEMU 7.2 ends where a debugger reads its interrupt controller (hw/intc/arm_gic.c). Nor is it a command that selects
+    the frame: behind one GDB runs the commands of the breakpoint that has stopped the guest, and ours let it run on.
     """
     before = _place()
-    me = gdb.selected_thread()
-    other = next((thread for thread in _threads() if me is not None and thread.num != me.num), None)
-    if me is not None and other is not None:
-        other.switch()
-        me.switch()
-    else:
-        carry_out("select-frame level 0")
+    gdb.invalidate_cached_frames()  # with no frame selected GDB takes the innermost (frame.c, get_selected_frame)
     was_outer = _place() != before
     try:
         yield

@@ -108,6 +108,7 @@ class Gdb(Names):
         self.outer = self.same_stack = False
         self.unwound = 0
         self.monitor: list[str] = []
+        self.executed: list[str] = []
         self._inferior = SimpleNamespace(num=1, read_memory=self._read_memory, write_memory=self._write_memory)
         self._all = [
             SimpleNamespace(
@@ -155,11 +156,13 @@ class Gdb(Names):
             return SimpleNamespace(type=SimpleNamespace(target=lambda: SimpleNamespace(pointer=lambda: None)))
         return SimpleNamespace(cast=lambda _: _Pointer(self, value))
 
+    def invalidate_cached_frames(self) -> None:
+        self.outer = False
+
     def execute(self, line: str, to_string: bool) -> str:
+        self.executed.append(line)
         if line == "maint flush register-cache":
             self.cached.clear()
-        if line == "select-frame level 0":
-            self.outer = False
         if line.startswith("monitor cpu"):
             self.monitor.append(line)
         return "* CPU #2: thread_id=1\n" if line == "monitor info cpus" else "7\n" if "$pid" in line else ""

@@ -153,6 +153,7 @@ def test_registers_are_the_innermost_frame_s_whose_caller_is_not_looked_at(
     for each in range(vcpus):
         assert machine.registers(vcpu(each), ("rip",)) == {"rip": gdb.stub.pcs[each]}
     assert gdb.unwound == 0 and not gdb.outer and gdb.selected_thread() is me
+    assert not gdb.executed, "a command would run those of a breakpoint that has stopped the guest"
     mine = machine.selected()
     for gdb.same_stack in (False, True):  # a call may leave the stack as it was
         gdb.outer = True
