@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent
 TRACING = "/sys/kernel/tracing"
 ENTRY, CALLER, OPENS = "read_zero", "ksys_read", ("do_sys_openat2", "do_sys_open")
 READS, SIZE, ODD = 1000, 7, 4321
-PROGRAM, CALLS = "/calls64", 500
+PROGRAM, CALLS, MAY_LOSE = "/calls64", 500, 20
 HEALTH = 60.0
 QUESTIONS = 50
 QUARANTINE = re.compile(r"^Quarantined: .*", re.M)
@@ -413,7 +413,8 @@ def user(battery: Battery) -> str:
     with battery.event("uprobe", f"{PROGRAM}:{behind:#x}") as hits:
         battery.run_in_guest(f"{PROGRAM} {CALLS} & {PROGRAM} {CALLS} & wait", 120)
         same("hits in the program", battery.view(number)["hits"], 2 * CALLS)
-        if (theirs := hits()) is not None:
+        # Kernels before 6.12 count by `nhit++` (trace_uprobe.c), of which two CPUs may lose one.
+        if (theirs := hits()) is not None and not 0 <= 2 * CALLS - theirs <= MAY_LOSE:
             same("the guest's own uprobe", theirs, 2 * CALLS)
     battery.gdb("optprobe delete")
     number = battery.probe(f"-user {PROGRAM}:test -return do latency")

@@ -24,6 +24,7 @@ from tests.docs.recorder import Registered, registered
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gdb_optprobe"
 GOLDEN = ROOT / "tests" / "golden"
+ISAS = ("x86-64", "ppc64le", "aarch64")
 _FACT = re.compile(r"\{(\w+)\}")
 _VALUES = {
     "PARAM_BOOLEAN": "`on`, `off`",
@@ -339,7 +340,7 @@ def support() -> str:
     found: dict[tuple[str, str], list[tuple[str, list[str]]]] = {}
     for name, *cells in rows:
         kernel, flavour = name.partition(",")[0].split(" ", 1)
-        isa = "ppc64le" if flavour == "power" else "x86-64"
+        isa = {"power": "ppc64le", "arm": "aarch64"}.get(flavour, "x86-64")
         found.setdefault((kernel, isa), []).append((name, cells))
     return table(
         ("Linux, of Debian", "ISA", "QEMU", "GDB", "works", "refused", "broken"),
@@ -350,7 +351,7 @@ def support() -> str:
                 _versions("GDB", tried),
                 *(str(sum(cells.count(word) for _, cells in tried)) for word in ("works", "refused", "broken")),
             )
-            for kernel, tried in sorted(found.items(), key=lambda item: (item[0][1] != "x86-64", _number(item[0][0])))
+            for kernel, tried in sorted(found.items(), key=lambda item: (ISAS.index(item[0][1]), _number(item[0][0])))
         ),
     )
 
