@@ -332,13 +332,11 @@ def no_return(subject: Subject, function: int, cfgs: CfgCache) -> str:
 def _refused(address: int, cfgs: CfgCache) -> str:
     """Return why no tier at all is possible there, nor at a load that counts for it; "" where one is."""
     try:
-        plan(PlanRequest(address), cfgs)
+        load = load_before(address, cfgs)
+        why = plan(PlanRequest(load or address), cfgs).why_not(Tier.OPTIMIZED)
     except Refused as refused:
-        if (load := load_before(address, cfgs)) is None:
-            return refused.reason.code
-        why = plan(PlanRequest(load), cfgs).why_not(Tier.OPTIMIZED)
-        return why.code if why is not None else ""
-    return ""
+        return refused.reason.code
+    return why.code if why is not None and load is not None else ""
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
@@ -367,7 +365,7 @@ def returns(found: Tally) -> Iterator[str]:
 def _words(address: int, cfgs: CfgCache) -> str:
     """Return why the planner would not optimize a probe there."""
     try:
-        reason = plan(PlanRequest(address), cfgs).why_not(Tier.OPTIMIZED)
+        reason = plan(PlanRequest(load_before(address, cfgs) or address), cfgs).why_not(Tier.OPTIMIZED)
     except Refused as refused:
         reason = refused.reason
     return f"{cfgs.text.spell(address)}: {reason.text if reason is not None else 'optimizable'}"

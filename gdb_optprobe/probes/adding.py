@@ -236,6 +236,9 @@ class Adding:
     def _told(self, new: _Progress) -> Sequence[ProbeView]:
         """Return the views of what was put in, with what is worth knowing."""
         notes = {probe.number: self._note(probe, is_first=probe.number in new.left_out) for probe in new.probes}
+        if len(new.probes) == 1 and not new.blocks:
+            moved = moved_note(new.probes[0].moved, new.probes[0].address, self.target.guest)
+            notes = {number: "; ".join(filter(None, (moved, note))) for number, note in notes.items()}
         found = rows([*self.views.of_probes(new.probes), *self.views.of_blocks(new.blocks)])
         if new.returns_before <= MANY_RETURNS < self.registry.functions_with_returns():
             number = found[0].number
@@ -294,8 +297,7 @@ class Adding:
     def _note(self, probe: Probe, is_first: bool) -> str:
         """Return what is worth knowing of a new probe. is_first: of its spec; the others have the same handler."""
         bypassed = self.target.guest.why_bypassed(probe.address) if probe.is_in_kernel else ""
-        moved = moved_note(probe.moved, probe.address, self.target.guest)
-        return "; ".join(filter(None, (moved, bypassed, probe.handler.note if is_first else "")))
+        return "; ".join(filter(None, (bypassed, probe.handler.note if is_first else "")))
 
     def _left_out(self, found: Sequence[LeftOut]) -> tuple[LeftOutView, ...]:
         guest = self.target.guest

@@ -197,7 +197,8 @@ class Kprobes:
         why = plan.why_not(Tier(spec.tier)) if spec.tier else None
         if why is not None:
             text = f"{self.target.guest.text.spell(plan.address)} cannot be {spec.tier}: {why.text}"
-            raise Refused(Reason(why.code, text, why.hint))
+            moved = site_views.moved_note(plan.moved, plan.address, self.target.guest)
+            raise Refused(Reason(why.code, "; ".join(filter(None, (text, moved))), why.hint))
 
     def takes(self, spec: Spec, address: int) -> bool:
         """Return whether `add` of a glob has a probe at `address`."""
@@ -253,12 +254,19 @@ class Kprobes:
             made, entry=entry, per_cpu_register=self.target.guest.isa.system.per_cpu, records=spec.records
         )
         made = made.using(self.maps)
-        # What reads or shows registers that may change behind a load that reserves memory would have those of before.
-        isa = self.target.guest.isa
-        depends = made.stops or made.reads & {*isa.registers} - isa.system.fixed
-        if plan.moved is not None and plan.moved.code == Refusal.RESERVATION.code and depends:
-            raise Refused(plan.moved)
+        if plan.moved is not None and plan.moved.code == Refusal.RESERVATION.code:
+            self._check_at_load(plan, plan.moved, made, spec)
         return made if maps is None else made.sharing(maps, plan.address if function is None else function)
+
+    def _check_at_load(self, plan: Plan, why: Reason, made: Handler, spec: Spec) -> None:
+        """Raise Refused where what a probe does is not the same at the load: it reads or shows registers."""
+        isa = self.target.guest.isa
+        typed = (spec.condition, *spec.actions)
+        if not (made.stops or made.reads & {*isa.registers} - isa.system.fixed or any("$pc" in each for each in typed)):
+            return
+        load = self.target.guest.text.spell(plan.address)
+        text = f"{why.text}; a probe at the load, {load}, counts for it, but its registers are those of before"
+        raise Refused(Reason(why.code, text, why.hint))
 
     def _names(self, spec: Spec, plan: Plan) -> NamesAt:
         """Return what names mean in a script's program at `plan`."""

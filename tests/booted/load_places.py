@@ -74,8 +74,14 @@ class TryBehindLoad(gdb.Command):
             register = next(name for name in session.target.guest.isa.registers if name.endswith("3"))
             load = load_before(at, cfgs)
             said = {"at": f"{at:#x}", "load": f"{load:#x}", "register": register}
-            refused = Spec(f"*{at:#x}", condition=f"${register} > 1"), Spec(f"*{at:#x}", actions=("stop",))
-            for what, spec in zip(("condition", "stop"), refused, strict=True):
+            where = f"*{at:#x}"
+            refused = {
+                "condition": Spec(where, condition=f"${register} > 1"),
+                "pc": Spec(where, condition="$pc > 1"),
+                "key": Spec(where, actions=("count by $pc",)),
+                "stop": Spec(where, actions=("stop",)),
+            }
+            for what, spec in refused.items():
                 try:
                     session.add(spec)
                 except OptprobeError as error:

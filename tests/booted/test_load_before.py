@@ -61,6 +61,7 @@ def test_what_depends_on_the_place_is_refused_there(each_linux: Guest) -> None:
     assert finished.status == 0, finished.output
     said = finished.json("said")
     why = "is between a load that reserves memory and its store"
-    assert why in said["condition"] and why in said["stop"]
+    for what in ("condition", "pc", "key", "stop"):
+        assert why in said[what] and f"a probe at the load, {said['load']}" in said[what]
     for told in (said["explain"], said["added"]):
         assert f"the probe is at {said['load']}" in told and "which runs as often" in told and why in told
