@@ -50,7 +50,9 @@ def _deleted_kretprobes(optimizer: Optimizer) -> Iterator[ProbeView]:
     out = optimizer.rethooks.active_calls(target.guest, arena, points) if arena is not None else []
     for address in sorted({one.rethook.address for one in out}):
         here = [one for one in out if one.rethook.address == address]
-        calls = all_calls([point for point in points if any(point is one.rethook for one in here)], target.guest)
+        hits = {one.rethook.hits for one in here} - {None}  # of all tables of a function together
+        tables = [each for each in points if each.hits in hits or any(each is one.rethook for one in here)]
+        calls = all_calls(tables, target.guest)
         is_shared = any(isinstance(one.rethook, SharedRethook) for one in here)
         yield _deleted_kretprobe(address, GLOB if is_shared else "", calls, here, target.guest)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -26,7 +27,7 @@ from gdb_optprobe.guest.guest import Guest
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.handlers.lower_shared_returns import RecordedCalls, saved_words
 from gdb_optprobe.isa.base import ReadMemory
-from gdb_optprobe.maps.call_table import WORD, CallSlot, CallTableLayout
+from gdb_optprobe.maps.call_table import WORD, CallCounts, CallSlot, CallTableLayout
 from gdb_optprobe.probes import rethook_records
 from gdb_optprobe.probes.active_calls import ArenaCode, Caller, CallStacks, call_stacks
 from gdb_optprobe.probes.count_block import CountBlock
@@ -184,19 +185,31 @@ class KernelRethooks:
             return True
         return any(isinstance(rethook, SharedRethook) and rethook.keep(counter) for rethook in self.known)
 
-    def keep_adopted(self, counters: Collection[Slot]) -> Collection[Slot]:
-        """Return the counters with hits of hooks. counters: those that probes have; the others are kept from now on."""
+    def keep_adopted(self, counters: Collection[Slot], others: Collection[Slot]) -> Collection[Slot]:
+        """Return the counters with hits of hooks, of which those that no probe has are kept from now on.
+
+        counters: those that probes have. others: what else is in use; a hook with its hits there has none.
+        """
+        taken = {*others, *(one.memory for one in self.known)}
+        for rethook in self.known:
+            if rethook.hits in taken and rethook.hits not in counters:
+                rethook.hits = None
         found = {one.hits for one in self.known if one.hits is not None}
         self.kept |= found.difference(counters)
         return found
 
-    def keep_hits(self, counters: Collection[Slot], guest: Guest, arena: Arena) -> None:
-        """Keep the returns that are hits in these counters, which are about to be cleared, for the functions."""
-        # Once for each counter, in the table that is in use: one that is to follow has the same.
-        in_use = {one.hits: one for one in reversed(self.known) if one.hits in counters and not one.closed}
-        for rethook in in_use.values():
-            rethook.keep_hits(guest)
-            rethook_records.write_counts(rethook, arena)
+    @contextmanager
+    def clearing(self, sites: Iterable[Site], guest: Guest, arena: Arena) -> Iterator[None]:
+        """Have what is cleared within the block of hits that are returns in the functions' accounts from now on."""
+        hooks = {id(one): one for site in sites if (one := site.rethook or site.next_rethook) is not None}
+        before = [(one, one.hits_now(guest)) for one in hooks.values() if one.hits is not None]
+        try:
+            yield
+        finally:
+            for rethook, hits in before:
+                if (cleared := hits - rethook.hits_now(guest)) > 0:
+                    rethook.earlier_counts += CallCounts(cleared)
+                    rethook_records.write_counts(rethook, arena)
 
     def end(self, rethook: Rethook, guest: Guest, arena: Arena) -> None:
         """Enter no more calls there: its probes are gone."""
@@ -418,7 +431,8 @@ class KernelRethooks:
         self.known = [rethook for rethook in self.known if rethook not in gone]
         unused = self.kept.difference(rethook.hits for rethook in self.known)
         for counter in unused:
-            arena.data.release(counter)
+            if any(slots.is_used(counter) for slots in arena.data.slots):
+                arena.data.release(counter)
         self.kept -= unused
         if unused or any(isinstance(rethook, SharedRethook) for rethook in gone):
             arena.reclaim_data()

@@ -17,7 +17,7 @@ serves all sites.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -602,6 +602,12 @@ class Optimizer:
         points = [site.rethook for site in self.registry.sites() if site.rethook is not None]
         with self.throttle.measure():
             return any(point.is_half_full(self.target.guest) for point in points)
+
+    def clearing(self, sites: Iterable[Site]) -> AbstractContextManager[None]:
+        """Return a block within which the hits of return probes at `sites` are cleared: their returns stay counted."""
+        if self.arena is None:
+            return nullcontext()
+        return self.rethooks.clearing(sites, self.target.guest, self.arena)
 
     def active_calls(self, site: Site) -> Sequence[ActiveCall]:
         """Calls that the return probes of `site` saw entered and that have not returned."""

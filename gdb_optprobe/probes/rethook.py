@@ -58,6 +58,8 @@ from gdb_optprobe.probes.target import Target
 
 SLOTS = 508
 """Of a new table, which grows with the number of active calls: it fills two pages, or four."""
+MOST_KEPT = 1024
+"""Bytes of a probe with hits that are returns, which stay as long as another one of its function: no tables."""
 _NO_CALLS = CallCounts()
 
 
@@ -224,10 +226,9 @@ class Rethook:
         """Read all calls since the first probe of the function, also those in older tables."""
         return all_calls(tuple(self.tables), guest)
 
-    def keep_hits(self, guest: Guest) -> None:
-        """Keep the returns that are hits so far: the counter is about to be cleared, or counts for others."""
-        if self.hits is not None:
-            self.earlier_counts += CallCounts(_read_word(self.hits, guest))
+    def hits_now(self, guest: Guest) -> int:
+        """Return how many returns are hits, since these were cleared."""
+        return _read_word(self.hits, guest) if self.hits is not None else 0
 
     def drop_calls(self, keys: Collection[int], guest: Guest) -> None:
         """Free the slots of calls with these keys, which never return, and count them as dropped."""
@@ -355,6 +356,8 @@ class Rethook:
     def _uses(self, probes: Sequence[Probe]) -> Iterator[int]:
         """Yield the addresses of what a trampoline with the programs of `probes` uses."""
         yield self.memory.address
+        if self.hits is not None:  # read as long as there is the table
+            yield self.hits.address
         if self.stop_handlers.pad is not None:
             yield self.stop_handlers.pad.slot.address
         for probe in probes:
@@ -573,9 +576,9 @@ def _read_word(at: Slot, guest: Guest) -> int:
 
 
 def return_counter(probe: Probe) -> Slot | None:
-    """Return the counter of `probe` if each return of a call is one of its hits."""
+    """Return the counter of `probe` if each return of a call is one of its hits, and it is small: it may outlive it."""
     counts_all = probe.handler.program.condition is None and not may_leave_out(probe)
-    return probe.counter if counts_all else None
+    return probe.counter if counts_all and probe.handler.size <= MOST_KEPT else None
 
 
 def returns_on_stack(guest: Guest) -> bool:

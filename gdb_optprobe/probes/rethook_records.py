@@ -74,16 +74,14 @@ def _read_counts(at: int, value: Any) -> tuple[CallCounts, bool]:
 
 
 def _read_hits(at: int, left: ArenaContents) -> Slot | None:
-    """Return the counter with the hits that are returns of the table at `at`. Raises Damaged."""
+    """Return the counter with the hits that are returns of the table at `at`, if it is there. Raises Damaged."""
     if (value := left.hits.get(at)) is None:
         return None
     try:
         hits = left.data_at(validate.number(value))
     except ValueError as wrong:
         raise Damaged(f"returns at {at:#x}: {wrong}") from None
-    if hits is None or hits.size < WORD:
-        raise Damaged(f"returns at {at:#x} are counted where nothing is")
-    return hits
+    return hits if hits is not None and hits.size >= WORD else None
 
 
 def _probed_addresses(left: ArenaContents) -> frozenset[int]:

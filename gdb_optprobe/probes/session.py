@@ -510,10 +510,9 @@ class Session:
 
         blocks, probes = self.registry.split(numbers)
         self.returns.settle_unpacked()
-        if self.optimizer.arena is not None:
-            counters = {probe.counter for probe in probes if probe.counter is not None}
-            self.optimizer.rethooks.keep_hits(counters, self.target.guest, self.optimizer.arena)
-        clear_results(probes, blocks, self.target.guest, is_inside)
+        returns = [probe for probe in probes if probe.is_return and probe.is_in_kernel]
+        with self.optimizer.clearing(self.registry.sites(returns)):
+            clear_results(probes, blocks, self.target.guest, is_inside)
         self.optimizer.scripts.clear([probe.number for probe in probes])
         for block in blocks:
             self.returns.clear(block)

@@ -74,24 +74,23 @@ def _adopt_probes(session: Session, left: ArenaContents, found: Sequence[ProbeRe
     returns = session.optimizer.rethooks
     for site in session.registry.sites(there):
         returns.adopt(site, session.target.guest, arena)
-    memory = {probe.counter for probe in probes if probe.counter is not None}
+    counters = {probe.counter for probe in probes if probe.counter is not None}
     maps_of_blocks = {one.maps.address for one in in_blocks if one.maps is not None}
-    memory |= {one.memory for at, one in maps.items() if one.memory and (one.users or at in maps_of_blocks)}
+    memory = {one.memory for at, one in maps.items() if one.memory and (one.users or at in maps_of_blocks)}
     memory |= {*session.optimizer.maps.slots}
-    memory |= {*returns.keep_adopted(memory), *(point.memory for point in returns.known if not point.closed)}
+    memory |= {point.memory for point in returns.known if not point.closed}
     kept = (left.data_at(one.data) for one in programs)
     maps_of_programs = {place[1] for one in programs for place in _named_maps(one, left).values()}
     memory |= maps_of_programs
     memory |= {data for block in left.live_blocks for _, data in block.pieces()}
     memory |= session.returns.memory(left)
-    arena.release_data(
-        memory.union(
-            filter(None, kept),
-            session.optimizer.traps.dispatcher.memory,
-            session.uprobes.rethooks.memory,
-            session.optimizer.tracepoints.memory,
-        )
+    memory = memory.union(
+        filter(None, kept),
+        session.optimizer.traps.dispatcher.memory,
+        session.uprobes.rethooks.memory,
+        session.optimizer.tracepoints.memory,
     )
+    arena.release_data(memory.union(counters, returns.keep_adopted(counters, memory)))
     blocks, alone = _adopt_blocks(session, left, in_blocks, maps, lost)
     for at in maps_of_blocks:
         maps[at].release_unused(arena)

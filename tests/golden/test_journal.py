@@ -335,7 +335,7 @@ def test_the_calls_under_way() -> None:
 
 
 def test_hits_that_are_returns() -> None:
-    """The table lacks them; a journal that has them where no probe counts was damaged."""
+    """The table lacks them; where the counter has gone, so have they."""
     left = found().left
     arena = Arena(Ranges((CODE,), (DATA,), FILL), X86_64.alignment)
     (at,) = left.points or {}
@@ -344,7 +344,9 @@ def test_hits_that_are_returns() -> None:
     assert point.hits == counter
     write_hits(point, arena)
     assert listing(arena.journal.state) == golden("journal_hits.txt")
-    for wrong in (counter.address + 1, -1, "x", [counter.address]):
+    (gone,) = read_rethooks(replace(left, hits={at: counter.address + 1}), arena)
+    assert gone.hits is None
+    for wrong in (-1, "x", [counter.address]):
         with pytest.raises(journal_format.Damaged):
             read_rethooks(replace(left, hits={at: wrong}), None)
 

@@ -9,16 +9,18 @@ from typing import Any, cast
 import pytest
 
 from gdb_optprobe.detours.arena import Arena, Ranges
+from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.isa.aarch64 import AARCH64
+from gdb_optprobe.probes.collector import Trigger
 from gdb_optprobe.probes.kernel_rethooks import KernelRethooks, check_memory
 from gdb_optprobe.probes.kretprobe import trampoline_alignment
 from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.recovery import adopt
-from tests.fake_guest import PLAIN, FakeGuest, program
+from tests.fake_guest import MEETING, PC, PLAIN, SHORT, THREADS, TRACED, FakeGuest, program
 from tests.recovery.test_killed import leave_detours
 
 RETURNS = Spec(f"*{PLAIN:#x}", Kind.KRETPROBE)
@@ -107,8 +109,78 @@ def test_a_larger_table_goes_on_where_the_first_counted(monkeypatch: pytest.Monk
 def test_a_later_session_keeps_counters_of_tables_without_their_probes() -> None:
     """Calls may still return there where the table is closed."""
     probed, alone, none = Slot(0x1000, 8), Slot(0x1008, 8), None
-    hooks = KernelRethooks([cast(Any, SimpleNamespace(hits=hits, closed=True)) for hits in (probed, alone, none)])
-    assert hooks.keep_adopted({probed}) == {probed, alone} and hooks.kept == {alone}
+    known = [SimpleNamespace(hits=hits, memory=Slot(0x2000, 64)) for hits in (probed, alone, none)]
+    hooks = KernelRethooks(cast(Any, known))
+    assert hooks.keep_adopted({probed}, ()) == {probed, alone} and hooks.kept == {alone}
+    other = Slot(0x1010, 8)
+    hooks.known[2].hits = other
+    assert hooks.keep_adopted({probed}, {other}) == {probed, alone} and hooks.known[2].hits is None
+
+
+def test_a_counter_is_there_as_long_as_the_table_that_it_counts_for() -> None:
+    """Its probe is gone, its code is freed, and a call is under way that a later GDB cannot wait for."""
+    guest = program()
+    session = guest.session()
+    session.add(RETURNS)
+    session.add(RETURNS)
+    session.delete([1])
+    for thread in range(THREADS):
+        guest.run_to(thread, MEETING)
+    assert session.optimizer.arena is not None
+    session.optimizer.collector.collect(session.optimizer.arena, Trigger.COMMIT)
+    (rethook,) = session.optimizer.rethooks.known
+    inside = range(PLAIN, PLAIN + 0x100)
+    while not (rethook.read_calls(session.target.guest).active and guest.machine.threads[0][PC] in inside):
+        guest.step(0)
+    guest = guest.copy()
+    session = guest.session()
+    assert adopt.remove(session, 0) == 1
+    session.add(Spec(f"*{SHORT:#x}", actions=("hist($rcx)",)))
+    guest = guest.copy()
+    session = guest.session()
+    assert adopt.recover(session).lost == ()
+    hooks = session.optimizer.rethooks.known
+    assert [(one.hits, one.closed) for one in hooks] == [(rethook.hits, True)]
+
+
+def test_what_a_journal_says_of_hits_is_not_another_hooks_table() -> None:
+    guest = program()
+    session = guest.session()
+    session.add(RETURNS)
+    session.add(Spec(f"*{TRACED:#x}", Kind.KRETPROBE, maxactive=4))
+    one, other = session.optimizer.rethooks.known
+    assert session.optimizer.arena is not None
+    for wrong in (one, other):
+        session.optimizer.arena.journal.put(Item.HITS, one.memory.address, wrong.memory.address)
+        session.optimizer.arena.journal.flush()
+        guest = guest.copy()
+        session = guest.session()
+        assert adopt.recover(session).lost == ()
+        session.delete()
+        leave_detours(guest, session)
+        assert not session.optimizer.rethooks.known and session.optimizer.release_arena()
+        session = guest.session()
+        session.add(RETURNS)
+        session.add(Spec(f"*{TRACED:#x}", Kind.KRETPROBE, maxactive=4))
+        one, other = session.optimizer.rethooks.known
+        assert session.optimizer.arena is not None
+
+
+def test_what_is_cleared_in_part_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = program()
+    session = guest.session()
+    session.add(RETURNS)
+    returned(guest, session, 5)
+
+    def broken_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("gdb_optprobe.probes.session.clear_results", broken_off)
+        session.clear()
+    assert account(session) == [(5, 5)]
+    session.clear()
+    assert account(session) == [(0, 5)]
 
 
 def test_a_refusal_of_what_reads_memory_leaves_no_trampoline(monkeypatch: pytest.MonkeyPatch) -> None:
