@@ -10,7 +10,7 @@ from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.journal import Item
 from gdb_optprobe.detours.slots import Slot
 from gdb_optprobe.maps import validate
-from gdb_optprobe.maps.call_table import WORD, CallCounts, CallTableLayout, Homing
+from gdb_optprobe.maps.call_table import MASK, WORD, CallCounts, CallTableLayout, Homing
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.rethook import Rethook
 from gdb_optprobe.probes.shared_rethook import SharedRethook
@@ -59,7 +59,7 @@ def write_hits(rethook: Rethook, arena: Arena) -> None:
 def write_counts(rethook: Rethook, arena: Arena) -> None:
     """Write what the table in the guest does not have, for a later session."""
     before = rethook.earlier_counts
-    value = [int(rethook.ended), before.returns, before.missed, before.dropped]
+    value = [int(rethook.ended), before.returns & MASK, before.missed, before.dropped]
     if value != _NOTHING:
         arena.journal.put(Item.CALLS, rethook.memory.address, value)
 

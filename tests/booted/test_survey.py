@@ -74,9 +74,9 @@ def _same_answers_in_gdb(linux: Guest, subject: Subject) -> set[str]:
     finished = batch(linux, [f"optprobe explain *{at:#x} -json" for at in chosen])
     assert finished.status == 0, finished.output
     lines = [json.loads(line) for line in finished.output.splitlines() if line.startswith("{")]
-    told = {int(line["address"], 16): line["refused"][0]["code"] if line["refused"] else "" for line in lines}
-    assert told == {at: codes[at] for at in chosen}
-    return set(told.values())
+    told = [line["refused"][0]["code"] if line["refused"] else "" for line in lines]
+    assert dict(zip(chosen, told, strict=True)) == {at: codes[at] for at in chosen}
+    return set(told)
 
 
 @pytest.mark.parametrize("each_linux", ["linux", "ppc_guest"], indirect=True)
@@ -126,5 +126,5 @@ def _armed(linux: Guest, among: Container[int]) -> dict[int, bool]:
 
 
 def _some(addresses: Sequence[int]) -> Sequence[int]:
-    assert len(addresses) >= ASKED
-    return addresses[:: len(addresses) // ASKED][:ASKED]
+    assert len(addresses) >= ASKED // 2
+    return addresses[:: max(len(addresses) // ASKED, 1)][:ASKED]
