@@ -103,10 +103,10 @@ def load_before(address: int, cfgs: CfgCache) -> int | None:
 
     None if there is none, or that is not known. A probe of the one counts for the other, where nothing may run.
     """
-    cfg = cfgs.at(address)
-    if cfg is None or (insn := cfg.function.own.get(address)) is None or cfg.text.area(address) is not Area.RESERVATION:
+    if cfgs.text.area(address) is not Area.RESERVATION or (cfg := cfgs.at(address)) is None:
         return None
-    load = cfg.load_before(insn)
+    insn = cfg.function.own.get(address)
+    load = cfg.load_before(insn) if insn is not None else None
     return load.address if load is not None else None
 
 

@@ -2,7 +2,7 @@
 
     probe-behind-loads NAME…   probe what is between a load that reserves memory and its store in these functions, and
                                what follows the store; print, as JSON, for each store the probes up to it and behind it
-    try-behind-load            what an expression, a stop and a Python handler say where the first of those is
+    try-behind-load NAME…      try what depends on the place, and a count, at the first; print what is said, as JSON
 """
 
 from __future__ import annotations
@@ -17,16 +17,8 @@ from gdb_optprobe.detours.planner import load_before
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.text import Area
 from gdb_optprobe.isa.base import Flow, Insn
-from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
-
-
-def cfg_of(session: Session, name: str) -> Cfg | None:
-    try:
-        start, *_ = session.target.debugger.resolve(name, False)
-    except OptprobeError:
-        return None  # not in every kernel
-    return CfgCache(session.target.guest.isa, session.target.guest.text).at(start)
+from tests.booted.staying_places import cfg_of
 
 
 def stores(cfg: Cfg) -> list[tuple[list[Insn], Insn]]:

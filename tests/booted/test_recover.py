@@ -427,7 +427,8 @@ def test_full_memory_is_recovered_from_again_and_again(each_linux: Guest, tmp_pa
                     assert "trapped" in gdb(f"optprobe add {place}", 120)
                 fill(gdb)
             before.append(used(gdb))
-            assert before[-1][0] < 2048, before  # in pieces
+            # On aarch64 it is in several pieces, none of which is as large.
+            assert before[-1][0] < (2048 if guest.options.arch == "aarch64" else 1024), before
             assert "holds what we wrote" in gdb("optprobe check")
             gdb.kill()
         release(guest)
