@@ -609,6 +609,7 @@ def _unwind(linux: LinuxGuest, recovered: DiscoveredKernel, machine: GdbMachine)
 
 def _bare(connection: gdb.RemoteTargetConnection, isa: Isa, machine: GdbMachine, stops: GdbStops) -> Attachment:
     """Return the attachment to a guest without an operating system: GDB's symbols, the user's arena."""
+    isa = isa.for_guarded_code(machine.of_each_vcpu)
     unpatched = UnpatchedText()
     guest = BareGuest(machine, isa, unpatched, GdbSymbols())
     target = Target(

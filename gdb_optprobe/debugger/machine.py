@@ -431,7 +431,12 @@ def _of_monitor(vcpu: Vcpu, names: Sequence[str]) -> dict[str, int]:
 
 def read_register(name: str) -> int:
     """Return a register of the innermost frame of the selected vCPU, by the name that GDB has for it."""
-    return int(gdb.newest_frame().read_register(name)) & ADDRESS_MASK
+    return _unsigned(gdb.newest_frame().read_register(name))
+
+
+def _unsigned(value: gdb.Value) -> int:
+    """Return a register's bits. GDB has flags as a signed number, and its sign may be a flag."""
+    return int(value) & (1 << 8 * value.type.sizeof) - 1
 
 
 def _evaluate(name: str) -> int:
@@ -439,7 +444,7 @@ def _evaluate(name: str) -> int:
     value = gdb.parse_and_eval(f"${name}")
     if value.type.code == gdb.TYPE_CODE_VOID:
         raise ValueError(name)
-    return int(value) & ADDRESS_MASK
+    return _unsigned(value)
 
 
 @contextmanager

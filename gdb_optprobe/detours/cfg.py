@@ -142,6 +142,13 @@ class Cfg:
         """Return the instruction that ends where `insn` begins."""
         return self._by_end.get(insn.address)
 
+    def following(self, insn: Insn) -> Iterator[Insn]:
+        """Yield the instructions behind `insn`, one after another, as far as its function goes."""
+        after = self.function.own.get(insn.end)
+        while after is not None:
+            yield after
+            after = self.function.own.get(after.end)
+
     def is_shadowed(self, insn: Insn) -> bool:
         """Return whether nothing may run before `insn`: in `sti; hlt` an interrupt can come only while `hlt` waits."""
         before = self.before(insn)
@@ -210,7 +217,7 @@ class Cfg:
             and insn.flow in _PLAIN
             and obstacles.is_free(insn, isa)
             and not isa.shadows(insn)
-            and not obstacles.is_landing_pad(insn)
+            and not isa.is_landing_pad(insn)
         )
 
     def why_not_copied(self, insn: Insn) -> Reason | None:

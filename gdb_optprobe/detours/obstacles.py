@@ -11,18 +11,12 @@ from gdb_optprobe.isa.record import Isa
 
 # The guest's own code jumps to none of these, and into a module only from a module: any other jump is a patch.
 _NEVER_CODE = (Area.NOT_TEXT, Area.MODULE)
-_LANDING_PADS = ("endbr64", "endbr32", "bti")
-
-
-def is_landing_pad(insn: Insn) -> bool:
-    """Return whether an indirect branch must find this instruction where it lands (CET, BTI)."""
-    return insn.text.startswith(_LANDING_PADS)
 
 
 def unmovable(insn: Insn, isa: Isa, text: Text) -> Reason | None:
     """Return why the instruction, by itself, may not run elsewhere; None if it may."""
     address = Spelled(text.spell, insn.address)
-    if is_landing_pad(insn):
+    if isa.is_landing_pad(insn):
         return Refusal.LANDING_PAD.because(address=address, next=Spelled(text.spell, insn.end))
     if insn.data == isa.breakpoint:
         return Refusal.FOREIGN_BREAKPOINT.because(address=address)

@@ -95,7 +95,7 @@ def plan(request: PlanRequest, cfgs: CfgCache, limits: TierLimits | None = None)
             reason = tried[0][1] if tried else None
             return replace(found, reason=reason, refused=tuple(tried), near=_nearest(context) if reason else None)
         tried.append((tier, found))
-    raise AssertionError("a breakpoint is possible wherever there is an instruction")
+    raise Refused(tried[-1][1])
 
 
 def load_before(address: int, cfgs: CfgCache) -> int | None:
@@ -239,7 +239,10 @@ def _boosted(context: PlanContext) -> Plan | Reason:
 
 
 def _breakpoint(context: PlanContext) -> Plan | Reason:
-    return Plan(context.insn.address, Tier.BREAKPOINT, (context.insn,))
+    cfg, insn = context.cfg, context.insn
+    if cfg.isa.step_runs_on(insn, cfg.following(insn)):
+        return Refusal.STEP_RUNS_ON.because(insn=insn.text, address=cfg.text.spell(insn.address))
+    return Plan(insn.address, Tier.BREAKPOINT, (insn,))
 
 
 def _shadowed(context: PlanContext) -> Reason | None:

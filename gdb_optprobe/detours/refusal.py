@@ -118,6 +118,10 @@ class Refusal(Enum):
         "{address} holds a patch that is not optprobe's, and the code beneath and behind it is not known{why}",
         "remove the guest's own probe or the other debugger's breakpoint",
     )
+    STEP_RUNS_ON = (
+        "GDB takes {insn} at {address} for the first of a pair, and misses hits while it steps over that",
+        "probe the instruction before it",
+    )
 
     # The bytes the branch would cover.
     TOO_SHORT = ("the instruction has {size} bytes and the branch needs {needed}", "probe {near} instead")

@@ -6,7 +6,7 @@ unsigned integers. Functions of the same name do the same for every ISA.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from gdb_optprobe.isa.abi import Convention, ElfMachine, SystemRegisters
@@ -108,6 +108,12 @@ class Isa(Protocol):
         each: returns a register of each of them, by GDB's name; raises LookupError where GDB has none of that name.
         """
 
+    def for_guarded_code(self, each: Callable[[str], Sequence[int]]) -> Isa:
+        """Return this instruction set for code of which no one knows whether these CPUs check branches into it.
+
+        each: as `for_cpus` has it.
+        """
+
     def decode(self, code: bytes, address: int) -> list[Insn]:
         """Decode `code` from its first byte, up to the first that is no instruction, or an incomplete one."""
 
@@ -140,6 +146,9 @@ class Isa(Protocol):
     def moves_as_it_is(self, insn: Insn) -> bool:
         """Return whether every copy of `insn` is its own bytes, or nothing: a sweep need not try to move it."""
 
+    def is_landing_pad(self, insn: Insn) -> bool:
+        """Return whether an indirect branch must find `insn` where it lands (CET, BTI)."""
+
     def fills(self, insn: Insn) -> bool:
         """Return whether assemblers fill gaps with `insn`: a nop, a breakpoint."""
 
@@ -148,6 +157,12 @@ class Isa(Protocol):
 
     def restarts(self, insn: Insn) -> bool:
         """Return whether a step may do a part of `insn` and leave the PC on it (a repeated string instruction)."""
+
+    def step_runs_on(self, insn: Insn, behind: Iterable[Insn]) -> bool:
+        """Return whether GDB may take `insn` for the first of several that it steps over at once, and miss their end.
+
+        behind: what follows it, up to the end of its function.
+        """
 
     def dead_at(
         self,

@@ -40,7 +40,11 @@ class Layout:
         return [bytes(record) for record in records]
 
 
-LAYOUTS = {"x86_64": Layout(512, slice(136, 152), 256), "ppc64le": Layout(1024, slice(296, 312), 512)}
+LAYOUTS = {
+    "x86_64": Layout(512, slice(136, 152), 256),
+    "ppc64le": Layout(1024, slice(296, 312), 512),
+    "aarch64": Layout(1024, slice(296, 312), 512),
+}
 ENTRY = struct.Struct("<5Q24x")
 NAMES_SIZE = 16384
 

@@ -11,32 +11,35 @@ from qemu import micro
 from tests.booted.batch import MARK, batch, keep
 from tests.booted.conftest import FULL, Boot
 from tests.booted.micro_table import LAYOUTS, STATES
-from tests.booted.test_micro_probes import ONE_ROUND, READY
+from tests.booted.test_micro_probes import GUESTS, ONE_ROUND, READY
 from tests.booted.test_returns import total_of
 
 COMMANDS = f"source {Path(__file__).with_name('probe_returns.py')}"
 REFUSED = {
     "x86_64": {"ret_imm16": "returns on another stack than its caller's"},
     "ppc64le": {"beyond_any_branch": "no free memory for detours is within reach"},
+    "aarch64": {"beyond_any_branch": "no free memory for detours is within reach"},
 }
+SHOW = {"literal_code", "retaa", "retab", "signed_with_moved_sp", "blraa_lr"}
+"""Functions that leave something else: the code of their own entry, or their return address signed."""
 EVERY = 1 if FULL else 5
 DEPTH = 1000
 ARENA_SIZE = 1 << 16
-NUMBER = {"x86_64": ("$rdi", "$rdx"), "ppc64le": ("$r3", "$r4")}
+NUMBER = {"x86_64": ("$rdi", "$rdx"), "ppc64le": ("$r3", "$r4"), "aarch64": ("$x0", "$x1")}
 """Of the factorial: where it has it when it is entered, and when it has returned."""
 
 
-@pytest.mark.parametrize("arch", REFUSED)
-def test_every_function_leaves_the_same(boot: Boot, arch: str) -> None:
+@pytest.mark.parametrize(("arch", "cpu"), GUESTS)
+def test_every_function_leaves_the_same(boot: Boot, arch: str, cpu: str) -> None:
     """The runner relies on all registers, flags and the stack across each call, whatever an ABI says."""
     script = [*READY, COMMANDS, f"probe-returns {arch} {EVERY}", "optprobe check"]
-    finished = batch(boot(arch=arch, micro=True), script, symbols=micro.build(arch))
+    finished = batch(boot(arch=arch, micro=True, cpu=cpu), script, symbols=micro.build(arch))
     assert finished.status == 0, finished.output
     functions = finished.json("returns")
     assert all(why in functions[name][0] for name, why in REFUSED[arch].items() if name in functions)
     assert not {name: why for name, (why, _, _) in functions.items() if why and name not in REFUSED[arch]}
     different = {name for name, (_, _, equal) in functions.items() if not equal}
-    assert not different
+    assert different <= SHOW
     calls = {name: counts for name, (why, counts, _) in functions.items() if not why}
     assert not {name: counts for name, counts in calls.items() if counts not in ([STATES, 0, 0, 0], [0, 0, 0, 0])}
     assert sum(counts[0] for counts in calls.values()) > 0.9 * STATES * len(calls) > 100, "some the CPU lacks"

@@ -88,7 +88,13 @@ class Names(ModuleType):
 class _Word(int):
     """A value of GDB's."""
 
-    type = SimpleNamespace(code=1)
+    type = SimpleNamespace(code=1, sizeof=8)
+
+
+class Flags(_Word):
+    """A value of 4 bytes, which is signed."""
+
+    type = SimpleNamespace(code=1, sizeof=4)
 
 
 class Gdb(Names):
@@ -143,7 +149,7 @@ class Gdb(Names):
         older = SimpleNamespace(
             is_valid=lambda: True,
             select=self._select_older,
-            read_register=lambda name: self._register("sp") if name == "sp" and self.same_stack else OUTER,
+            read_register=lambda name: _Word(self._register("sp") if name == "sp" and self.same_stack else OUTER),
             older=lambda: None,
         )
         return SimpleNamespace(
@@ -173,7 +179,7 @@ class Gdb(Names):
             if name not in ("rip", "pc", "sp", "pid", *self.others):
                 return SimpleNamespace(type=SimpleNamespace(code=self.TYPE_CODE_VOID))
             is_same = name in ("sp", "rsp") and self.same_stack
-            return _Word(OUTER if self.outer and not is_same else self._register(name))
+            return _Word(OUTER) if self.outer and not is_same else self._register(name)
         found = re.fullmatch(r"\$(\w+) = (0x[0-9a-f]+)", expression)
         assert found is not None
         name, value = found[1], int(found[2], 16)
@@ -206,16 +212,17 @@ class Gdb(Names):
     def _select_newest(self) -> None:
         self.outer = False
 
-    def _register(self, name: str) -> int:
+    def _register(self, name: str) -> _Word:
         if name == "pid":
             raise Error("not told")
         if name not in ("rip", "pc"):
-            return self.others["rsp" if name == "sp" else name]
+            value = self.others["rsp" if name == "sp" else name]
+            return value if isinstance(value, Flags) else _Word(value)
         number = self._selected.num
         if number not in self.cached:
             self._mean(f"1.{number}")
             self.cached[number] = self.stub.pcs[self.stub.general]
-        return self.cached[number]
+        return _Word(self.cached[number])
 
     def _mean(self, thread: str) -> None:
         if self.belief != thread:

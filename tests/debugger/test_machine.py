@@ -15,7 +15,7 @@ from gdb_optprobe.guest.machine import Vcpu, physically
 from gdb_optprobe.guest.memory import KernelMemory
 from gdb_optprobe.isa.ppc64le import PPC64LE
 from gdb_optprobe.isa.x86_64 import X86_64
-from tests.debugger.fake_gdb import Gdb
+from tests.debugger.fake_gdb import Flags, Gdb
 
 VCPUS = 4
 TEXT = 0xFFFF_FFFF_8100_0000
@@ -251,6 +251,13 @@ def test_a_part_of_a_register_has_a_name_of_its_own(gdb: Gdb, module: Any, machi
     gdb.others["cs"] = 0x33
     assert module.read_any_register("cpl", X86_64.system) == 3
     assert machine.registers(vcpu(0), ("cpl", "cs")) == {"cpl": 3, "cs": 0x33}
+
+
+def test_flags_of_four_bytes_are_read_without_a_sign(gdb: Gdb, module: Any, machine: Any) -> None:
+    """N of NZCV is the highest bit: what is written back must be what was read."""
+    gdb.others["cpsr"] = Flags(0xA000_03C5 - (1 << 32))
+    assert module.read_register("cpsr") == 0xA000_03C5
+    assert machine.registers(vcpu(0), ("cpsr",)) == {"cpsr": 0xA000_03C5}
 
 
 @pytest.mark.parametrize("address", [TEXT + (1 << 64), TEXT - (1 << 64), TEXT + (5 << 80)])

@@ -10,6 +10,7 @@ from gdb_optprobe.isa.aarch64 import (
     decoder,
     emulator,
     exclusives,
+    landing_pads,
     liveness,
     relocator,
     return_codegen,
@@ -24,10 +25,15 @@ from gdb_optprobe.isa.return_codegen import ReturnBackend
 from gdb_optprobe.isa.routines import RoutineCalls
 
 _FEATURES, _ATOMIC = "ID_AA64ISAR0_EL1", 20  # with the field Atomic: 2 where there is FEAT_LSE
+_MORE_FEATURES, _BTI = "ID_AA64PFR1_EL1", 0  # with the field BT: 1 where there is FEAT_BTI
 
 
 class _AArch64:
-    """The verbs of `Isa`. has_atomics: of the CPUs, see writer.Counting."""
+    """The verbs of `Isa`.
+
+    has_atomics: of the CPUs, see writer.Counting.
+    guarded:     the CPUs may check indirect branches: to an instruction that signs a return address, too.
+    """
 
     name = "aarch64"
     other_modes: tuple[str, ...] = ("arm", "aarch64:ilp32")
@@ -61,6 +67,7 @@ class _AArch64:
     fills = staticmethod(relocator.fills)
     shadows = staticmethod(relocator.shadows)
     restarts = staticmethod(relocator.restarts)
+    step_runs_on = staticmethod(exclusives.step_runs_on)
     dead_at = staticmethod(liveness.dead_at)
     dead_at_entry = staticmethod(liveness.dead_at_entry)
     dead_at_return = staticmethod(liveness.dead_at_return)
@@ -69,11 +76,12 @@ class _AArch64:
     emulate = staticmethod(emulator.emulate)
     pointer = staticmethod(emulator.pointer)
 
-    def __init__(self, has_atomics: bool, has_pools: bool = True) -> None:
+    def __init__(self, has_atomics: bool, has_pools: bool = True, guarded: bool = False) -> None:
+        self._has_atomics, self._guarded = has_atomics, guarded
         counting = writer.Counting(has_atomics, writer.Pools(has_atomics) if has_pools else None)
         self.count, self.counts = counting.count, counting.counts
         self.pools: Pools | None = counting.pools
-        self.earlier: Sequence[Isa] = (_AArch64(has_atomics, has_pools=False),) if has_pools else ()
+        self.earlier: Sequence[Isa] = (_AArch64(has_atomics, False, guarded),) if has_pools else ()
         self.codegen: Backend = codegen.BACKEND_LSE if has_atomics else codegen.BACKEND
         self.returning: ReturnBackend | None = (
             return_codegen.RETURN_BACKEND_LSE if has_atomics else return_codegen.RETURN_BACKEND
@@ -94,6 +102,17 @@ class _AArch64:
         except LookupError:
             return self
         return AARCH64_LSE if all(value >> _ATOMIC & 15 >= 2 for value in features) else self
+
+    def for_guarded_code(self, each: Callable[[str], Sequence[int]]) -> Isa:
+        """Return this one where no CPU has the check."""
+        try:
+            features = each(_MORE_FEATURES)
+        except LookupError:
+            return self
+        return _AArch64(self._has_atomics, guarded=True) if any(value >> _BTI & 15 for value in features) else self
+
+    def is_landing_pad(self, insn: Insn) -> bool:
+        return landing_pads.is_bti(insn) or (self._guarded and landing_pads.signs(insn))
 
     def bases(self, start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
         """Return no value: no register has one that counters are addressed by."""

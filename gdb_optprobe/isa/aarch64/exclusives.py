@@ -10,15 +10,18 @@ Between a load-exclusive and what ends it, a store-exclusive or the wait for ano
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
-from gdb_optprobe.isa.aarch64.fields import BRK, to_bytes, word_of
+from gdb_optprobe.isa.aarch64.fields import BRK, is_b_cond, to_bytes, word_of
 from gdb_optprobe.isa.aarch64.relocator import hazard
-from gdb_optprobe.isa.base import Hazard, Insn
+from gdb_optprobe.isa.base import Flow, Hazard, Insn
 from gdb_optprobe.isa.reservations import inside
 
 _NEVER = (Hazard.TRAP, Hazard.SYSTEM)
 _LOAD = 1 << 22
+_STEPPED = 15
+"""Instructions behind a load among which GDB looks for its store (aarch64_software_single_step)."""
 _WFE = 0xD503_205F
 
 
@@ -38,6 +41,26 @@ def reserved(code: Mapping[int, Insn]) -> Mapping[int, Insn]:
     return inside(code, _begins, _ends)
 
 
+def step_runs_on(insn: Insn, behind: Iterable[Insn]) -> bool:
+    """Return whether GDB's step over `insn` may run on elsewhere, with its breakpoints taken out.
+
+    From an exclusive load GDB runs to behind the next exclusive store, or to where a b.cond between them goes. It takes
+    ldar and stlr for such, and does not see that any other branch leaves the pair.
+    """
+    first = word_of(insn.data)
+    if not first & _LOAD or not (_is_exclusive(first) or _is_ordered(first)):
+        return False
+    leaves = _is_ordered(first)
+    near = [*islice(behind, _STEPPED)]
+    for after in near:
+        word = word_of(after.data)
+        if not word & _LOAD and (_is_exclusive(word) or _is_ordered(word)):
+            return leaves
+        leaves = leaves or not (after.flow is Flow.NEXT or is_b_cond(word))
+    # GDB looks on behind the function's end.
+    return leaves and len(near) < _STEPPED
+
+
 def _begins(insn: Insn) -> bool:
     first = word_of(insn.data)
     return _is_exclusive(first) and bool(first & _LOAD)
@@ -46,6 +69,11 @@ def _begins(insn: Insn) -> bool:
 def _ends(insn: Insn) -> bool:
     first = word_of(insn.data)
     return (_is_exclusive(first) and not first & _LOAD) or first == _WFE
+
+
+def _is_ordered(word: int) -> bool:
+    """Return whether a word is a load with acquire or a store with release: of one register, not exclusive."""
+    return word & 0x3FA0_0000 == 0x0880_0000
 
 
 def _is_exclusive(word: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from gdb_optprobe.isa.aarch64 import decoder
+from gdb_optprobe.isa.aarch64 import decoder, landing_pads
 from gdb_optprobe.isa.aarch64.exclusives import reserved
 from gdb_optprobe.isa.aarch64.fields import word_of
 from gdb_optprobe.isa.aarch64.relocator import relocate
@@ -19,7 +19,6 @@ from gdb_optprobe.isa.base import Hazard, Insn, Unrelocatable
 AROUND = 256
 """Bytes around an instruction in which exclusive access that it may be inside of begins and ends."""
 _FAR = 1 << 28
-_BTI, _SIGNS = 0xD503_241F, (0xD503_233F, 0xD503_237F)  # paciasp, pacibsp
 
 
 def decoded(code: bytes, address: int, bits: int) -> list[Insn]:
@@ -33,12 +32,8 @@ def reserved_in(code: Sequence[Insn]) -> Collection[int]:
 
 
 def is_landing_pad(insn: Insn) -> bool:
-    """Return whether it is `bti`, or one of those that sign a return address, which indirect calls may arrive at.
-
-    A `udf` there is reported as a branch that missed its landing pad (DDI 0487, BTI). `brk` is not.
-    """
-    word = word_of(insn.data)
-    return word & ~0xC0 == _BTI or word in _SIGNS
+    """Return whether an indirect branch may arrive at it, where a `udf` looks like a landing pad missed."""
+    return landing_pads.is_bti(insn) or landing_pads.signs(insn)
 
 
 def copied(insn: Insn, at: int, bits: int, pie: bool) -> bytes:

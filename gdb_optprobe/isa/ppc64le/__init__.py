@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.codegen import Backend
@@ -85,8 +85,20 @@ class _PPC64LE:
         """Return none: an instruction has no room for an address."""
         return ()
 
+    def step_runs_on(self, insn: Insn, behind: Iterable[Insn]) -> bool:
+        """Return that it does not: a load that reserves memory has its store."""
+        return False
+
     def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
         """Return this one: its code runs on every CPU."""
+        return self
+
+    def is_landing_pad(self, insn: Insn) -> bool:
+        """Return that it is none."""
+        return False
+
+    def for_guarded_code(self, each: Callable[[str], Sequence[int]]) -> Isa:
+        """Return this one: no CPU checks where branches arrive."""
         return self
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from gdb_optprobe.isa.base import Insn
 from gdb_optprobe.isa.codegen import Backend
 from gdb_optprobe.isa.record import Isa, Pools
 from gdb_optprobe.isa.return_codegen import ReturnBackend
@@ -64,6 +65,7 @@ class _X86_64:
     hazard = staticmethod(relocator.hazard)
     forbidden = staticmethod(relocator.forbidden)
     moves_as_it_is = staticmethod(relocator.moves_as_it_is)
+    is_landing_pad = staticmethod(relocator.is_landing_pad)
     fills = staticmethod(relocator.fills)
     shadows = staticmethod(relocator.shadows)
     restarts = staticmethod(relocator.restarts)
@@ -80,8 +82,16 @@ class _X86_64:
     addresses_in = staticmethod(decoder.addresses_in)
     switches = staticmethod(decoder.switches)
 
+    def step_runs_on(self, insn: Insn, behind: Iterable[Insn]) -> bool:
+        """Return that it does not: each is stepped over alone."""
+        return False
+
     def for_cpus(self, each: Callable[[str], Sequence[int]]) -> Isa:
         """Return this one: its code runs on every CPU."""
+        return self
+
+    def for_guarded_code(self, each: Callable[[str], Sequence[int]]) -> Isa:
+        """Return this one: a landing pad has an instruction of its own."""
         return self
 
 

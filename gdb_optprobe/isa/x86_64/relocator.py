@@ -25,6 +25,7 @@ from gdb_optprobe.isa.x86_64.writer import BRANCH_SIZE, branch, fits, push, rel3
 
 SLACK = 4096  # more than any copy is long
 MOFFS = range(0xA0, 0xA4)  # mov between an address in the instruction and al, eax, rax
+_LANDING_PADS = frozenset(bytes.fromhex(code) for code in ("f30f1efa", "f30f1efb"))  # endbr64, endbr32
 
 
 def hazard(insn: Insn) -> Hazard | None:
@@ -76,6 +77,11 @@ def _is_wide(data: bytes, parts: Shape) -> bool:
 def fills(insn: Insn) -> bool:
     """Return whether assemblers fill gaps with `insn`: a nop, an int3."""
     return insn.data == b"\xcc" or is_nop(insn.data)
+
+
+def is_landing_pad(insn: Insn) -> bool:
+    """Return whether an indirect branch must find `insn` where it lands (CET)."""
+    return insn.data in _LANDING_PADS
 
 
 def shadows(insn: Insn) -> bool:

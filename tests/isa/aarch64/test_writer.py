@@ -46,6 +46,19 @@ def test_atomics_are_used_where_every_cpu_has_them(features: list[int], isa: Isa
     assert AARCH64.for_cpus(lambda name: values[name]) is isa
 
 
+PACIASP, BTI_C, NOP = 0xD503233F, 0xD503245F, 0xD503201F
+
+
+@pytest.mark.parametrize(("bti", "signing_is_one"), [([0, 0], False), ([0x10], False), ([0, 1], True), ([0x21], True)])
+def test_landing_pads_where_no_one_knows_whether_pages_are_guarded(bti: list[int], signing_is_one: bool) -> None:
+    """PACIASP is one where a CPU has FEAT_BTI."""
+    for isa in (AARCH64, AARCH64_LSE):
+        found = isa.for_guarded_code(lambda name: {"ID_AA64PFR1_EL1": bti}[name])
+        pads = [found.is_landing_pad(insn) for insn in AARCH64.decode(to_bytes(PACIASP, BTI_C, NOP), AT)]
+        assert pads == [signing_is_one, True, False]
+        assert found.count(AT, AT + 0x100, dead()) == isa.count(AT, AT + 0x100, dead())
+
+
 def test_no_atomics_where_the_cpus_features_cannot_be_read() -> None:
     def missing(name: str) -> list[int]:
         raise LookupError(name)
