@@ -45,7 +45,9 @@ def middle(readings: Sequence[Reading]) -> Reading:
 
 
 def least(readings: Sequence[Reading]) -> Reading:
-    """Return the least of repeated runs, column by column: other programs of the host make a run longer, never shorter.
+    """Return the least of repeated runs, column by column.
+
+    Other programs of the host make a run longer, never shorter, and so does what the guest does beside it.
     """
     return Reading(*(min(column) for column in zip(*(one.values() for one in readings), strict=True)))
 
