@@ -1,7 +1,7 @@
 """Random scripts as native code of each ISA: what hits leave is what the interpreter says. A seed names a script.
 
 $OPTPROBE_PROGRAMS: how many. $OPTPROBE_SEED: the first one's. $OPTPROBE_TURNS: each for one ISA, in turns, and so three
-times as many in the same time.
+times as many in the same time. $OPTPROBE_ISA: all for this one.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ NATIVE = Dialect(inputs=("arg0", "arg1", "arg2", "arg3"), addresses=("arg4", "ar
 COUNT = int(os.environ.get("OPTPROBE_PROGRAMS", 20_000 if FULL else examples(100)))
 FIRST = int(os.environ.get("OPTPROBE_SEED", 0))
 TURNS = bool(os.environ.get("OPTPROBE_TURNS"))
+ALONE = os.environ.get("OPTPROBE_ISA")
 TOGETHER = 250
 """Scripts of one process, before it says what it found."""
 REFUSED = "refused"
@@ -46,7 +47,7 @@ def machine(name: str) -> Machine:
 
 def isas_of(seed: int) -> Sequence[str]:
     """Return the ISAs that the script of a seed is compiled for."""
-    names = tuple(MACHINES)
+    names = (ALONE,) if ALONE else tuple(MACHINES)
     return names[seed % len(names) :][:1] if TURNS else names
 
 
