@@ -87,6 +87,10 @@ class Lender(Protocol):
     def max_memory_for(self, size: int) -> int:
         """Return the `max-memory` with which so many bytes more could be lent in one piece; 0 where none is enough."""
 
+    @property
+    def journal_lack(self) -> Lack | None:
+        """Return what to lend for a larger journal; None where there is none to be had, or that was tried."""
+
     def code_place(self, low: int, high: int) -> Range:
         """Return where inside [low, high) more code would be lent in one piece, as far as is known; (0, 0) for nowhere.
         """

@@ -81,7 +81,11 @@ class TableKind(IntEnum):
 
 @dataclass
 class _Place:
-    """The memory of a journal, and what was written there. seen: how many bytes held fill before they were written."""
+    """The memory of a journal, and what was written there.
+
+    seen:  how many bytes held fill before they were written.
+    whole: of the record that had all items, when it was written last.
+    """
 
     start: int
     size: int
@@ -89,6 +93,7 @@ class _Place:
     half: int
     seen: int
     tail: int = 0
+    whole: int = 0
     unpacked: journal_format.Unpacked = field(default_factory=journal_format.Unpacked)
     last_piece: bytes = b""
 
@@ -224,6 +229,14 @@ class Journal:
         """Return whether changes are written: there is memory for it, and it has not become full."""
         return self._open
 
+    @property
+    def is_short(self) -> bool:
+        """Return whether all items needed most of their room when they were written together last.
+
+        Until that happens again what is left still holds the changes.
+        """
+        return self._open and self._home is None and self._place.whole > self._place.size // 3
+
     def is_in_place(self) -> bool:
         """Return whether the guest holds it as written last: not if another snapshot was loaded since."""
         if not self._open:
@@ -309,7 +322,7 @@ class Journal:
         if self._place.generation:
             self._fill(self._place.half, self._place.tail)
         self._place.generation, self._place.half, self._place.tail = generation, half, journal_format.HEADER + len(data)
-        self._place.last_piece = data[-_SHORT:]
+        self._place.last_piece, self._place.whole = data[-_SHORT:], len(data)
         unpacked.spend(body)
         self._place.unpacked = unpacked
         self._changes.clear()

@@ -83,6 +83,7 @@ class LentPages:
     can_change: Callable[[int], bool]
     blocks: list[LentBlock] = field(default_factory=list)
     _avoid: Callable[[int], bool] = lambda address: False
+    _has_tried: bool = False
 
     def avoids(self, may_stop_at: Callable[[int], bool]) -> None:
         self._avoid = may_stop_at
@@ -145,6 +146,14 @@ class LentPages:
         return (start, start + most) if end - start >= most else (0, 0)
 
     @property
+    def journal_lack(self) -> Lack | None:
+        window = self._code_window
+        if window is None or self._has_tried or self.why_not():
+            return None
+        start, end = window.journal(0, window.whole)
+        return Lack(1, *window.range, is_code=True) if start < end else None
+
+    @property
     def code_range(self) -> Range:
         return self._code_window.range if self._code_window is not None else (0, 0)
 
@@ -155,6 +164,7 @@ class LentPages:
             raise OptprobeError(why)
         if not self.arena.journal.is_open:
             raise OptprobeError("the journal in the guest is full")
+        self._has_tried = self._has_tried or lack == self.journal_lack
         window, wanted = self._window_of(lack.is_code), lack.size + more
         needed = self.lent + self._needed(window, lack.size, more)
         if needed > self._limit or lack.size > self._most(window, lack.low, lack.high):

@@ -382,13 +382,18 @@ class Optimizer:
         return max(0, self.arena.data.used - before) if self.arena is not None else 0
 
     def lacking(self) -> Lack | None:
-        """Return what found no room since `watch_data`, if the kernel may lend some; None where all did."""
-        if self.arena is None or not (lacks := self.arena.lacks):
+        """Return what found no room since `watch_data`, if the kernel may lend some; None where all did.
+
+        The journal may be what soon finds none.
+        """
+        arena = self.arena
+        if arena is None or (not arena.lacks and not arena.journal.is_short):
             return None
-        lender = self.arena.lender  # it reads the guest to say why not
+        lender = arena.lender  # it reads the guest to say why not
         if lender is None or lender.why_not():
             return None
-        return next((lack for lack in lacks if not lack.is_code or _lends_code(lender, lack)), None)
+        lack = next((lack for lack in arena.lacks if not lack.is_code or _lends_code(lender, lack)), None)
+        return lack or (lender.journal_lack if arena.journal.is_short else None)
 
     def lend(self, lack: Lack, more: int) -> None:
         """See Lender. Raises OptprobeError."""

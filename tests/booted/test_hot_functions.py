@@ -20,7 +20,7 @@ import pytest
 
 from qemu.guest import Guest
 from tests.booted.batch import MARK, Finished, Workload, batch, keep
-from tests.booted.conftest import FULL, PARALLEL, Boot
+from tests.booted.conftest import EVERY_ISA, FULL, PARALLEL, Boot
 
 HELPERS = Path(__file__).with_name("hot_code.py")
 EVENTS = Path(__file__).with_name("guest_events.py")
@@ -41,7 +41,7 @@ CALLERS = {
     "ksys_write": ("sys_write",),
     "do_sys_openat2": ("sys_open", "sys_openat", "sys_openat2", "sys_creat"),
 }
-SYSTEM_CALL = {"x86_64": "__x64_", "ppc64le": ""}
+SYSTEM_CALL = {"x86_64": "__x64_", "ppc64le": "", "aarch64": "__arm64_"}
 OPTIMIZED, HITS, SLOWER = 0.8, 10_000_000 if FULL else 1_000_000, 3.0
 BYTES, FILES, FORKS, PINGS = (40_000, 4_000, 400, 1_000) if FULL else (6_000, 400, 40, 100)
 ROUNDS = 3 if FULL else 2  # the first of them also translates
@@ -264,9 +264,12 @@ CONFIGURATIONS = [
 POWER = [("ppc64le", smp, "", threads) for smp in (2, 4) for threads in ACCELERATORS]
 
 
-@pytest.mark.parametrize(
-    ("arch", "smp", "append", "threads"), CONFIGURATIONS + POWER if FULL else (CONFIGURATIONS[0], POWER[0])
-)
+# Nor is Debian's aarch64 kernel.
+ARM = [("aarch64", smp, "", threads) for smp in (2, 4) for threads in ACCELERATORS]
+SHORT = [CONFIGURATIONS[0], POWER[0], *(ARM[:1] if EVERY_ISA else ())]
+
+
+@pytest.mark.parametrize(("arch", "smp", "append", "threads"), CONFIGURATIONS + POWER + ARM if FULL else SHORT)
 def test_every_instruction_of_hot_functions(
     boot: Boot, tmp_path: Path, capsys: pytest.CaptureFixture[str], arch: str, smp: int, append: str, threads: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import subprocess
@@ -38,6 +39,22 @@ def test_thousands_are_counted_and_all_is_given_back(arm_guest: Guest, tmp_path:
     assert zero["hits"] == 1000
     found = re.search(r"([\d,]+) addresses, ([\d,]+) optimized", finished.output)
     assert found is not None and found[1] == found[2] and int(found[1].replace(",", "")) > 2000, finished.output
+    assert text_of(arm_guest, tmp_path) == before
+
+
+def test_single_probes_have_room_in_the_journal(arm_guest: Guest, tmp_path: Path) -> None:
+    """One after another: beside 29 KiB of code the journal of the image is as soon full as that."""
+    before = text_of(arm_guest, tmp_path)
+    with all_given_back(arm_guest):
+        with Console(arm_guest) as gdb:
+            gdb("set optprobe guardian off")
+            gdb("set optprobe max-probes 2000")
+            printed = gdb("python [gdb.execute(f'optprobe add *(vfs_read+{4 * (n % 100)})') for n in range(900)]")
+            assert LENDS in printed and "journal" not in printed
+            assert json.loads(gdb("optprobe list -json"))[899]["tier"] == "optimized"
+            gdb.kill()
+        finished = batch(arm_guest, ["optprobe recover", "optprobe check", "optprobe delete"])
+        assert finished.status == 0 and "holds what we wrote" in finished.output, finished.output
     assert text_of(arm_guest, tmp_path) == before
 
 
