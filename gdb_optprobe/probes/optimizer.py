@@ -267,6 +267,13 @@ class Optimizer:
         refusals = tuple((tier, reason if tier in _NEED_MEMORY else why) for tier, why in lower.refused)
         return replace(lower, reason=reason, refused=refusals)
 
+    def _lower_plan(self, site: Site, reason: Reason) -> Plan:
+        """Return `plan_without_detour` of a site; a breakpoint, with the reason, where even that may miss hits."""
+        try:
+            return self.plan_without_detour(site.address, site.specs, reason)
+        except Refused as refused:
+            return replace(_as_breakpoint(site.plan), reason=refused.reason)
+
     def is_lost(self, address: int) -> bool:
         """Return whether a branch that could not be removed covers `address`."""
         return self._lost_branches.covers(address)
@@ -851,7 +858,7 @@ class Optimizer:
         except Refused as refused:
             self._release_tracer(wanted)
             for site in group:
-                site.plan = self.plan_without_detour(site.address, site.specs, refused.reason)
+                site.plan = self._lower_plan(site, refused.reason)
         except OptprobeError as error:
             if not group[0].is_lost:
                 self._release_tracer(wanted)
@@ -908,7 +915,7 @@ class Optimizer:
             arena = self.take_arena()
             self.with_memory(lambda: site.install_breakpoint(wanted, self.target, arena), arena)
         except Refused as refused:
-            site.plan = self.plan_without_detour(site.address, site.specs, refused.reason)
+            site.plan = self._lower_plan(site, refused.reason)
             site.install_breakpoint(site.plan, self.target, self.arena)
 
     def with_memory(self, action: Callable[[], T], arena: Arena) -> T:
