@@ -209,9 +209,9 @@ class Journal:
 
     def move_back(self) -> None:
         """Have all items where they were at first: the other memory is given back. Raises OptprobeError where there
-        is no room for them; they stay then.
+        is no room for them; they stay then. One that has become full there lists them again.
         """
-        if self._home is None or not self._open:
+        if self._home is None:
             return
         self.flush()
         there, self._place = self._place, self._home
@@ -219,7 +219,7 @@ class Journal:
         if journal_format.HEADER + len(journal_format.record(body, 0)) + _LAST > self._place.size // 2:
             self._place = there
             raise OptprobeError("the journal has no room where it was at first")
-        self._home = None
+        self._home, self._open = None, True
         other = self._at(1 - self._place.half)
         self._wipe(other, other + self._place.size // 2)
         self._rewrite()
@@ -231,9 +231,8 @@ class Journal:
 
     @property
     def is_short(self) -> bool:
-        """Return whether all items needed most of their room when they were written together last.
-
-        Until that happens again what is left still holds the changes.
+        """Return whether all items needed two thirds of their room when they were written together last, where there
+        may be larger memory to move to.
         """
         return self._open and self._home is None and self._place.whole > self._place.size // 3
 

@@ -119,8 +119,8 @@ class Refusal(Enum):
         "remove the guest's own probe or the other debugger's breakpoint",
     )
     STEP_RUNS_ON = (
-        "GDB takes {insn} at {address} for the first of a pair, and misses hits while it steps over that",
-        "probe the instruction before it",
+        "GDB's step over {insn} at {address} may run on to a store elsewhere, and miss hits meanwhile",
+        "use another tier than breakpoint, or probe another instruction",
     )
 
     # The bytes the branch would cover.

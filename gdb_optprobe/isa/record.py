@@ -159,7 +159,7 @@ class Isa(Protocol):
         """Return whether a step may do a part of `insn` and leave the PC on it (a repeated string instruction)."""
 
     def step_runs_on(self, insn: Insn, behind: Iterable[Insn]) -> bool:
-        """Return whether GDB may take `insn` for the first of several that it steps over at once, and miss their end.
+        """Return whether GDB's step over `insn` may run on past the next instruction, and miss hits meanwhile.
 
         behind: what follows it, up to the end of its function.
         """

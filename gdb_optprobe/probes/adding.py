@@ -121,7 +121,7 @@ class Adding:
         is_told: whether there are to be views of them: what a hit costs, for one, takes as long as putting them in.
         """
         places = self.resolve(specs)
-        if self.borrow_memory(places):
+        if self._lend_for_journal() or self.borrow_memory(places):
             places = self.resolve(specs)  # the guest has run
         had_arena, numbering = self.optimizer.arena is not None, self.registry.numbering
         try:
@@ -218,6 +218,9 @@ class Adding:
                 self.remove(lacking, ())
                 new.probes = [probe for probe in new.probes if self.registry.has(probe)]
             self.optimizer.write_records(probe for probe in probes if self.registry.has(probe))
+            is_last = first + AT_ONCE >= len(addresses)
+            if new.may_lend and not is_last and (lack := self.optimizer.journal_lack()) is not None:
+                raise _Lacks(lack, 0)
             if lacking and spec.is_whole_kernel:  # the others would stop the guest as well
                 rest = addresses[first + AT_ONCE :]
                 left_out += (LeftOut(at, NO_ROOM) for at in (*(one.address for one in lacking), *rest))
@@ -268,6 +271,13 @@ class Adding:
             text = f"{reason.text}; its kernel lends no more: {error.message}"
             hint = ", or ".join(filter(None, (reason.hint, error.hint)))
             raise Refused(Reason(reason.code, text, hint)) from None
+        return True
+
+    def _lend_for_journal(self) -> bool:
+        """Have the guest's kernel lend memory for the journal, before that is full; return whether the guest ran."""
+        if (lack := self.optimizer.journal_lack()) is None:
+            return False
+        self._lend(_Lacks(lack, 0))
         return True
 
     def lend_lacking(self, probes: Iterable[Probe]) -> bool:

@@ -74,6 +74,7 @@ class LentPages:
     """See detours.arena.Lender. blocks: that are lent, or may be.
 
     can_change: whether the page table at a physical address is the arena's own and may get other entries.
+    _tried:     the limit, and what was lent, when memory for the journal was asked for last.
     """
 
     linux: LinuxGuest
@@ -83,7 +84,7 @@ class LentPages:
     can_change: Callable[[int], bool]
     blocks: list[LentBlock] = field(default_factory=list)
     _avoid: Callable[[int], bool] = lambda address: False
-    _has_tried: bool = False
+    _tried: tuple[int, int] | None = None
 
     def avoids(self, may_stop_at: Callable[[int], bool]) -> None:
         self._avoid = may_stop_at
@@ -148,10 +149,12 @@ class LentPages:
     @property
     def journal_lack(self) -> Lack | None:
         window = self._code_window
-        if window is None or self._has_tried or self.why_not():
+        if window is None or self._tried == (self._limit, self.lent):
             return None
         start, end = window.journal(0, window.whole)
-        return Lack(1, *window.range, is_code=True) if start < end else None
+        if start == end or self.why_not():
+            return None
+        return Lack(window.size(window.whole), *window.range, is_code=True)
 
     @property
     def code_range(self) -> Range:
@@ -164,7 +167,8 @@ class LentPages:
             raise OptprobeError(why)
         if not self.arena.journal.is_open:
             raise OptprobeError("the journal in the guest is full")
-        self._has_tried = self._has_tried or lack == self.journal_lack
+        if lack == self.journal_lack:
+            self._tried = self._limit, self.lent
         window, wanted = self._window_of(lack.is_code), lack.size + more
         needed = self.lent + self._needed(window, lack.size, more)
         if needed > self._limit or lack.size > self._most(window, lack.low, lack.high):

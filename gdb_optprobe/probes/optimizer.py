@@ -260,19 +260,26 @@ class Optimizer:
         return self.target.guest.bounds(address) or (address, address + 1)
 
     def plan_without_detour(self, address: int, specs: Sequence[Spec], reason: Reason) -> Plan:
-        """Return the best plan for `address` that needs no detour: a better one cannot be carried out, for `reason`."""
+        """Return the best plan for `address` that needs no detour: a better one cannot be carried out, for `reason`.
+
+        Raises Refused, for that reason, where no breakpoint counts all hits.
+        """
         request = PlanRequest(address, breakpoints=self.target.debugger.breakpoints())
         without = replace(self.limits(specs), optimization=False, trap=False, boost=False)
-        lower = plan(request, self._cfgs, without)
+        try:
+            lower = plan(request, self._cfgs, without)
+        except Refused as refused:
+            raise Refused(reason) from refused  # with memory it would work
         refusals = tuple((tier, reason if tier in _NEED_MEMORY else why) for tier, why in lower.refused)
         return replace(lower, reason=reason, refused=refusals)
 
     def _lower_plan(self, site: Site, reason: Reason) -> Plan:
-        """Return `plan_without_detour` of a site; a breakpoint, with the reason, where even that may miss hits."""
+        """Return `plan_without_detour` of a site that works: a breakpoint, though it may miss hits, and why."""
         try:
             return self.plan_without_detour(site.address, site.specs, reason)
         except Refused as refused:
-            return replace(_as_breakpoint(site.plan), reason=refused.reason)
+            why = refused.__cause__.reason if isinstance(refused.__cause__, Refused) else reason
+            return replace(_as_breakpoint(site.plan), reason=why)
 
     def is_lost(self, address: int) -> bool:
         """Return whether a branch that could not be removed covers `address`."""
@@ -389,18 +396,19 @@ class Optimizer:
         return max(0, self.arena.data.used - before) if self.arena is not None else 0
 
     def lacking(self) -> Lack | None:
-        """Return what found no room since `watch_data`, if the kernel may lend some; None where all did.
-
-        The journal may be what soon finds none.
-        """
-        arena = self.arena
-        if arena is None or (not arena.lacks and not arena.journal.is_short):
+        """Return what found no room since `watch_data`, if the kernel may lend some; None where all did."""
+        if self.arena is None or not (lacks := self.arena.lacks):
             return None
-        lender = arena.lender  # it reads the guest to say why not
+        lender = self.arena.lender  # it reads the guest to say why not
         if lender is None or lender.why_not():
             return None
-        lack = next((lack for lack in arena.lacks if not lack.is_code or _lends_code(lender, lack)), None)
-        return lack or (lender.journal_lack if arena.journal.is_short else None)
+        return next((lack for lack in lacks if not lack.is_code or _lends_code(lender, lack)), None)
+
+    def journal_lack(self) -> Lack | None:
+        """Return what to lend for the journal before it is full; None where it has room, or can have no more."""
+        if self.arena is None or self.arena.lender is None or not self.arena.journal.is_short:
+            return None
+        return self.arena.lender.journal_lack
 
     def lend(self, lack: Lack, more: int) -> None:
         """See Lender. Raises OptprobeError."""

@@ -34,8 +34,7 @@ def cost(name: str, probed: Sequence[Reading], unprobed: Sequence[Reading]) -> C
     A stop makes QEMU's virtual clock jump to the guest's next timer, so guest time says nothing about instructions
     then; a probe that stops the guest has it run none of its own, or one.
 
-    The guest has work of its own about once a second, which some runs have more of: the least of them counts. It is
-    0.2 instructions a read, where a run has 300,000.
+    The guest has work of its own at times, some 100,000 instructions, which some runs have more of: the least counts.
 
     Two instructions among a thousand are lost in the noise of a host's clock, but not in the guest's, which counts
     instructions; so a host time that is not clearly above the noise is the instructions' share.

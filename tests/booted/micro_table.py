@@ -92,4 +92,5 @@ def run_rounds(guest: Guest, folder: Path, rounds: int, record: int) -> list[Haz
         at = record * STATES * number
         left = tuple(results[at + record * state :][:record] for state in range(STATES))
         found.append(Hazard(text, code, site, end, needs, left))
+    assert len(found) <= LAYOUTS[guest.options.arch].most, "the guest has room for no more results"
     return found

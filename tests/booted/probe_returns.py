@@ -34,7 +34,7 @@ def results(layout: Layout, number: int) -> list[bytes]:
 
 
 class ProbeReturns(gdb.Command):
-    """By name: why a function was refused, or "", its calls by ours, and whether results are equal.
+    """By name: why a function was refused, or "", its calls by ours, and which words of its results differ.
 
     A function sees the address that it returns to: where that is a trampoline of ours it stands for the caller's.
     """
@@ -64,7 +64,7 @@ class ProbeReturns(gdb.Command):
                 outcome[name] = [
                     probe if isinstance(probe, str) else "",
                     [calls.returns, calls.missed, calls.dropped, calls.active] if calls is not None else [],
-                    left == before[number],
+                    _differing(before[number], left),
                 ]
             session.delete([probe for probe in added.values() if isinstance(probe, int)])
         gdb.write(f"@@returns\n{json.dumps(outcome)}\n")
@@ -74,6 +74,15 @@ class ProbeReturns(gdb.Command):
             return session.add(Spec(f"*{function:#x}", Kind.KRETPROBE, maxactive=2))[0].number
         except OptprobeError as error:
             return str(error)
+
+
+def _differing(before: list[bytes], left: list[bytes]) -> list[int]:
+    """The numbers of the words that any of the records has otherwise."""
+    pairs = [
+        zip(memoryview(old).cast("Q"), memoryview(new).cast("Q"), strict=True)
+        for old, new in zip(before, left, strict=True)
+    ]
+    return sorted({at for pair in pairs for at, (old, new) in enumerate(pair) if old != new})
 
 
 def _seen_by_caller(record: bytes, ours: set[int], caller: int) -> bytes:

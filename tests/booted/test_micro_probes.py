@@ -44,7 +44,7 @@ class Expected:
 
 SYSTEM, TRAP = "changes the machine's state", "a trap that the kernel knows by its address"
 RESERVED = "between a load that reserves memory and its store"
-RUNS_ON = "GDB takes"
+RUNS_ON = "may run on to a store elsewhere"
 EXCLUSIVE_LOADS = ("ldxrb", "ldxrh", "ldxr_w", "ldxr", "ldaxr", "ldxp", "ldaxp_w")
 FAR = "no free memory for detours is within reach"
 EXPECTED = {

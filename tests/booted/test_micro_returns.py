@@ -20,8 +20,8 @@ REFUSED = {
     "ppc64le": {"beyond_any_branch": "no free memory for detours is within reach"},
     "aarch64": {"beyond_any_branch": "no free memory for detours is within reach"},
 }
-SHOW = {"literal_code", "retaa", "retab", "signed_with_moved_sp", "blraa_lr"}
-"""Functions that leave something else: the code of their own entry, or their return address signed."""
+SHOW = {"literal_code": [3], "retaa": [30], "retab": [30], "signed_with_moved_sp": [3], "blraa_lr": [6]}
+"""Functions that leave the code of their own entry, or their return address signed, and in which word."""
 EVERY = 1 if FULL else 5
 DEPTH = 1000
 ARENA_SIZE = 1 << 16
@@ -38,11 +38,11 @@ def test_every_function_leaves_the_same(boot: Boot, arch: str, cpu: str) -> None
     functions = finished.json("returns")
     assert all(why in functions[name][0] for name, why in REFUSED[arch].items() if name in functions)
     assert not {name: why for name, (why, _, _) in functions.items() if why and name not in REFUSED[arch]}
-    different = {name for name, (_, _, equal) in functions.items() if not equal}
-    assert different <= SHOW
+    different = {name: words for name, (_, _, words) in functions.items() if words}
+    assert different.items() <= SHOW.items()
     calls = {name: counts for name, (why, counts, _) in functions.items() if not why}
     assert not {name: counts for name, counts in calls.items() if counts not in ([STATES, 0, 0, 0], [0, 0, 0, 0])}
-    assert sum(counts[0] for counts in calls.values()) > 0.9 * STATES * len(calls) > 100, "some the CPU lacks"
+    assert sum(counts[0] for counts in calls.values()) > 0.85 * STATES * len(calls) > 100, "some the CPU lacks"
 
 
 @pytest.mark.parametrize("arch", NUMBER)

@@ -435,6 +435,30 @@ def test_a_kill_at_any_instant_of_a_move(left: int) -> None:
     assert memory.state() == (at_all[-1], False) and not journal.has_moved
 
 
+def test_one_that_became_full_where_it_was_moved_to_goes_back() -> None:
+    """That memory is the guest's again: what is left there must lead nowhere else."""
+    memory, full = TwoPlaces(), list[int]()
+    journal = Journal(memory, START, SIZE, FILL, when_full=lambda: full.append(1))
+    journal.put(Item.ROOM, 0, [1])
+    journal.begin()
+    journal.move(START + SIZE, LARGE)
+    numbers = range(3000)
+    for number in numbers:
+        journal.put(Item.PROBE, number, [number * 0x9E3779B97F4A7C15 % (1 << 64)])
+        journal.flush()
+    assert full and not journal.is_open
+    with pytest.raises(OptprobeError):
+        journal.move_back()
+    assert journal.has_moved and not journal.is_open
+    for number in numbers:
+        journal.drop(Item.PROBE, number)
+    journal.flush()
+    journal.move_back()
+    assert journal.is_open and memory.state() == ({"room 0": [1]}, False)
+    journal.clear()
+    assert bytes(memory.data[:SIZE]) == bytes([FILL]) * SIZE
+
+
 def test_it_holds_more_where_it_was_moved_to_and_another_gdb_goes_back() -> None:
     memory = TwoPlaces()
     journal = Journal(memory, START, SIZE, FILL)

@@ -104,11 +104,11 @@ class _AArch64:
         return AARCH64_LSE if all(value >> _ATOMIC & 15 >= 2 for value in features) else self
 
     def for_guarded_code(self, each: Callable[[str], Sequence[int]]) -> Isa:
-        """Return this one where no CPU has the check."""
+        """Return this one where it is known that no CPU has the check."""
         try:
-            features = each(_MORE_FEATURES)
+            features: Sequence[int] = each(_MORE_FEATURES)
         except LookupError:
-            return self
+            features = (1 << _BTI,)
         return _AArch64(self._has_atomics, guarded=True) if any(value >> _BTI & 15 for value in features) else self
 
     def is_landing_pad(self, insn: Insn) -> bool:

@@ -20,7 +20,7 @@ from gdb_optprobe.isa.reservations import inside
 
 _NEVER = (Hazard.TRAP, Hazard.SYSTEM)
 _LOAD = 1 << 22
-_STEPPED = 15
+_STEPPED = 16
 """Instructions behind a load among which GDB looks for its store (aarch64_software_single_step)."""
 _WFE = 0xD503_205F
 
@@ -44,18 +44,22 @@ def reserved(code: Mapping[int, Insn]) -> Mapping[int, Insn]:
 def step_runs_on(insn: Insn, behind: Iterable[Insn]) -> bool:
     """Return whether GDB's step over `insn` may run on elsewhere, with its breakpoints taken out.
 
-    From an exclusive load GDB runs to behind the next exclusive store, or to where a b.cond between them goes. It takes
-    ldar and stlr for such, and does not see that any other branch leaves the pair.
+    From an exclusive load GDB runs to behind the next exclusive store, or to where the only b.cond between them goes,
+    without its breakpoint at the load. It takes ldar for such a load, stlr and ldapr for such a store, and does not see
+    that any other branch leaves the pair.
     """
     first = word_of(insn.data)
     if not first & _LOAD or not (_is_exclusive(first) or _is_ordered(first)):
         return False
-    leaves = _is_ordered(first)
+    leaves, conditions = _is_ordered(first), 0
     near = [*islice(behind, _STEPPED)]
     for after in near:
         word = word_of(after.data)
-        if not word & _LOAD and (_is_exclusive(word) or _is_ordered(word)):
-            return leaves
+        if not word & _LOAD and (_is_exclusive(word) or _is_ordered(word) or _is_ldapr(word)):
+            return leaves or not _is_exclusive(word)
+        conditions += is_b_cond(word)
+        if conditions > 1:
+            return False  # GDB steps over one instruction then
         leaves = leaves or not (after.flow is Flow.NEXT or is_b_cond(word))
     # GDB looks on behind the function's end.
     return leaves and len(near) < _STEPPED
@@ -74,6 +78,11 @@ def _ends(insn: Insn) -> bool:
 def _is_ordered(word: int) -> bool:
     """Return whether a word is a load with acquire or a store with release: of one register, not exclusive."""
     return word & 0x3FA0_0000 == 0x0880_0000
+
+
+def _is_ldapr(word: int) -> bool:
+    """Return whether a word is a load with acquire of FEAT_LRCPC."""
+    return word & 0x3FFF_FC00 == 0x38BF_C000
 
 
 def _is_exclusive(word: int) -> bool:

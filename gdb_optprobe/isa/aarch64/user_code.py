@@ -32,7 +32,10 @@ def reserved_in(code: Sequence[Insn]) -> Collection[int]:
 
 
 def is_landing_pad(insn: Insn) -> bool:
-    """Return whether an indirect branch may arrive at it, where a `udf` looks like a landing pad missed."""
+    """Return whether an indirect branch may arrive at it.
+
+    A trap there is reported as a landing pad that was missed, but for `brk` (DDI 0487, BTI).
+    """
     return landing_pads.is_bti(insn) or landing_pads.signs(insn)
 
 

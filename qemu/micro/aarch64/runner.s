@@ -248,7 +248,7 @@ inputs:
     .quad number * 0x0101010101010101
     .set number, number + 1
     .endr
-    .quad 0x60000000, 0, 0, 0, 0, 0, 0, 0           // Z, C
+    .quad 0x20000000, 0, 0, 0, 0, 0, 0, 0           // C
     .quad 0x4000000000000000, 0x4000000000000000, 0x3ff8000000000000, 0x3ff8000000000000    // 2.0, 1.5
     .quad 0x1111111111111111, 0x2222222222222222, 0x3333333333333333, 0x4444444444444444
     .fill (STATE_SIZE - 384) / 8, 8, 0
@@ -259,7 +259,7 @@ inputs:
     .quad 0x0000000080000000, 0xffffffff80000000, 0x00000000000000ff, 0x0000000000000100
     .quad 0x0123456789abcdef, 0xfedcba9876543210, 0x0f1e2d3c4b5a6978, 0x8796a5b4c3d2e1f0
     .quad 0x1, 0x2, 0x3, 0x3f, 0x40, 0x41, 0x5555555555555555, 0xaaaaaaaaaaaaaaaa, 0x1000, 0x2000
-    .quad 0x90000000, 0, 0, 0, 0, 0, 0, 0           // N, V
+    .quad 0x80000000, 0, 0, 0, 0, 0, 0, 0           // N: each condition holds in some and in others not
     .quad 0x3ff0000000000000, 0xbff0000000000000, 0x7ff0000000000000, 0x0000000000000001
     .quad 0x0123456789abcdef, 0xfedcba9876543210, 0x0f1e2d3c4b5a6978, 0x8796a5b4c3d2e1f0
     .fill (STATE_SIZE - 384) / 8, 8, 0

@@ -86,6 +86,7 @@ def test_pairs_of_the_kernel() -> None:
 
 
 LDAR, STLR, LDAXR, B_NE, CBNZ = 0xC8DFFC01, 0xC89FFC01, 0xC85FFC01, 0x54000081, 0xB5000081
+LDAPR = 0xF8BFC001
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,12 @@ LDAR, STLR, LDAXR, B_NE, CBNZ = 0xC8DFFC01, 0xC89FFC01, 0xC85FFC01, 0x54000081, 
         ((LDAXR, CMP, CBNZ, WFE, RET), True),  # a store behind the function may be near
         ((LDAXR, CMP, CBNZ, WFE, *[NOP] * 16), False),
         ((LDAR, *[NOP] * 16), False),
-        ((LDAR, *[NOP] * 14, STLR), True),
-        ((LDAR, *[NOP] * 15, STLR), False),
+        ((LDAR, *[NOP] * 15, STLR), True),
+        ((LDAR, *[NOP] * 16, STLR), False),
+        ((LDAR, NOP, LDAPR, *[NOP] * 16), True),
+        ((LDXR, LDAPR, STXR, *[NOP] * 16), True),  # it ends within the pair
+        ((LDXR, STLR, STXR, *[NOP] * 16), True),
+        ((LDAR, B_NE, NOP, B_NE, STLR, *[NOP] * 16), False),  # stepped over alone
         ((LDAR, ADD, STXR, *[NOP] * 16), True),
         ((LDAR, RET), True),
         ((STLR, LDAR, STLR), False),

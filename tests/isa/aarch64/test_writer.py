@@ -59,6 +59,14 @@ def test_landing_pads_where_no_one_knows_whether_pages_are_guarded(bti: list[int
         assert found.count(AT, AT + 0x100, dead()) == isa.count(AT, AT + 0x100, dead())
 
 
+def test_pages_are_taken_for_guarded_where_the_cpus_features_cannot_be_read() -> None:
+    def missing(name: str) -> list[int]:
+        raise LookupError(name)
+
+    (paciasp,) = AARCH64.decode(to_bytes(PACIASP), AT)
+    assert AARCH64.for_guarded_code(missing).is_landing_pad(paciasp) and not AARCH64.is_landing_pad(paciasp)
+
+
 def test_no_atomics_where_the_cpus_features_cannot_be_read() -> None:
     def missing(name: str) -> list[int]:
         raise LookupError(name)

@@ -43,7 +43,7 @@ MEMORY ldrh_sxtw,     0, ldrh w3, [x4, w5, sxtw #1]
 MEMORY str_sxtx,      0, str x3, [x4, x5, sxtx]
 MEMORY ldr_veneer,    0, ldr x16, [x4, #8]
 MEMORY str_veneer,    0, str x17, [x4, #8]
-MEMORY str_lr,        0, str x9, [x4, #8]
+MEMORY str_lr,        0, str x30, [x4, #8]
 MEMORY prfm,          0, prfm pldl1keep, [x4]
 MEMORY prfm_w,        0, prfm pstl1strm, [x4, x5]
 MEMORY ldp,           0, ldp x3, x6, [x4, #16]
@@ -87,6 +87,18 @@ MEMORY ld4,           0, ld4 {v0.4s, v1.4s, v2.4s, v3.4s}, [x4]
 MEMORY st1_post,      0, st1 {v0.16b, v1.16b}, [x4], #32
 MEMORY st2,           0, st2 {v1.8b, v2.8b}, [x4]
 
+# Something else in the register of the return address.
+.macro INTO_LR name, instruction:vararg
+HAZARD \name
+    mov x28, x30
+SITE
+    \instruction
+    mov x3, x30
+    mov x30, x28
+    ret
+END
+.endm
+
 # What is beside the code, before and behind it.
 .macro LITERAL name, instruction:vararg
     .balign 8
@@ -108,7 +120,6 @@ LITERAL literal_x,      ldr x3, behind_literal_x
 LITERAL literal_w,      ldr w3, behind_literal_w
 LITERAL literal_sw,     ldrsw x3, behind_literal_sw
 LITERAL literal_back,   ldr x3, before_literal_back
-LITERAL literal_lr,     ldr x9, behind_literal_lr
 LITERAL literal_code,   ldr x3, hz_literal_code
 LITERAL literal_next,   ldr w3, .+4
 LITERAL literal_itself, ldr w3, .
@@ -116,6 +127,13 @@ LITERAL literal_d,      ldr d0, behind_literal_d
 LITERAL literal_q,      ldr q0, behind_literal_q
 LITERAL literal_prefetch, prfm pldl1keep, behind_literal_prefetch
 LITERAL literal_zero,   ldr xzr, behind_literal_zero
+
+    .balign 8
+beside_lr:
+    .quad 0x9192939495969798
+INTO_LR ldr_into_lr,  ldr x30, beside_lr
+INTO_LR adr_into_lr,  adr x30, .+0x100
+INTO_LR adrp_into_lr, adrp x30, scratch
 
 # The stack: sp is an operand, and what is above it the caller's.
 ONE str_caller,   0, str x3, [sp, #16]

@@ -92,7 +92,6 @@ ONE adrp,        0, adrp x3, scratch
 ONE adrp_self,   0, .inst 0x90000003            // the page that it is in
 ONE adrp_back,   0, .inst 0xf0ffffe3
 ONE adrp_far,    0, .inst 0xf07fffe3            // almost 4 GiB
-ONE adrp_lr,     0, adrp x9, leaf
 
 # Floating point and vectors.
 ONE fadd,        0, fadd d0, d0, d1

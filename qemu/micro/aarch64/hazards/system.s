@@ -16,7 +16,6 @@ ONE msr_contextidr, 0, msr contextidr_el1, x3
 ONE dsb,          0, dsb ish
 ONE dmb,          0, dmb ishst
 ONE isb,          0, isb
-ONE sb,           0, hint #0x14
 ONE esb,          0, esb
 ONE sev,          0, sev
 ONE clrex,        0, clrex
