@@ -7,7 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from gdb_optprobe.detours.arena import Lack
 from gdb_optprobe.detours.lent_block import CELL, LentBlock
+from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.linux.arch.base import NOWHERE
 from gdb_optprobe.maps.journal_format import Damaged
 from gdb_optprobe.probes.lent_pages import LentPages, mapped
@@ -83,3 +85,24 @@ def test_with_which_limit_a_piece_can_be_lent(size: int, limit: int) -> None:
 def test_where_nothing_is_lent_no_limit_helps() -> None:
     assert lender(0, 2, journal=None).max_memory_for(1) == 0
     assert lender(0, 2, journal=None).why_not() == "no journal can be kept"
+
+
+def test_memory_for_the_journal_is_asked_for_once() -> None:
+    """Until another limit is set: each try runs the guest."""
+    asked = lender(1, 2)
+    window = SimpleNamespace(**vars(asked._window), range=(0, 1 << 40), inside=lambda low, high: (low, high))
+    window.journal = lambda place, order: (0x3000, 0x4000)
+    asked.linux.arch.code_window = lambda machine, known: window
+    asked.arena.journal.is_short = True
+    lack = asked.journal_lack
+    assert lack == Lack(0x20_0000, 0, 1 << 40, is_code=True)
+    with pytest.raises(OptprobeError, match="more are needed") as refused:
+        asked.lend(lack, 0)
+    assert refused.value.hint == "set optprobe max-memory 2" and asked.journal_lack is None
+    asked.settings = lambda: Settings(max_memory=2)
+    assert asked.journal_lack == lack
+    asked.settings = lambda: Settings(max_memory=0)
+    assert asked.journal_lack is None
+    window.journal = lambda place, order: (0, 0)
+    asked.settings = lambda: Settings(max_memory=16)
+    assert asked.journal_lack is None, "no block of this kernel has one"

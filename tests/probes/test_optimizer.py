@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 
 from gdb_optprobe.detours.planner import plan
+from gdb_optprobe.detours.refusal import Refusal, Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.text import Fact, Mark
 from gdb_optprobe.handlers.lower_program import lower
+from gdb_optprobe.isa.x86_64 import X86_64
+from gdb_optprobe.probes import branch_patch
 from gdb_optprobe.probes.probe import Probe
 from gdb_optprobe.probes.session import Session
-from gdb_optprobe.probes.site import Site
+from gdb_optprobe.probes.site import Site, SiteState
 from gdb_optprobe.probes.spec import Kind, Spec
 from gdb_optprobe.recovery import teardown
 from tests.fake_guest import CODE, DATA, FILL, MEETING, PLAIN, SHORT, THREADS, TRACED, FakeGuest, program
@@ -89,6 +92,31 @@ def test_settings_move_sites_down_and_up_again() -> None:
     guest.settings = usual
     session.resettle()
     assert view_of(session, 1)[0] == "optimized"
+
+
+def test_a_site_whose_breakpoint_may_miss_hits_works_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is missing `add` is refused for that; of what is there, no site is left without any tier."""
+    guest, full = program(), Refusal.ARENA_FULL.because(used=1, size=1)
+    guest.settings = replace(guest.settings, **OFF)
+    session = guest.session()
+    for address in (PLAIN + 1, TRACED):
+        session.add(Spec(f"*{address:#x}"))
+
+    def install(*_: object) -> None:
+        raise Refused(full)
+
+    monkeypatch.setattr(branch_patch, "install", install)
+    monkeypatch.setattr(type(X86_64), "step_runs_on", lambda isa, insn, behind: insn.address == PLAIN + 1)
+    guest.settings = replace(guest.settings, optimization=True)
+    session.resettle()
+    assert [view_of(session, number) for number in (1, 2)] == [
+        ("breakpoint", "STEP_RUNS_ON"),
+        ("breakpoint", "ARENA_FULL"),
+    ]
+    assert all(site.state is SiteState.BREAKPOINT for site in session.registry.sites())
+    with pytest.raises(Refused) as refused:
+        session.optimizer.plan_without_detour(PLAIN + 1, (), full)
+    assert refused.value.reason is full
 
 
 def test_a_site_waits_while_a_thread_is_inside_and_counts_meanwhile() -> None:
