@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -42,6 +43,7 @@ class Registry:
         self._uprobe_sites: dict[int, UprobeSite] = {}  # by the numbers of their probes
         self._addresses: list[int] = []
         self._reading: list[int] = []
+        self._returning = Counter[int]()  # return probes at sites, by address
         self._branches: dict[int, Branch] = {}
         self._heads: list[int] = []
         self._by_slot: dict[int, Branch] = {}
@@ -89,8 +91,16 @@ class Registry:
         if site.address not in self._sites:
             insort(self._addresses, site.address)
         self._sites[site.address] = site
+        self._note_return(probe, 1)
         if probe.read_registers != frozenset():
             insort(self._reading, probe.address)
+
+    def _note_return(self, probe: Probe, more: int) -> None:
+        """Note that a site has one return probe more, or less: of thousands of sites few have any."""
+        if probe.is_return:
+            self._returning[probe.address] += more
+            if not self._returning[probe.address]:
+                del self._returning[probe.address]
 
     def set_absent(self, probe: Probe, presence: Presence, why: Reason) -> None:
         """Add `probe` as pending or gone, or make it so; it leaves its site and keeps its number."""
@@ -129,6 +139,7 @@ class Registry:
         for probe in plain:
             site = self._sites[probe.address]
             site.probes.remove(probe)
+            self._note_return(probe, -1)
             if not site.probes:
                 del self._sites[probe.address]
             del self._probes[probe.number]
@@ -150,6 +161,7 @@ class Registry:
             return
         site = self._sites[probe.address]
         site.probes.remove(probe)
+        self._note_return(probe, -1)
         if probe.read_registers != frozenset():
             _discard(self._reading, probe.address)
         if not site.probes:
@@ -195,7 +207,7 @@ class Registry:
     def functions_with_returns(self) -> int:
         """Return how many functions have return probes that are enabled."""
         blocks = (len(block) for block in self.blocks if block.enabled and isinstance(block, ReturnBlock))
-        return sum(blocks) + sum(bool(site.return_probes) for site in self.sites())
+        return sum(blocks) + sum(bool(self._sites[at].return_probes) for at in self._returning)
 
     def block_of(self, number: int) -> tuple[CountBlock, int] | None:
         """Return the block that the probe with this number is in, and its index there."""

@@ -95,7 +95,8 @@ def code_of(name: str) -> dict[str, object]:
     code = function(name)
     trap = session().target.guest.isa.breakpoint
     plans = {insn.address: explained(insn.address) for insn in code.hot if insn.data != trap}
-    accepted = [at for at, plan in plans.items() if plan["tier"] == kept.tier]
+    # What is behind a load that reserves memory has its probe there, and so one that is here already.
+    accepted = [at for at, plan in plans.items() if plan["tier"] == kept.tier and int(plan["address"], 16) == at]
     kept.accepted += accepted
     return {
         "start": code.start,
