@@ -208,21 +208,24 @@ class Journal:
         self._home, self._place = home, there
 
     def move_back(self) -> None:
-        """Have all items where they were at first: the other memory is given back. Raises OptprobeError where there
-        is no room for them; they stay then. One that has become full there lists them again.
+        """Have all items where they were at first: the other memory is given back. One that has become full there lists
+        them again. Raises OptprobeError where there is no room for them, or a write fails; they stay then.
         """
         if self._home is None:
             return
         self.flush()
-        there, self._place = self._place, self._home
+        before = self._place, self._home, self._open
         body = journal_format.body(self.state)
-        if journal_format.HEADER + len(journal_format.record(body, 0)) + _LAST > self._place.size // 2:
-            self._place = there
+        if journal_format.HEADER + len(journal_format.record(body, 0)) + _LAST > self._home.size // 2:
             raise OptprobeError("the journal has no room where it was at first")
-        self._home, self._open = None, True
-        other = self._at(1 - self._place.half)
-        self._wipe(other, other + self._place.size // 2)
-        self._rewrite()
+        try:
+            self._place, self._home, self._open = self._home, None, True
+            other = self._at(1 - self._place.half)
+            self._wipe(other, other + self._place.size // 2)
+            self._rewrite()
+        except OptprobeError:
+            self._place, self._home, self._open = before
+            raise
 
     @property
     def is_open(self) -> bool:

@@ -74,7 +74,6 @@ class LentPages:
     """See detours.arena.Lender. blocks: that are lent, or may be.
 
     can_change: whether the page table at a physical address is the arena's own and may get other entries.
-    _tried:     the limit, and what was lent, when memory for the journal was asked for last.
     """
 
     linux: LinuxGuest
@@ -84,7 +83,7 @@ class LentPages:
     can_change: Callable[[int], bool]
     blocks: list[LentBlock] = field(default_factory=list)
     _avoid: Callable[[int], bool] = lambda address: False
-    _tried: tuple[int, int] | None = None
+    _tried: tuple[int, int] | None = None  # limit, and what was lent, at the last try for the journal
 
     def avoids(self, may_stop_at: Callable[[int], bool]) -> None:
         self._avoid = may_stop_at

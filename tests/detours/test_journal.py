@@ -453,6 +453,14 @@ def test_one_that_became_full_where_it_was_moved_to_goes_back() -> None:
     for number in numbers:
         journal.drop(Item.PROBE, number)
     journal.flush()
+
+    def fails(address: int, data: bytes) -> None:
+        raise OptprobeError("the connection is closed")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OptprobeError):
+        patch.setattr(memory, "write", fails)
+        journal.move_back()
+    assert journal.has_moved and not journal.is_open
     journal.move_back()
     assert journal.is_open and memory.state() == ({"room 0": [1]}, False)
     journal.clear()

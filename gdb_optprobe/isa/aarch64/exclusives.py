@@ -42,11 +42,11 @@ def reserved(code: Mapping[int, Insn]) -> Mapping[int, Insn]:
 
 
 def step_runs_on(insn: Insn, behind: Iterable[Insn]) -> bool:
-    """Return whether GDB's step over `insn` may run on elsewhere, with its breakpoints taken out.
+    """Return whether GDB's step over `insn` may run on elsewhere, while there is no breakpoint at `insn`.
 
-    From an exclusive load GDB runs to behind the next exclusive store, or to where the only b.cond between them goes,
-    without its breakpoint at the load. It takes ldar for such a load, stlr and ldapr for such a store, and does not see
-    that any other branch leaves the pair.
+    From an exclusive load GDB runs to behind the next exclusive store, or to where the only b.cond between them goes.
+    It takes ldar for such a load, stlr and ldapr for such a store, and does not see that any other branch leaves the
+    pair.
     """
     first = word_of(insn.data)
     if not first & _LOAD or not (_is_exclusive(first) or _is_ordered(first)):
