@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from qemu.debugger import gdb_program
 from qemu.guest import Guest
 
 STATES = 4
+SCRATCH = bytes((at * 37 + 11) & 0xFF for at in range(256))
+"""What the guests' functions find in memory, and its middle."""
+MIDDLE = 128
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,28 @@ class Hazard:
         return [struct.unpack_from("<Q", result, offset)[0] for result in self.results]
 
 
+def signed(value: int, bits: int) -> int:
+    return (value & ((1 << bits) - 1)) - ((value >> (bits - 1) & 1) << bits)
+
+
+def number(at: int, size: int) -> int:
+    """The number in SCRATCH."""
+    return int.from_bytes(SCRATCH[at : at + size], "little")
+
+
+def run_until_trouble(guest: Guest, *commands: str) -> None:
+    """Give GDB commands that make the guest run into an exception, and wait until it says so."""
+    lines = [f"target remote {guest.gdb_socket}", *commands, "set var *(long*)&go = 1", "detach"]
+    arguments = [part for line in lines for part in ("-ex", line)]
+    program = [gdb_program(), "-nx", "-batch", str(micro.build(guest.options.arch)), *arguments]
+    subprocess.run(program, capture_output=True, timeout=60)
+    for _ in range(100):
+        if guest.problems():
+            break
+        time.sleep(0.02)
+    assert guest.problems() == ["optprobe-guest: BUG: exception"]
+
+
 def run_rounds(guest: Guest, folder: Path, rounds: int, record: int) -> list[Hazard]:
     """Let the guest run its table so often; record: the size of one result."""
     commands = [
@@ -80,9 +106,7 @@ def run_rounds(guest: Guest, folder: Path, rounds: int, record: int) -> list[Haz
     ]
     arguments = [part for command in commands for part in ("-ex", command)]
     elf = str(micro.build(guest.options.arch))
-    run = subprocess.run(
-        [gdb_program(), "-nx", "-batch", elf, *arguments], capture_output=True, text=True, timeout=30
-    )
+    run = subprocess.run([gdb_program(), "-nx", "-batch", elf, *arguments], capture_output=True, text=True, timeout=30)
     assert "Temporary breakpoint 1, " in run.stdout, run.stdout + run.stderr
     names_at = int(run.stdout.split("= 0x")[-1].split()[0], 16)
     names, results = (folder / "names").read_bytes(), (folder / "results").read_bytes()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from qemu import micro
-from qemu.debugger import gdb_program
 from qemu.guest import Guest, Options
 from tests.booted.conftest import Boot
-from tests.booted.micro_table import STATES, Hazard, run_rounds
+from tests.booted.micro_table import (
+    MIDDLE,
+    SCRATCH,
+    STATES,
+    Hazard,
+    number,
+    run_rounds,
+    run_until_trouble,
+    signed,
+)
 
 RECORD = 1024
 X = tuple(range(0, 248, 8))
@@ -29,16 +34,6 @@ X5 = (0, MASK, 0x0505050505050505, 0x2545F4914F6CDD1D)
 X9 = (0, MASK, 0x0909090909090909, 0x8000000000000000)
 X11 = (0, MASK, 0x0B0B0B0B0B0B0B0B, 0x00000000FFFFFFFF)
 FLAGS = (0, 0b1111, 0b0010, 0b1000)  # N Z C V
-SCRATCH = bytes((at * 37 + 11) & 0xFF for at in range(256))
-MIDDLE = 128
-
-
-def signed(value: int, bits: int) -> int:
-    return (value & ((1 << bits) - 1)) - ((value >> (bits - 1) & 1) << bits)
-
-
-def number(at: int, size: int) -> int:
-    return int.from_bytes(SCRATCH[at : at + size], "little")
 
 
 @pytest.fixture(scope="module")
@@ -196,13 +191,11 @@ def test_what_each_branch_reaches(named: dict[str, Hazard]) -> None:
     assert (named["beyond_any_branch"].site & 0xFFFF_FFFF) - arena_end >= reach
 
 
-def test_a_missed_landing_pad_is_an_exception(boot: Boot, tmp_path: Path) -> None:
+def test_a_missed_landing_pad_is_an_exception(boot: Boot) -> None:
     """The CPU does check branches into the guarded pages."""
     guest = boot(arch="aarch64", micro=True, cpu="max")
     write = "set var *(int*)&hz_guarded_behind_pad = 0xd503201f"  # nop in place of `bti c`
-    _run_in_gdb(guest, write, "set var *(long*)&go = 1")
-    _wait_for_trouble(guest)
-    assert guest.problems() == ["optprobe-guest: BUG: exception"]
+    run_until_trouble(guest, write)
 
 
 def test_ticks_count_instructions_under_icount(boot: Boot, tmp_path: Path) -> None:
@@ -214,21 +207,4 @@ def test_ticks_count_instructions_under_icount(boot: Boot, tmp_path: Path) -> No
 
 
 def test_an_exception_is_seen(boot: Boot) -> None:
-    guest = boot(arch="aarch64", micro=True)
-    _run_in_gdb(guest, "set var *(int*)&leaf = 0", "set var *(long*)&go = 1")
-    _wait_for_trouble(guest)
-    assert guest.problems() == ["optprobe-guest: BUG: exception"]
-
-
-def _run_in_gdb(guest: Guest, *commands: str) -> None:
-    lines = [f"target remote {guest.gdb_socket}", *commands, "detach"]
-    arguments = [part for line in lines for part in ("-ex", line)]
-    program = [gdb_program(), "-nx", "-batch", str(micro.build("aarch64")), *arguments]
-    subprocess.run(program, capture_output=True, timeout=60)
-
-
-def _wait_for_trouble(guest: Guest) -> None:
-    for _ in range(100):
-        if guest.problems():
-            break
-        time.sleep(0.02)
+    run_until_trouble(boot(arch="aarch64", micro=True), "set var *(int*)&leaf = 0")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from qemu import micro
-from qemu.debugger import gdb_program
 from qemu.guest import Guest, Options
 from tests.booted.conftest import Boot
-from tests.booted.micro_table import STATES, Hazard, run_rounds
+from tests.booted.micro_table import (
+    MIDDLE,
+    SCRATCH,
+    STATES,
+    Hazard,
+    number,
+    run_rounds,
+    run_until_trouble,
+    signed,
+)
 
 RECORD = 1024
 R = tuple(range(0, 256, 8))
@@ -31,20 +36,10 @@ R9 = (0, MASK, 0x0909090909090909, 0x8000000000000000)
 COUNT = (0, MASK, 2, 1)
 EQUAL = (0, 1, 1, 0)
 CARRY = (0, 1, 1, 0)
-SCRATCH = bytes((at * 37 + 11) & 0xFF for at in range(256))
-MIDDLE = 128
-
-
-def signed(value: int, bits: int) -> int:
-    return (value & ((1 << bits) - 1)) - ((value >> (bits - 1) & 1) << bits)
 
 
 def index(state: int) -> int:
     return R5[state] << 3 & 24
-
-
-def number(at: int, size: int) -> int:
-    return int.from_bytes(SCRATCH[at : at + size], "little")
 
 
 @pytest.fixture(scope="module")
@@ -263,19 +258,5 @@ def test_ticks_count_instructions_under_icount(boot: Boot, tmp_path: Path) -> No
     assert [count - ticks["bdnz_self"][0] for count in ticks["bdnz_self"]] == [turn - turns[0] for turn in turns]
 
 
-def test_an_exception_is_seen(boot: Boot, tmp_path: Path) -> None:
-    guest = boot(arch="ppc64le", micro=True)
-    commands = [
-        f"target remote {guest.gdb_socket}",
-        "set var *(int*)&leaf = 0",
-        "set var *(long*)&go = 1",
-        "detach",
-    ]
-    arguments = [part for command in commands for part in ("-ex", command)]
-    elf = str(micro.build("ppc64le"))
-    subprocess.run([gdb_program(), "-nx", "-batch", elf, *arguments], capture_output=True, timeout=60)
-    for _ in range(100):
-        if guest.problems():
-            break
-        time.sleep(0.02)
-    assert guest.problems() == ["optprobe-guest: BUG: exception"]
+def test_an_exception_is_seen(boot: Boot) -> None:
+    run_until_trouble(boot(arch="ppc64le", micro=True), "set var *(int*)&leaf = 0")
