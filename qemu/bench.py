@@ -321,7 +321,7 @@ class Bench:
         self._reads = reads
         self._debugger = debugger
         self._target = target
-        self._running, self._stopping, self._times = (100_000, 20, 2) if quick else (150_000, 50, 6)
+        self._running, self._stopping, self._times = (100_000, 20, 2) if quick else (300_000, 50, 4)
         self._unprobed: list[Reading] = []
         self._few: list[Reading] = []
         self.optimized = Cost("", None, 0, 0, 0)
