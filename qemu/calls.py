@@ -22,7 +22,7 @@ from .costs.measure import Reading, middle
 from .costs.table import aligned, number
 from .debugger import Debugger, DebuggerError
 from .guest import Guest, GuestError
-from .reads import Reads
+from .reads import STARTS, Reads
 from .rsp_proxy import RspProxy
 
 __all__ = ["BITS", "Calls", "Row", "as_json", "report"]
@@ -221,7 +221,7 @@ class Calls:
 
     def _all_calls(self) -> int:
         """Return the number of calls in a probe's whole life."""
-        return self._times * (2 + self._calls) + TRAPS
+        return self._times * (STARTS + 1 + self._calls) + TRAPS
 
     def _traps(self, reads: Reads, path: str) -> float:
         """Count traps per call by QEMU's log of exceptions: breakpoints and single steps of user mode."""

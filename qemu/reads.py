@@ -11,7 +11,7 @@ from .guest import Guest
 from .processes import cpu_seconds
 from .rsp_proxy import RspProxy
 
-__all__ = ["Reads"]
+__all__ = ["STARTS", "Reads"]
 
 SCRIPT = "/r"
 # The kernel's own clock, in nanoseconds. The file is in its first lines, but its cost does not count: see `each`.
