@@ -177,10 +177,7 @@ class Kprobes:
         refused = plan.why_not(Tier.OPTIMIZED)
         if refused is None or refused.code != Refusal.FTRACE_IN_USE.code or spec.is_exact:
             return plan
-        try:
-            behind = self.optimizer.plan(plan.insn.end, [spec], neighbours, limits)
-        except Refused:
-            return plan
+        behind = self.optimizer.plan(plan.insn.end, [spec], neighbours, limits)
         return replace(behind, moved=refused) if behind.tier is Tier.OPTIMIZED else plan
 
     def _plan_here_or_at_load(
