@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from qemu import micro
 from qemu.debugger import gdb_program
 from qemu.guest import Guest
 from tests.booted.conftest import Boot
+from tests.booted.micro_table import run_until_trouble
 
 STATES = 4
 ENTRY, RESULT = struct.Struct("<5Q24x"), 512
@@ -103,18 +103,5 @@ def test_ticks_count_instructions_under_icount(boot: Boot, tmp_path: Path) -> No
     assert second - first == 3, "three more turns of one instruction"
 
 
-def test_an_exception_is_seen(boot: Boot, tmp_path: Path) -> None:
-    guest = boot(micro=True)
-    elf = str(micro.build("x86_64"))
-    commands = [
-        f"target remote {guest.gdb_socket}",
-        "set var *(unsigned char*)&leaf = 6",
-        "set var *(long*)&go = 1",
-    ]
-    arguments = [part for command in [*commands, "detach"] for part in ("-ex", command)]
-    subprocess.run([gdb_program(), "-nx", "-batch", elf, *arguments], capture_output=True, timeout=60)
-    for _ in range(100):
-        if guest.problems():
-            break
-        time.sleep(0.02)
-    assert guest.problems() == ["optprobe-guest: BUG: exception"]
+def test_an_exception_is_seen(boot: Boot) -> None:
+    run_until_trouble(boot(micro=True), "set var *(unsigned char*)&leaf = 6")
