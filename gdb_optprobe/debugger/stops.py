@@ -226,7 +226,7 @@ class GdbStops:
             self._show(hit)
             return True
         move = next((move for move in moves if move is not None), None)
-        one_stop = move is not None and self._may_stop(breakpoint.at)
+        one_stop = move is not None and self._may_move(breakpoint.at, move)
         for point in breakpoint.points:
             point.moved += one_stop
             point.stepped += not one_stop
@@ -329,10 +329,12 @@ class GdbStops:
         self._retired.clear()
         self._pads.delete_dropped()
 
-    def _may_stop(self, address: int) -> bool:
+    def _may_move(self, address: int, move: Move) -> bool:
+        # `continue` from where the last stop was steps over the breakpoint there: of a jump to itself, a hit of it.
+        is_elsewhere = move.registers.get(self._isa.pc) != address
         same_vcpu = _selected_thread() == self._last_thread
         theirs = address in addresses_of_users() or self._pads.has_returned(address)
-        return self._continuing and same_vcpu and not theirs
+        return is_elsewhere and self._continuing and same_vcpu and not theirs
 
     # called by GDB -----------------------------------------------------------------------------------------------
 
