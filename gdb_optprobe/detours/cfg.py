@@ -143,11 +143,15 @@ class Cfg:
         return self._by_end.get(insn.address)
 
     def following(self, insn: Insn) -> Iterator[Insn]:
-        """Yield the instructions behind `insn`, one after another, as far as its function goes."""
-        after = self.function.own.get(insn.end)
-        while after is not None:
+        """Yield the instructions behind `insn`, one after another, those of the next functions too."""
+        function: Function | None = self.function
+        while True:
+            if function is None or (after := function.own.get(insn.end)) is None:
+                function = self.text.function(insn.end)
+                if function is None or (after := function.own.get(insn.end)) is None:
+                    return
             yield after
-            after = self.function.own.get(after.end)
+            insn = after
 
     def is_shadowed(self, insn: Insn) -> bool:
         """Return whether nothing may run before `insn`: in `sti; hlt` an interrupt can come only while `hlt` waits."""

@@ -95,7 +95,7 @@ def plan(request: PlanRequest, cfgs: CfgCache, limits: TierLimits | None = None)
             reason = tried[0][1] if tried else None
             return replace(found, reason=reason, refused=tuple(tried), near=_nearest(context) if reason else None)
         tried.append((tier, found))
-    raise Refused(tried[-1][1])
+    raise Refused(tried[-1][1].behind(tried[0][1]))
 
 
 def load_before(address: int, cfgs: CfgCache) -> int | None:
@@ -108,6 +108,13 @@ def load_before(address: int, cfgs: CfgCache) -> int | None:
     insn = cfg.function.own.get(address)
     load = cfg.load_before(insn) if insn is not None else None
     return load.address if load is not None else None
+
+
+def misses_hits(address: int, cfgs: CfgCache) -> Reason | None:
+    """Return why a breakpoint at `address` may miss hits; None if it counts all, or no instruction is known there."""
+    cfg = cfgs.at(address)
+    insn = cfg.function.own.get(address) if cfg is not None else None
+    return _misses_hits(cfg, insn) if cfg is not None and insn is not None else None
 
 
 def may_share_detour(limits: TierLimits) -> bool:
@@ -239,10 +246,14 @@ def _boosted(context: PlanContext) -> Plan | Reason:
 
 
 def _breakpoint(context: PlanContext) -> Plan | Reason:
-    cfg, insn = context.cfg, context.insn
-    if cfg.isa.step_runs_on(insn, cfg.following(insn)):
-        return Refusal.STEP_RUNS_ON.because(insn=insn.text, address=cfg.text.spell(insn.address))
-    return Plan(insn.address, Tier.BREAKPOINT, (insn,))
+    missing = _misses_hits(context.cfg, context.insn)
+    return missing or Plan(context.insn.address, Tier.BREAKPOINT, (context.insn,))
+
+
+def _misses_hits(cfg: Cfg, insn: Insn) -> Reason | None:
+    if not cfg.isa.step_runs_on(insn, cfg.following(insn)):
+        return None
+    return Refusal.STEP_RUNS_ON.because(insn=insn.text, address=cfg.text.spell(insn.address))
 
 
 def _shadowed(context: PlanContext) -> Reason | None:

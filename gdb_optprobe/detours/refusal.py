@@ -37,6 +37,10 @@ class Reason:
     def __str__(self) -> str:
         return f"{self.text}; {self.hint}" if self.hint else self.text
 
+    def behind(self, first: Reason) -> Reason:
+        """Return this reason, which counts where `first` has ruled out what is better: with both texts."""
+        return Reason(self.code, f"{first.text}, and {self.text}", first.hint or self.hint)
+
 
 @dataclass(frozen=True, slots=True)
 class Spelled:

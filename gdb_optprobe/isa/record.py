@@ -109,7 +109,7 @@ class Isa(Protocol):
         """
 
     def for_guarded_code(self, each: Callable[[str], Sequence[int]]) -> Isa:
-        """Return this instruction set for code of which no one knows whether these CPUs check branches into it.
+        """Return this instruction set for code into which these CPUs may check branches: it is not known.
 
         each: as `for_cpus` has it.
         """
@@ -159,9 +159,9 @@ class Isa(Protocol):
         """Return whether a step may do a part of `insn` and leave the PC on it (a repeated string instruction)."""
 
     def step_runs_on(self, insn: Insn, behind: Iterable[Insn]) -> bool:
-        """Return whether GDB's step over `insn` may run on past the next instruction, and miss hits meanwhile.
+        """Return whether a debugger's step over `insn` may run on past the next instruction, and miss hits meanwhile.
 
-        behind: what follows it, up to the end of its function.
+        behind: the code that follows it.
         """
 
     def dead_at(

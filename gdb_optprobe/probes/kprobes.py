@@ -302,7 +302,7 @@ class Kprobes:
     def install(self, probes: Sequence[Probe]) -> list[Probe]:
         """Bring the sites of `probes` to their tiers; return those of globs that lack memory for the tier asked for.
 
-        On every function, for any tier at which no hit stops the guest.
+        On every function, for any tier at which no hit stops the guest; anywhere, for one that misses no hits.
         Raises Refused where one that is no glob's lacks it.
         """
         self.settle(probes)
@@ -313,7 +313,9 @@ class Kprobes:
         if probe.spec.is_whole_kernel and plan.tier.stops:
             return plan.reason is not None and plan.reason.code in NO_MEMORY
         try:
-            self.check_tier(self.registry.site_of(probe).plan, probe.spec)
+            if plan.reason is not None and plan.why_not(plan.tier) is not None:
+                raise Refused(plan.reason)
+            self.check_tier(plan, probe.spec)
         except Refused as refused:
             # A probe that shares the site may ask for a lower tier, which is that of both meanwhile.
             if refused.reason.code not in NO_MEMORY:

@@ -33,6 +33,7 @@ from gdb_optprobe.detours.planner import (
     TierLimits,
     load_before,
     may_share_detour,
+    misses_hits,
     plan,
 )
 from gdb_optprobe.detours.refusal import PASSING, Reason, Refusal, Refused
@@ -274,12 +275,18 @@ class Optimizer:
         return replace(lower, reason=reason, refused=refusals)
 
     def _lower_plan(self, site: Site, reason: Reason) -> Plan:
-        """Return `plan_without_detour` of a site that works: a breakpoint, though it may miss hits, and why."""
+        """Return `plan_without_detour` of a site that works: a breakpoint, though it may miss hits: then that tier is
+        among those that were refused.
+        """
         try:
             return self.plan_without_detour(site.address, site.specs, reason)
         except Refused as refused:
+            lower = _as_breakpoint(site.plan)
+            if (missing := misses_hits(site.address, self._cfgs)) is not None:
+                refused_tiers = (*((tier, reason) for tier in _NEED_MEMORY), (lower.tier, missing))
+                return replace(lower, reason=reason, refused=refused_tiers)
             why = refused.__cause__.reason if isinstance(refused.__cause__, Refused) else reason
-            return replace(_as_breakpoint(site.plan), reason=why)
+            return replace(lower, reason=why)
 
     def is_lost(self, address: int) -> bool:
         """Return whether a branch that could not be removed covers `address`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from gdb_optprobe.detours.detour import Detour, build_count
@@ -107,7 +108,9 @@ def _state(probe: Probe, site: Site) -> str:
 def _reason_view(site: Site, state: str) -> ReasonView | None:
     if state == "optimizing":
         return ReasonView("NOT_QUIESCENT", site.blocked_by, Refusal.NOT_QUIESCENT.value[1])
-    return reason_view(site.plan.reason)
+    view = reason_view(site.plan.reason)
+    missing = site.plan.why_not(site.plan.tier)
+    return replace(view, text=f"{view.text}; {missing.text}") if view is not None and missing is not None else view
 
 
 def _detour_view(probe: Probe, site: Site, guest: Guest) -> DetourView | None:

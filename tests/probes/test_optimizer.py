@@ -110,13 +110,32 @@ def test_a_site_whose_breakpoint_may_miss_hits_works_on_and_says_so(monkeypatch:
     guest.settings = replace(guest.settings, optimization=True)
     session.resettle()
     assert [view_of(session, number) for number in (1, 2)] == [
-        ("breakpoint", "STEP_RUNS_ON"),
+        ("breakpoint", "ARENA_FULL"),
         ("breakpoint", "ARENA_FULL"),
     ]
+    reasons = [str(session.views([number])[0].reason) for number in (1, 2)]
+    assert ["and miss hits meanwhile" in reason for reason in reasons] == [True, False]
     assert all(site.state is SiteState.BREAKPOINT for site in session.registry.sites())
     with pytest.raises(Refused) as refused:
         session.optimizer.plan_without_detour(PLAIN + 1, (), full)
     assert refused.value.reason is full
+    session.delete()
+    with pytest.raises(Refused) as refused:
+        session.add(Spec(f"*{PLAIN + 1:#x}"))
+    assert refused.value.reason is full and not len(session.registry)
+
+
+def test_what_rules_out_the_better_tiers_is_told_where_a_breakpoint_may_miss_hits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guest = program()
+    guest.settings = replace(guest.settings, **OFF)
+    monkeypatch.setattr(type(X86_64), "step_runs_on", lambda isa, insn, behind: True)
+    with pytest.raises(Refused) as refused:
+        guest.session().add(Spec(f"*{PLAIN + 1:#x}"))
+    reason = refused.value.reason
+    assert reason.code == "STEP_RUNS_ON" and reason.hint == "set optprobe optimization on"
+    assert reason.text.startswith("optimization is switched off, and GDB's step over ")
 
 
 def test_a_site_waits_while_a_thread_is_inside_and_counts_meanwhile() -> None:

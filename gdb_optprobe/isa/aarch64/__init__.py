@@ -15,6 +15,7 @@ from gdb_optprobe.isa.aarch64 import (
     relocator,
     return_codegen,
     routines,
+    stepping,
     writer,
 )
 from gdb_optprobe.isa.aarch64.fields import BRK, HLT, to_bytes
@@ -32,7 +33,7 @@ class _AArch64:
     """The verbs of `Isa`.
 
     has_atomics: of the CPUs, see writer.Counting.
-    guarded:     the CPUs may check indirect branches: to an instruction that signs a return address, too.
+    is_guarded:  the CPUs may check indirect branches: to an instruction that signs a return address, too.
     """
 
     name = "aarch64"
@@ -67,7 +68,7 @@ class _AArch64:
     fills = staticmethod(relocator.fills)
     shadows = staticmethod(relocator.shadows)
     restarts = staticmethod(relocator.restarts)
-    step_runs_on = staticmethod(exclusives.step_runs_on)
+    step_runs_on = staticmethod(stepping.step_runs_on)
     dead_at = staticmethod(liveness.dead_at)
     dead_at_entry = staticmethod(liveness.dead_at_entry)
     dead_at_return = staticmethod(liveness.dead_at_return)
@@ -76,12 +77,13 @@ class _AArch64:
     emulate = staticmethod(emulator.emulate)
     pointer = staticmethod(emulator.pointer)
 
-    def __init__(self, has_atomics: bool, has_pools: bool = True, guarded: bool = False) -> None:
-        self._has_atomics, self._guarded = has_atomics, guarded
+    def __init__(self, has_atomics: bool, has_pools: bool = True, is_guarded: bool = False) -> None:
+        self._has_atomics, self._is_guarded = has_atomics, is_guarded
         counting = writer.Counting(has_atomics, writer.Pools(has_atomics) if has_pools else None)
         self.count, self.counts = counting.count, counting.counts
         self.pools: Pools | None = counting.pools
-        self.earlier: Sequence[Isa] = (_AArch64(has_atomics, False, guarded),) if has_pools else ()
+        without_pools = [_AArch64(has_atomics, has_pools=False, is_guarded=is_guarded)] if has_pools else []
+        self.earlier: Sequence[Isa] = without_pools
         self.codegen: Backend = codegen.BACKEND_LSE if has_atomics else codegen.BACKEND
         self.returning: ReturnBackend | None = (
             return_codegen.RETURN_BACKEND_LSE if has_atomics else return_codegen.RETURN_BACKEND
@@ -109,10 +111,11 @@ class _AArch64:
             features: Sequence[int] = each(_MORE_FEATURES)
         except LookupError:
             features = (1 << _BTI,)
-        return _AArch64(self._has_atomics, guarded=True) if any(value >> _BTI & 15 for value in features) else self
+        return _AArch64(self._has_atomics, is_guarded=True) if any(value >> _BTI & 15 for value in features) else self
 
     def is_landing_pad(self, insn: Insn) -> bool:
-        return landing_pads.is_bti(insn) or (self._guarded and landing_pads.signs(insn))
+        """Return whether a branch by a register may have to find `insn`: where that is checked, one that signs, too."""
+        return landing_pads.is_bti(insn) or (self._is_guarded and landing_pads.is_signing(insn))
 
     def bases(self, start: int, code: Mapping[int, Insn]) -> Mapping[int, int]:
         """Return no value: no register has one that counters are addressed by."""

@@ -14,6 +14,6 @@ def is_bti(insn: Insn) -> bool:
     return insn.data in _BTI
 
 
-def signs(insn: Insn) -> bool:
+def is_signing(insn: Insn) -> bool:
     """Return whether `insn` signs a return address, which calls by a register may arrive at as well."""
     return insn.data in _SIGN

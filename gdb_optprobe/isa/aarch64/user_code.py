@@ -36,7 +36,7 @@ def is_landing_pad(insn: Insn) -> bool:
 
     A trap there is reported as a landing pad that was missed, but for `brk` (DDI 0487, BTI).
     """
-    return landing_pads.is_bti(insn) or landing_pads.signs(insn)
+    return landing_pads.is_bti(insn) or landing_pads.is_signing(insn)
 
 
 def copied(insn: Insn, at: int, bits: int, pie: bool) -> bytes:

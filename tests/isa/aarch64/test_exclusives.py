@@ -94,6 +94,7 @@ LDAPR = 0xF8BFC001
     [
         ((LDXR, ADD, STXR, AGAIN, *[NOP] * 16), False),  # to behind the store, where it is to go
         ((LDXR, CMP, B_NE, STXR, *[NOP] * 16), False),  # and to where the condition leads
+        ((LDXR, B_NE, B_NE, STXR, *[NOP] * 16), False),  # stepped over alone
         ((LDXR, CBNZ, STXR, AGAIN, *[NOP] * 16), True),
         ((LDXR, ADD, STXR), False),
         ((LDAXR, CMP, CBNZ, WFE, RET), True),  # a store behind the function may be near
@@ -104,7 +105,7 @@ LDAPR = 0xF8BFC001
         ((LDAR, NOP, LDAPR, *[NOP] * 16), True),
         ((LDXR, LDAPR, STXR, *[NOP] * 16), True),  # it ends within the pair
         ((LDXR, STLR, STXR, *[NOP] * 16), True),
-        ((LDAR, B_NE, NOP, B_NE, STLR, *[NOP] * 16), False),  # stepped over alone
+        ((LDAR, B_NE, NOP, B_NE, STLR, *[NOP] * 16), True),  # a probe may be at one of the conditions
         ((LDAR, ADD, STXR, *[NOP] * 16), True),
         ((LDAR, RET), True),
         ((STLR, LDAR, STLR), False),
