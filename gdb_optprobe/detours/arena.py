@@ -56,12 +56,16 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Data, or code, that found no room: `size` bytes inside [low, high)."""
+    """Data, or code, that found no room: `size` bytes inside [low, high).
+
+    is_for_journal: the journal is to have a part of it.
+    """
 
     size: int
     low: int
     high: int
     is_code: bool = False
+    is_for_journal: bool = False
 
 
 class Lender(Protocol):

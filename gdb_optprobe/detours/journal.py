@@ -43,6 +43,7 @@ _LAST = 64  # bytes of the record that says that the journal is full
 _PIECE = 1 << 13
 _AGES = 1 << 16
 _SHORT = 64  # bytes of the last record that are compared
+_OF_A_PROBE = 24  # bytes of a record, compressed, that a probe's items take where many are written together
 
 
 class Item(StrEnum):
@@ -84,7 +85,7 @@ class _Place:
     """The memory of a journal, and what was written there.
 
     seen:  how many bytes held fill before they were written.
-    whole: of the record that had all items, when it was written last.
+    all:   bytes of the record that had all items, when it was written last.
     """
 
     start: int
@@ -93,7 +94,7 @@ class _Place:
     half: int
     seen: int
     tail: int = 0
-    whole: int = 0
+    all: int = 0
     unpacked: journal_format.Unpacked = field(default_factory=journal_format.Unpacked)
     last_piece: bytes = b""
 
@@ -232,12 +233,12 @@ class Journal:
         """Return whether changes are written: there is memory for it, and it has not become full."""
         return self._open
 
-    @property
-    def is_short(self) -> bool:
-        """Return whether all items needed two thirds of their room when they were written together last, where there
-        may be larger memory to move to.
+    def is_short_of(self, probes: int) -> bool:
+        """Return whether the items of so many probes more may need the last eighth of the room for all, where there may
+        be larger memory to move to.
         """
-        return self._open and self._home is None and self._place.whole > self._place.size // 3
+        most = self._place.size // 2 * 7 // 8
+        return self._open and self._home is None and self._place.all + _OF_A_PROBE * probes > most
 
     def is_in_place(self) -> bool:
         """Return whether the guest holds it as written last: not if another snapshot was loaded since."""
@@ -324,7 +325,7 @@ class Journal:
         if self._place.generation:
             self._fill(self._place.half, self._place.tail)
         self._place.generation, self._place.half, self._place.tail = generation, half, journal_format.HEADER + len(data)
-        self._place.last_piece, self._place.whole = data[-_SHORT:], len(data)
+        self._place.last_piece, self._place.all = data[-_SHORT:], len(data)
         unpacked.spend(body)
         self._place.unpacked = unpacked
         self._changes.clear()

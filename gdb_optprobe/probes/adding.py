@@ -36,8 +36,8 @@ from gdb_optprobe.probes.views import CountsView, LeftOutView, ProbeView, rows
 # Addresses of one location that are worked on together: the code around them is decoded once.
 AT_ONCE = 256
 
-LOANS = 4
-"""How often the kernel is asked for more memory by one `add` or `enable`, at most."""
+LOANS = 5
+"""How often the kernel is asked for more memory by one `add` or `enable`, at most: once of these for the journal."""
 MANY_RETURNS = 100
 A_RETURN = 20_000
 """Bytes of data that a return probe with a table of its own takes, at most, where it counts or gathers times."""
@@ -77,12 +77,12 @@ class _Progress:
     """What one `add` has put in so far.
 
     may_lend: whether it begins anew, with more memory, where data find no room. left_out: by the number of the first
-    probe of a spec. data_before, returns_before: bytes in use, and functions with return probes, when it began.
+    probe of a spec. data_before: bytes in use when it began. had_many_returns: whether there were MANY_RETURNS then.
     """
 
     may_lend: bool
     data_before: int
-    returns_before: int
+    had_many_returns: bool
     probes: list[Probe] = field(default_factory=list)
     blocks: list[CountBlock] = field(default_factory=list)
     left_out: dict[int, tuple[LeftOutView, ...]] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Adding:
         is_told: whether there are to be views of them: what a hit costs, for one, takes as long as putting them in.
         """
         places = self.resolve(specs)
-        if self._lend_for_journal() or self.borrow_memory(places):
+        if self.borrow_memory(places):
             places = self.resolve(specs)  # the guest has run
         had_arena, numbering = self.optimizer.arena is not None, self.registry.numbering
         try:
@@ -130,9 +130,9 @@ class Adding:
                     return self._add(places, is_told)
                 except _Lacks as lacks:
                     self.registry.renumber(numbering)
-                    lent = self._lend(lacks)
+                    lent, is_for_journal = self._lend(lacks), lacks.lack.is_for_journal
                 places = self.resolve(specs)  # the guest has run
-                if not lent:
+                if not lent and not is_for_journal:
                     break
             return self._add(places, is_told, may_lend=False)
         except BaseException:
@@ -143,7 +143,7 @@ class Adding:
 
     def _add(self, places: Sequence[tuple[Spec, Sequence[int]]], is_told: bool, may_lend: bool = True) -> Added:
         """may_lend: whether to raise _Lacks, with nothing put in, where data found no room that may be lent."""
-        new = _Progress(may_lend, self.optimizer.watch_data(), self.registry.functions_with_returns())
+        new = _Progress(may_lend, self.optimizer.watch_data(), self.registry.has_more_returns(MANY_RETURNS))
         try:
             for spec, addresses in places:
                 self._put_in(spec, addresses, new)
@@ -208,6 +208,8 @@ class Adding:
         maps = maps or kind.share(spec, len(addresses))
         for first in range(0, len(addresses) or 1, AT_ONCE):
             checkpoint()
+            if new.may_lend and (lack := self.optimizer.journal_lack(len(addresses) - first)) is not None:
+                raise _Lacks(lack, 0)
             probes, without = kind.plan(spec, addresses[first : first + AT_ONCE], maps)
             new.probes += probes
             left_out += without
@@ -218,9 +220,6 @@ class Adding:
                 self.remove(lacking, ())
                 new.probes = [probe for probe in new.probes if self.registry.has(probe)]
             self.optimizer.write_records(probe for probe in probes if self.registry.has(probe))
-            is_last = first + AT_ONCE >= len(addresses)
-            if new.may_lend and not is_last and (lack := self.optimizer.journal_lack()) is not None:
-                raise _Lacks(lack, 0)
             if lacking and spec.is_whole_kernel:  # the others would stop the guest as well
                 rest = addresses[first + AT_ONCE :]
                 left_out += (LeftOut(at, NO_ROOM) for at in (*(one.address for one in lacking), *rest))
@@ -243,7 +242,7 @@ class Adding:
             moved = moved_note(new.probes[0].moved, new.probes[0].address, self.target.guest)
             notes = {number: "; ".join(filter(None, (moved, note))) for number, note in notes.items()}
         found = rows([*self.views.of_probes(new.probes), *self.views.of_blocks(new.blocks)])
-        if new.returns_before <= MANY_RETURNS < self.registry.functions_with_returns():
+        if not new.had_many_returns and self.registry.has_more_returns(MANY_RETURNS):
             number = found[0].number
             notes[number] = "; ".join(filter(None, (notes.get(number, ""), OWN_UNWINDER)))
 
@@ -271,13 +270,6 @@ class Adding:
             text = f"{reason.text}; its kernel lends no more: {error.message}"
             hint = ", or ".join(filter(None, (reason.hint, error.hint)))
             raise Refused(Reason(reason.code, text, hint)) from None
-        return True
-
-    def _lend_for_journal(self) -> bool:
-        """Have the guest's kernel lend memory for the journal, before that is full; return whether the guest ran."""
-        if (lack := self.optimizer.journal_lack()) is None:
-            return False
-        self._lend(_Lacks(lack, 0))
         return True
 
     def lend_lacking(self, probes: Iterable[Probe]) -> bool:

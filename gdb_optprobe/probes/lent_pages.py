@@ -83,7 +83,7 @@ class LentPages:
     can_change: Callable[[int], bool]
     blocks: list[LentBlock] = field(default_factory=list)
     _avoid: Callable[[int], bool] = lambda address: False
-    _tried: tuple[int, int] | None = None  # limit, and what was lent, at the last try for the journal
+    _tried: tuple[int, int] | None = None  # limit, and what was lent, behind the last try for the journal
 
     def avoids(self, may_stop_at: Callable[[int], bool]) -> None:
         self._avoid = may_stop_at
@@ -153,7 +153,7 @@ class LentPages:
         start, end = window.journal(0, window.whole)
         if start == end or self.why_not():
             return None
-        return Lack(window.size(window.whole), *window.range, is_code=True)
+        return Lack(window.size(window.whole), *window.range, is_code=True, is_for_journal=True)
 
     @property
     def code_range(self) -> Range:
@@ -166,8 +166,13 @@ class LentPages:
             raise OptprobeError(why)
         if not self.arena.journal.is_open:
             raise OptprobeError("the journal in the guest is full")
-        if lack == self.journal_lack:
-            self._tried = self._limit, self.lent
+        try:
+            self._lend(lack, more)
+        finally:
+            if lack.is_for_journal:
+                self._tried = self._limit, self.lent
+
+    def _lend(self, lack: Lack, more: int) -> None:
         window, wanted = self._window_of(lack.is_code), lack.size + more
         needed = self.lent + self._needed(window, lack.size, more)
         if needed > self._limit or lack.size > self._most(window, lack.low, lack.high):

@@ -411,9 +411,10 @@ class Optimizer:
             return None
         return next((lack for lack in lacks if not lack.is_code or _lends_code(lender, lack)), None)
 
-    def journal_lack(self) -> Lack | None:
-        """Return what to lend for the journal before it is full; None where it has room, or can have no more."""
-        if self.arena is None or self.arena.lender is None or not self.arena.journal.is_short:
+    def journal_lack(self, probes: int) -> Lack | None:
+        """Return what to lend so that the journal holds so many probes more; None where it does, or can have no more.
+        """
+        if self.arena is None or self.arena.lender is None or not self.arena.journal.is_short_of(probes):
             return None
         return self.arena.lender.journal_lack
 

@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from gdb_optprobe.detours.detour import Detour
 from gdb_optprobe.detours.patch import Patch
@@ -204,10 +204,12 @@ class Registry:
         inside = {block.first + index for block in whole for index in block.members}
         return whole, self._named([number for number in numbers if number not in inside])
 
-    def functions_with_returns(self) -> int:
-        """Return how many functions have return probes that are enabled."""
+    def has_more_returns(self, than: int) -> bool:
+        """Return whether more than so many functions have return probes that are enabled."""
         blocks = (len(block) for block in self.blocks if block.enabled and isinstance(block, ReturnBlock))
-        return sum(blocks) + sum(bool(self._sites[at].return_probes) for at in self._returning)
+        left = than - sum(blocks)
+        singly = (at for at in self._returning if self._sites[at].return_probes)
+        return left < 0 or next(islice(singly, left, None), None) is not None
 
     def block_of(self, number: int) -> tuple[CountBlock, int] | None:
         """Return the block that the probe with this number is in, and its index there."""

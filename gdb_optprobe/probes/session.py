@@ -494,7 +494,7 @@ class Session:
     def watch_traces(self) -> None:
         """Have the guest stop as it prints a trace, while so many returns are probed that it is likely to end at one.
         """
-        self.guest_traces.watch(self.registry.functions_with_returns() > MANY_RETURNS)
+        self.guest_traces.watch(self.registry.has_more_returns(MANY_RETURNS))
 
     def printed_traces(self) -> Sequence[GuestTraceView]:
         """Return the traces that the guest has printed, and that ended where a return is probed."""

@@ -191,18 +191,19 @@ def test_full_is_told() -> None:
 
 
 def test_it_is_short_before_it_is_full() -> None:
-    """Early enough for a loan: at least a tenth of what it holds at all is still to come."""
+    """Early enough for what tells of a loan; and for more probes at once, earlier."""
     memory, full = Memory(), list[int]()
     journal = Journal(memory, START, SIZE, FILL, when_full=lambda: full.append(1))
     journal.begin()
+    assert not journal.is_short_of(SIZE // 2 // 40) and journal.is_short_of(SIZE // 2 // 20)
     short, number = 0, 0
     while not full:
         number += 1
         journal.put(Item.PROBE, number, [number * 0x9E3779B97F4A7C15 % (1 << 64)])
         journal.flush()
-        if not short and journal.is_short:
+        if not short and journal.is_short_of(1):
             short = number
-    assert number // 3 < short < number * 9 // 10 and not journal.is_short
+    assert number // 2 < short < number * 19 // 20 and not journal.is_short_of(1)
 
 
 def test_one_that_is_full_from_its_beginning_is_told() -> None:
@@ -477,7 +478,7 @@ def test_it_holds_more_where_it_was_moved_to_and_another_gdb_goes_back() -> None
     journal.put(Item.COUNTS, 1, long)
     journal.flush()
     assert journal.is_open and memory.state() == ({"room 0": [1], "counts 1": long}, True)
-    assert not journal.is_short, "it was moved once, and no larger memory is to be had"
+    assert not journal.is_short_of(1000), "it was moved once, and no larger memory is to be had"
     with pytest.raises(OptprobeError):
         journal.move_back()
     assert journal.is_open and memory.state()[1]

@@ -93,9 +93,8 @@ def test_memory_for_the_journal_is_asked_for_once() -> None:
     window = SimpleNamespace(**vars(asked._window), range=(0, 1 << 40), inside=lambda low, high: (low, high))
     window.journal = lambda place, order: (0x3000, 0x4000)
     asked.linux.arch.code_window = lambda machine, known: window
-    asked.arena.journal.is_short = True
     lack = asked.journal_lack
-    assert lack == Lack(0x20_0000, 0, 1 << 40, is_code=True)
+    assert lack == Lack(0x20_0000, 0, 1 << 40, is_code=True, is_for_journal=True)
     with pytest.raises(OptprobeError, match="more are needed") as refused:
         asked.lend(lack, 0)
     assert refused.value.hint == "set optprobe max-memory 2" and asked.journal_lack is None
