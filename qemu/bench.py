@@ -296,8 +296,8 @@ def verdict(target: BenchTarget, costs: list[Cost], read: float) -> list[str]:
     share = next(cost.seconds for cost in costs if cost.name == BREAK_FALSE) / read
     return [
         *(
-            f"Target, at most {most} instructions for {what}: "
-            f"{'met' if round(found) <= most else 'MISSED'}, {found:.1f}. {other}: {took[other]:.0f}."
+            f"Target, at most {most} whole instructions for {what}: "
+            f"{'met' if found < most + 0.5 else 'MISSED'}, {found:.1f}. {other}: {took[other]:.0f}."
             for what, found, most, other in targets
         ),
         f"Target, at most 5 % more time for reads with a break with a false condition: "

@@ -83,12 +83,11 @@ def run_until_trouble(guest: Guest, *commands: str) -> None:
     lines = [f"target remote {guest.gdb_socket}", *commands, "set var *(long*)&go = 1", "detach"]
     arguments = [part for line in lines for part in ("-ex", line)]
     program = [gdb_program(), "-nx", "-batch", str(micro.build(guest.options.arch)), *arguments]
-    subprocess.run(program, capture_output=True, timeout=60)
-    for _ in range(100):
-        if guest.problems():
-            break
+    run = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    deadline = time.monotonic() + 60
+    while not guest.problems() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert guest.problems() == ["optprobe-guest: BUG: exception"]
+    assert guest.problems() == ["optprobe-guest: BUG: exception"], run.stdout + run.stderr
 
 
 def run_rounds(guest: Guest, folder: Path, rounds: int, record: int) -> list[Hazard]:
@@ -106,7 +105,7 @@ def run_rounds(guest: Guest, folder: Path, rounds: int, record: int) -> list[Haz
     ]
     arguments = [part for command in commands for part in ("-ex", command)]
     elf = str(micro.build(guest.options.arch))
-    run = subprocess.run([gdb_program(), "-nx", "-batch", elf, *arguments], capture_output=True, text=True, timeout=30)
+    run = subprocess.run([gdb_program(), "-nx", "-batch", elf, *arguments], capture_output=True, text=True, timeout=120)
     assert "Temporary breakpoint 1, " in run.stdout, run.stdout + run.stderr
     names_at = int(run.stdout.split("= 0x")[-1].split()[0], 16)
     names, results = (folder / "names").read_bytes(), (folder / "results").read_bytes()

@@ -34,7 +34,8 @@ def results(layout: Layout, number: int) -> list[bytes]:
 
 
 class ProbeReturns(gdb.Command):
-    """By name: why a function was refused, or "", its calls by ours, and which words of its results differ.
+    """By name: why a function was refused, or "", its calls by ours, which words of its results differ, and whether it
+    is run: not what the CPU lacks.
 
     A function sees the address that it returns to: where that is a trampoline of ours it stands for the caller's.
     """
@@ -65,6 +66,7 @@ class ProbeReturns(gdb.Command):
                     probe if isinstance(probe, str) else "",
                     [calls.returns, calls.missed, calls.dropped, calls.active] if calls is not None else [],
                     _differing(before[number], left),
+                    any(map(any, before[number])),
                 ]
             session.delete([probe for probe in added.values() if isinstance(probe, int)])
         gdb.write(f"@@returns\n{json.dumps(outcome)}\n")
