@@ -27,7 +27,7 @@ from gdb_optprobe.debugger.messages import note, progress, warn
 from gdb_optprobe.debugger.modules import LinuxModules
 from gdb_optprobe.debugger.parameters import current_settings, on_change
 from gdb_optprobe.debugger.running import Ends, describe, is_stopped, run_for
-from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
+from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users, keep_pcs
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.errors import NotBooted, OptprobeError, Unreachable
 from gdb_optprobe.garbage import collect_what_is_over
@@ -249,6 +249,7 @@ class Attachments:
         self.current.connection = connection
         self.current.machine.connection = connection
         self.current.machine.leave_physical_mode()
+        keep_pcs()
         self.current.session.target.guest.forget()
         try:
             self.current.session.check_alive()

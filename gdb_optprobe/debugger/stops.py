@@ -11,6 +11,10 @@ GDB can resume after a breakpoint in two ways, and neither serves alone:
 So the second way is used only where nothing can be lost: the user's last command was ``continue``, the user has no
 breakpoint at the same address, and the vCPU is the one that stopped last.
 
+Where a breakpoint instruction has one byte, GDB takes a stop at the address behind a breakpoint for a hit of it, and
+sets the PC back, unless the stub tells one from the other: the guest would run that instruction twice (infrun.c,
+adjust_pc_after_break). QEMU reports the breakpoint's own address, and does not say so: see `keep_pcs`.
+
 QEMU can report one hit twice: where two vCPUs come to breakpoints at once, the second one's request to stop is still
 pending when GDB resumes the first for its step, and stops it again before it has moved. See `_reported_again`.
 """
@@ -110,6 +114,7 @@ class GdbStops:
         define_hook("continue", CONTINUING_COMMAND)
         for event, handler in self._events:
             event.connect(handler)
+        keep_pcs()
 
     def set(self, address: int, on_hit: OnHit, restarts: bool = False) -> StopPoint:
         if address not in self._points:
@@ -178,6 +183,7 @@ class GdbStops:
         for event, handler in self._events:
             event.disconnect(handler)
         self._end_interrupter()
+        keep_pcs("auto")
         self.machine.stopped_programs.clear()
         for breakpoint in list(self._points.values()):
             self.retire(breakpoint)
@@ -523,6 +529,11 @@ def define_hook(command: str, action: str, post: bool = False) -> None:
         gdb.execute(f"show user {name}", to_string=True)
     except gdb.error:
         gdb.execute(f"define {name}\n{action}\nend", to_string=True)
+
+
+def keep_pcs(setting: str = "on") -> None:
+    """Have GDB take the PC of each stop as the stub of this connection reports it; "auto": as it would by itself."""
+    gdb.execute(f"set remote swbreak-feature-packet {setting}", to_string=True)
 
 
 def _pc() -> int:

@@ -1,7 +1,8 @@
 """Sourced into GDB by tests of the micro guest, whose answers are JSON lines.
 
 probe-hazards [TIER]           put a probe on every hazard
-probe-neighbours ARCH SEED N   in each function for that, probe every instruction, take some away, N times, and count
+probe-neighbours ARCH SEED N [NAME…]   in each function for that, and in those, probe every instruction, take some away;
+                                       N times others of any tiers; and count
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ def hazards() -> Iterator[tuple[str, int]]:
         yield gdb.Value(word(entry)).cast(gdb.lookup_type("char").pointer()).string(), entry
 
 
+TIERS = ("", "emulated", "boosted", "breakpoint")
+
+
 class ProbeHazards(gdb.Command):
     """Probe every hazard: its tier, or why it was refused."""
 
@@ -81,29 +85,36 @@ class ProbeNeighbours(gdb.Command):
         super().__init__("probe-neighbours", gdb.COMMAND_DATA)
 
     def invoke(self, argument: str, from_tty: bool) -> None:
-        arch, seed, times = argument.split()
+        arch, seed, times, *others = argument.split()
         self._layout, rng = LAYOUTS[arch], random.Random(int(seed))
         session = session_of_micro()
         outcome = {}
         for number, (name, entry) in enumerate(hazards()):
-            if name.startswith("neighbours"):
+            if name.startswith("neighbours") or name in others:
                 gdb.execute(f"set var *(long*)&only = {number}")
                 insns = self._instructions(word(entry + 16), word(entry + 24))
                 expected, hits = self._counted_by_gdb(insns, number)
+                usual = [""] * len(insns)
                 rounds = [
-                    self._without(session, insns, gone, number, expected) for gone in self._gone(insns, rng, int(times))
+                    *(self._without(session, insns, usual, gone, number, expected) for gone in self._gone(insns)),
+                    *(
+                        self._without(session, insns, rng.choices(TIERS, k=len(insns)), gone, number, expected)
+                        for gone in self._some(insns, rng, int(times))
+                    ),
                 ]
                 outcome[name] = [hits, rounds]
         gdb.execute("set var *(long*)&only = -1")
         # Behind all that GDB itself has said meanwhile.
         gdb.write(f"@@neighbours\n{json.dumps(outcome)}\n")
 
-    def _gone(self, insns: list[int], rng: random.Random, times: int) -> Iterator[list[int]]:
-        """Which are deleted again: none, each alone, and, `times` times, some of them."""
+    def _gone(self, insns: list[int]) -> Iterator[list[int]]:
+        """Which are deleted again: none, and each alone."""
         yield []
         yield from ([insn] for insn in insns)
+
+    def _some(self, insns: list[int], rng: random.Random, times: int) -> Iterator[list[int]]:
         for _ in range(times):
-            yield rng.sample(insns, rng.randrange(2, len(insns) - 1))
+            yield rng.sample(insns, rng.randrange(len(insns)))
 
     def _instructions(self, start: int, end: int) -> list[int]:
         lines = gdb.execute(f"disassemble/r {start:#x},{end:#x}", to_string=True).splitlines()
@@ -129,17 +140,31 @@ class ProbeNeighbours(gdb.Command):
         return self._layout.settled(bytes(left))
 
     def _without(
-        self, session: Session, insns: list[int], gone: list[int], number: int, expected: list[bytes]
+        self,
+        session: Session,
+        insns: list[int],
+        tiers: list[str],
+        gone: list[int],
+        number: int,
+        expected: list[bytes],
     ) -> list[object]:
-        probes = {insn: session.add(Spec(f"*{insn:#x}"))[0].number for insn in insns}
+        probes = {insn: _added(session, insn, tier) for insn, tier in zip(insns, tiers, strict=True)}
         if gone:
             session.delete([probes.pop(insn) for insn in gone])
         equal = self._run(number) == expected
         views = {view.number: view for view in session.views(list(probes.values()))}
         hits = [views[probes[insn]].hits if insn in probes else None for insn in insns]
-        tiers = [view.tier for view in views.values()]
+        had = [view.tier for view in views.values()]
         session.delete(list(probes.values()))
-        return [hits, tiers, equal]
+        return [hits, had, equal]
+
+
+def _added(session: Session, insn: int, tier: str) -> int:
+    """The number of a probe of that tier; of its best one where it cannot have that."""
+    try:
+        return session.add(Spec(f"*{insn:#x}", tier=tier))[0].number
+    except OptprobeError:
+        return session.add(Spec(f"*{insn:#x}"))[0].number
 
 
 ProbeHazards()
