@@ -183,7 +183,7 @@ class GdbStops:
         for event, handler in self._events:
             event.disconnect(handler)
         self._end_interrupter()
-        keep_pcs("auto")
+        gdb.execute("set remote swbreak-feature-packet auto", to_string=True)  # as it is without us
         self.machine.stopped_programs.clear()
         for breakpoint in list(self._points.values()):
             self.retire(breakpoint)
@@ -531,9 +531,9 @@ def define_hook(command: str, action: str, post: bool = False) -> None:
         gdb.execute(f"define {name}\n{action}\nend", to_string=True)
 
 
-def keep_pcs(setting: str = "on") -> None:
-    """Have GDB take the PC of each stop as the stub of this connection reports it; "auto": as it would by itself."""
-    gdb.execute(f"set remote swbreak-feature-packet {setting}", to_string=True)
+def keep_pcs() -> None:
+    """Have GDB take the PC of each stop as the stub of this connection reports it."""
+    gdb.execute("set remote swbreak-feature-packet on", to_string=True)
 
 
 def _pc() -> int:
