@@ -27,7 +27,8 @@ from gdb_optprobe.debugger.messages import note, progress, warn
 from gdb_optprobe.debugger.modules import LinuxModules
 from gdb_optprobe.debugger.parameters import current_settings, on_change
 from gdb_optprobe.debugger.running import Ends, describe, is_stopped, run_for
-from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users, keep_pcs
+from gdb_optprobe.debugger.stop_pcs import StopPcs
+from gdb_optprobe.debugger.stops import GdbStops, addresses_of_users
 from gdb_optprobe.debugger.unwinder import Kernel as UnwindKernel
 from gdb_optprobe.errors import NotBooted, OptprobeError, Unreachable
 from gdb_optprobe.garbage import collect_what_is_over
@@ -118,6 +119,7 @@ class Attachments:
         self._unsettled = self._moved = self._has_forgotten = self._is_abandoned = False
         self.installed: list[object] = []
         self.guard = GuardianProcess()
+        self.pcs = StopPcs()
         self._vain = KnownFailures()
 
     def session(self, pending: bool = False) -> Session:
@@ -248,8 +250,8 @@ class Attachments:
         assert self.current is not None
         self.current.connection = connection
         self.current.machine.connection = connection
-        self.current.machine.leave_physical_mode()
-        keep_pcs()
+        if self.current.machine.leave_physical_mode():
+            self.pcs.keep(connection)
         self.current.session.target.guest.forget()
         try:
             self.current.session.check_alive()
@@ -270,6 +272,7 @@ class Attachments:
 
     def parted(self, connection: gdb.TargetConnection) -> None:
         """End what depends on `connection`, which GDB has closed."""
+        self.pcs.part(connection)
         if self.current is not None and self.current.connection is connection and not self._is_abandoned:
             self.guard.dismiss()
 
@@ -476,7 +479,8 @@ def attach(
     arch = linux_arches.of(isa, arches)
     machine = GdbMachine(connection, attachments.guard, isa)
     isa = isa.for_cpus(machine.of_each_vcpu)
-    machine.leave_physical_mode()
+    if machine.leave_physical_mode():
+        attachments.pcs.keep(connection)
     if kernel_symbols.of_another_program():
         return _bare(connection, isa, machine, GdbStops(machine, isa, attachments.guard))
     if arch is None:

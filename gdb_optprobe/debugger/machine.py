@@ -237,9 +237,12 @@ class GdbMachine:
                 self._is_physical = False
                 self._packet("Qqemu.PhyMemMode:0")
 
-    def leave_physical_mode(self) -> None:
-        """Switch the stub to virtual addresses: a GDB that was killed may have left it in physical mode."""
-        self._packet("Qqemu.PhyMemMode:0")
+    def leave_physical_mode(self) -> bool:
+        """Switch the stub to virtual addresses: a GDB that was killed may have left it in physical mode.
+
+        Return whether it has such modes, as QEMU's alone has.
+        """
+        return self._packet("Qqemu.PhyMemMode:0") == b"OK"
 
     def _write_in_packets(self, address: int, data: bytes) -> None:
         try:

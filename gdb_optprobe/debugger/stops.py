@@ -11,10 +11,6 @@ GDB can resume after a breakpoint in two ways, and neither serves alone:
 So the second way is used only where nothing can be lost: the user's last command was ``continue``, the user has no
 breakpoint at the same address, and the vCPU is the one that stopped last.
 
-Where a breakpoint instruction has one byte, GDB takes a stop at the address behind a breakpoint for a hit of it, and
-sets the PC back, unless the stub tells one from the other: the guest would run that instruction twice (infrun.c,
-adjust_pc_after_break). QEMU reports the breakpoint's own address, and does not say so: see `keep_pcs`.
-
 QEMU can report one hit twice: where two vCPUs come to breakpoints at once, the second one's request to stop is still
 pending when GDB resumes the first for its step, and stops it again before it has moved. See `_reported_again`.
 """
@@ -114,7 +110,6 @@ class GdbStops:
         define_hook("continue", CONTINUING_COMMAND)
         for event, handler in self._events:
             event.connect(handler)
-        keep_pcs()
 
     def set(self, address: int, on_hit: OnHit, restarts: bool = False) -> StopPoint:
         if address not in self._points:
@@ -183,7 +178,6 @@ class GdbStops:
         for event, handler in self._events:
             event.disconnect(handler)
         self._end_interrupter()
-        gdb.execute("set remote swbreak-feature-packet auto", to_string=True)  # as it is without us
         self.machine.stopped_programs.clear()
         for breakpoint in list(self._points.values()):
             self.retire(breakpoint)
@@ -336,7 +330,7 @@ class GdbStops:
         self._pads.delete_dropped()
 
     def _may_move(self, address: int, move: Move) -> bool:
-        # `continue` from where the last stop was steps over the breakpoint there: of a jump to itself, a hit of it.
+        # GDB steps over a breakpoint from where it stopped last: of a jump to itself one hit would be lost.
         is_elsewhere = move.registers.get(self._isa.pc) != address
         same_vcpu = _selected_thread() == self._last_thread
         theirs = address in addresses_of_users() or self._pads.has_returned(address)
@@ -529,11 +523,6 @@ def define_hook(command: str, action: str, post: bool = False) -> None:
         gdb.execute(f"show user {name}", to_string=True)
     except gdb.error:
         gdb.execute(f"define {name}\n{action}\nend", to_string=True)
-
-
-def keep_pcs() -> None:
-    """Have GDB take the PC of each stop as the stub of this connection reports it."""
-    gdb.execute("set remote swbreak-feature-packet on", to_string=True)
 
 
 def _pc() -> int:

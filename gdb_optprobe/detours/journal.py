@@ -43,7 +43,6 @@ _LAST = 64  # bytes of the record that says that the journal is full
 _PIECE = 1 << 13
 _AGES = 1 << 16
 _SHORT = 64  # bytes of the last record that are compared
-_OF_A_PROBE = 24  # bytes of a record, compressed, that a probe's items take where many are written together
 
 
 class Item(StrEnum):
@@ -85,7 +84,7 @@ class _Place:
     """The memory of a journal, and what was written there.
 
     seen:  how many bytes held fill before they were written.
-    all:   bytes of the record that had all items, when it was written last.
+    together: bytes of the record that had all items, when it was written last.
     """
 
     start: int
@@ -94,7 +93,7 @@ class _Place:
     half: int
     seen: int
     tail: int = 0
-    all: int = 0
+    together: int = 0
     unpacked: journal_format.Unpacked = field(default_factory=journal_format.Unpacked)
     last_piece: bytes = b""
 
@@ -233,12 +232,14 @@ class Journal:
         """Return whether changes are written: there is memory for it, and it has not become full."""
         return self._open
 
-    def is_short_of(self, probes: int) -> bool:
-        """Return whether the items of so many probes more may need the last eighth of the room for all, where there may
-        be larger memory to move to.
+    def is_short_of(self, size: int) -> bool:
+        """Return whether so many bytes of compressed items more may need the last eighth of the room for all.
+
+        False where there is no larger memory to move to.
         """
-        most = self._place.size // 2 * 7 // 8
-        return self._open and self._home is None and self._place.all + _OF_A_PROBE * probes > most
+        # What was written since the last time all was takes half as much when it is written together.
+        used = max(self._place.together, self._place.tail // 2)
+        return self._open and self._home is None and used + size > self._place.size // 2 * 7 // 8
 
     def is_in_place(self) -> bool:
         """Return whether the guest holds it as written last: not if another snapshot was loaded since."""
@@ -325,7 +326,7 @@ class Journal:
         if self._place.generation:
             self._fill(self._place.half, self._place.tail)
         self._place.generation, self._place.half, self._place.tail = generation, half, journal_format.HEADER + len(data)
-        self._place.last_piece, self._place.all = data[-_SHORT:], len(data)
+        self._place.last_piece, self._place.together = data[-_SHORT:], len(data)
         unpacked.spend(body)
         self._place.unpacked = unpacked
         self._changes.clear()

@@ -111,7 +111,10 @@ def load_before(address: int, cfgs: CfgCache) -> int | None:
 
 
 def misses_hits(address: int, cfgs: CfgCache) -> Reason | None:
-    """Return why a breakpoint at `address` may miss hits; None if it counts all, or no instruction is known there."""
+    """Return why a breakpoint at `address`, which GDB steps over, may miss hits.
+
+    None if it counts all, or no instruction is known there.
+    """
     cfg = cfgs.at(address)
     insn = cfg.function.own.get(address) if cfg is not None else None
     return _misses_hits(cfg, insn) if cfg is not None and insn is not None else None
@@ -241,7 +244,9 @@ def _emulated(context: PlanContext) -> Plan | Reason:
 def _boosted(context: PlanContext) -> Plan | Reason:
     if why := _forbidden(context.limits, Tier.BOOSTED):
         return why
-    refused = _shadowed(context) or context.cfg.why_not_copied(context.insn)
+    # GDB may have to step at a hit of this tier, too: debugger/stops.py.
+    missing = _misses_hits(context.cfg, context.insn)
+    refused = missing or _shadowed(context) or context.cfg.why_not_copied(context.insn)
     return refused or Plan(context.insn.address, Tier.BOOSTED, (context.insn,))
 
 

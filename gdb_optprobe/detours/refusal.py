@@ -38,7 +38,7 @@ class Reason:
         return f"{self.text}; {self.hint}" if self.hint else self.text
 
     def behind(self, first: Reason) -> Reason:
-        """Return this reason, which counts where `first` has ruled out what is better: with both texts."""
+        """Return this reason with the text of `first` before it, which has ruled out a better tier, and its hint."""
         return Reason(self.code, f"{first.text}, and {self.text}", first.hint or self.hint)
 
 
@@ -124,7 +124,7 @@ class Refusal(Enum):
     )
     STEP_RUNS_ON = (
         "GDB's step over {insn} at {address} may run on to a store elsewhere, and miss hits meanwhile",
-        "use another tier than breakpoint, or probe another instruction",
+        "probe another instruction",
     )
 
     # The bytes the branch would cover.

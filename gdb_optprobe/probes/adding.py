@@ -37,7 +37,9 @@ from gdb_optprobe.probes.views import CountsView, LeftOutView, ProbeView, rows
 AT_ONCE = 256
 
 LOANS = 5
-"""How often the kernel is asked for more memory by one `add` or `enable`, at most: once of these for the journal."""
+"""How often the kernel is asked for more memory by one `add` or `enable`, at most; once is enough for the journal."""
+OF_A_COUNT, OF_A_PROBE, OF_A_MEMBER = 34, 64, 4
+"""Bytes that the journal takes for a count, for a probe that gathers more or of a return, and for one in a block."""
 MANY_RETURNS = 100
 A_RETURN = 20_000
 """Bytes of data that a return probe with a table of its own takes, at most, where it counts or gathers times."""
@@ -145,6 +147,8 @@ class Adding:
         """may_lend: whether to raise _Lacks, with nothing put in, where data found no room that may be lent."""
         new = _Progress(may_lend, self.optimizer.watch_data(), self.registry.has_more_returns(MANY_RETURNS))
         try:
+            sizes = (OF_A_MEMBER * len(found) if spec.glob else _recorded(spec, len(found)) for spec, found in places)
+            self._check_journal(sum(sizes), new)
             for spec, addresses in places:
                 self._put_in(spec, addresses, new)
             self.modules.update_load_hook()
@@ -208,8 +212,7 @@ class Adding:
         maps = maps or kind.share(spec, len(addresses))
         for first in range(0, len(addresses) or 1, AT_ONCE):
             checkpoint()
-            if new.may_lend and (lack := self.optimizer.journal_lack(len(addresses) - first)) is not None:
-                raise _Lacks(lack, 0)
+            self._check_journal(_recorded(spec, len(addresses) - first), new)
             probes, without = kind.plan(spec, addresses[first : first + AT_ONCE], maps)
             new.probes += probes
             left_out += without
@@ -229,6 +232,11 @@ class Adding:
     def _lack(self, new: _Progress) -> Lack | None:
         """Return what has found no room since `new` began, where the kernel may lend some; None where all did."""
         return self.optimizer.lacking() if new.may_lend else None
+
+    def _check_journal(self, size: int, new: _Progress) -> None:
+        """Raises _Lacks where the journal may have no room for so many bytes more, and may be moved to lent memory."""
+        if new.may_lend and (lack := self.optimizer.journal_lack(size)) is not None:
+            raise _Lacks(lack, 0)
 
     def _check_room(self, new: _Progress) -> None:
         """Raises _Lacks where something has found no room."""
@@ -350,3 +358,8 @@ class Adding:
         with suppress(Refused):  # the probes' plans say why there is none
             self.optimizer.take_arena(borrow=True)
         return True
+
+
+def _recorded(spec: Spec, probes: int) -> int:
+    """Return about how many bytes the journal takes for so many probes of `spec` that are in no block."""
+    return probes * (OF_A_COUNT if spec.is_plain_count and not spec.is_return else OF_A_PROBE)

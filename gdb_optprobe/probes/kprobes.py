@@ -302,7 +302,8 @@ class Kprobes:
     def install(self, probes: Sequence[Probe]) -> list[Probe]:
         """Bring the sites of `probes` to their tiers; return those of globs that lack memory for the tier asked for.
 
-        On every function, for any tier at which no hit stops the guest; anywhere, for one that misses no hits.
+        On every function, for any tier at which no hit stops the guest. At an instruction where a breakpoint may miss
+        hits, for any other.
         Raises Refused where one that is no glob's lacks it.
         """
         self.settle(probes)

@@ -411,10 +411,9 @@ class Optimizer:
             return None
         return next((lack for lack in lacks if not lack.is_code or _lends_code(lender, lack)), None)
 
-    def journal_lack(self, probes: int) -> Lack | None:
-        """Return what to lend so that the journal holds so many probes more; None where it does, or can have no more.
-        """
-        if self.arena is None or self.arena.lender is None or not self.arena.journal.is_short_of(probes):
+    def journal_lack(self, size: int) -> Lack | None:
+        """Return what to lend so that the journal holds so many bytes more; None where it does, or can have no more."""
+        if self.arena is None or self.arena.lender is None or not self.arena.journal.is_short_of(size):
             return None
         return self.arena.lender.journal_lack
 

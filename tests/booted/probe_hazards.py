@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import gdb
 
 from gdb_optprobe.debugger.attach import current_session
+from gdb_optprobe.detours.refusal import Refused
 from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.probes.session import Session
@@ -163,7 +164,7 @@ def _added(session: Session, insn: int, tier: str) -> int:
     """The number of a probe of that tier; of its best one where it cannot have that."""
     try:
         return session.add(Spec(f"*{insn:#x}", tier=tier))[0].number
-    except OptprobeError:
+    except Refused:
         return session.add(Spec(f"*{insn:#x}"))[0].number
 
 

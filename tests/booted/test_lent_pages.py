@@ -56,12 +56,12 @@ def free(guest: Guest) -> int:
 
     The processes that print it use some themselves, so it is the median of a few.
     """
-    return int(statistics.median(_free_now(guest) for _ in range(5)))
+    return int(statistics.median(_free_now(guest) for _ in range(3)))
 
 
 def _free_now(guest: Guest) -> int:
     """Read all at one moment, with what each CPU has in lists and counts of its own."""
-    guest.check("sync; echo 3 > /proc/sys/vm/drop_caches; sleep 0.2; cat /proc/sys/vm/stat_refresh")
+    guest.check("sync; echo 3 > /proc/sys/vm/drop_caches; sleep 0.2; cat /proc/sys/vm/stat_refresh || true")
     said = guest.check("cat /proc/zoneinfo /proc/meminfo")
     known = "MemFree|Buffers|Cached|AnonPages|Slab|KernelStack|PageTables|Percpu|VmallocUsed"
     listed = sum(map(int, re.findall(r"\bcount: (\d+)", said))) * KIB_OF_A_PAGE[guest.options.arch]
@@ -73,7 +73,9 @@ def all_given_back(guest: Guest) -> Iterator[None]:
     """The guest has as much memory behind the block as before, and nothing to complain of."""
     before = free(guest)
     yield
-    lost = before - free(guest)
+    for _ in range(3):  # some of it comes back late
+        if (lost := before - free(guest)) < KIB_OF_NOISE:
+            break
     assert lost < KIB_OF_NOISE, f"{lost} KiB are lost"
     assert guest.problems() == []
 
@@ -240,7 +242,7 @@ def steps(arch: str, method: str) -> list[str]:
     return [*map(str, range(1, writes + 1)), *(f"{number} during" for number in range(1, runs + 1))]
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("method", ["lend", "give_back"])
 def test_gdb_is_killed_at_every_step(each_linux: Guest, method: str) -> None:
     """While the guest has nothing to do, and while it has."""

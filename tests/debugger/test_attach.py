@@ -22,7 +22,8 @@ class Machine:
 
     def __init__(self, *_: object) -> None: ...
 
-    def leave_physical_mode(self) -> None: ...
+    def leave_physical_mode(self) -> bool:
+        return False
 
     def of_each_vcpu(self, _: str) -> list[int]:
         return [2 << 20, 2 << 20]
