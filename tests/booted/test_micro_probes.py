@@ -28,7 +28,7 @@ class Expected:
     never:      hazards that no tier takes, with the reason.
     at_load:    hazards behind a load that reserves memory, which has their probe; RESERVED where it has not that tier.
     too_far:    hazards that no copy in the arena can come back from.
-    runs_on:    hazards with a load that GDB steps over wrongly: no breakpoint counts it.
+    runs_on:    hazards with a load that GDB steps over wrongly: no tier that stops the guest counts it.
     turns:      hazards in loops, with the hits that they have in all states together.
     cpus:       to try; "" is the guest's own.
     """
@@ -165,7 +165,7 @@ def test_every_hazard_in_every_tier(boot: Boot, tmp_path: Path, arch: str, cpu: 
     never = {name: why for name, why in expected.never.items() if why not in probes[name][1]}
     assert not never, {name: probes[name] for name in never}
     runs_on = {name for name, (number, why) in probes.items() if not number and RUNS_ON in why}
-    assert runs_on == (expected.runs_on if tier in ("boosted", "breakpoint") else set())
+    assert runs_on == (expected.runs_on if tier else set()), "where a hit must stop"
     behind_loads = [probes[name] for name in expected.at_load - runs_on]
     assert all(not number and RESERVED in why if tier == "emulated" else number for number, why in behind_loads)
     hits = {number: probe["hits"] for number, probe in listed.items()}
