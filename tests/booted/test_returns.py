@@ -376,7 +376,7 @@ def test_quit_while_calls_are_under_way(traced: Guest) -> None:
 def test_backtraces_show_where_calls_really_return(traced: Guest) -> None:
     script = [f"optprobe add {function} -return" for function in FUNCTIONS]
     script += [
-        "break read_zero",
+        "tbreak read_zero",
         "continue",
         "python print('@@bt'); gdb.execute('bt')",
         "finish",
