@@ -13,6 +13,8 @@ from qemu.debugger import gdb_program
 from qemu.guest import Guest
 
 STATES = 4
+TIERS = ("", "emulated", "boosted", "breakpoint")
+"""Of a guest without an operating system; "" is the best for each place."""
 SCRATCH = bytes((at * 37 + 11) & 0xFF for at in range(256))
 """What the guests' functions find in memory, and its middle."""
 MIDDLE = 128

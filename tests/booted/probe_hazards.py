@@ -20,7 +20,7 @@ from gdb_optprobe.errors import OptprobeError
 from gdb_optprobe.guest.saved_pcs import SavedWords
 from gdb_optprobe.probes.session import Session
 from gdb_optprobe.probes.spec import Spec
-from tests.booted.micro_table import ENTRY, LAYOUTS, STATES, Layout
+from tests.booted.micro_table import ENTRY, LAYOUTS, STATES, TIERS, Layout
 
 
 def session_of_micro() -> Session:
@@ -51,9 +51,6 @@ def hazards() -> Iterator[tuple[str, int]]:
     """Name and entry of each."""
     for entry in range(symbol("hazards"), symbol("hazards_end"), ENTRY.size):
         yield gdb.Value(word(entry)).cast(gdb.lookup_type("char").pointer()).string(), entry
-
-
-TIERS = ("", "emulated", "boosted", "breakpoint")
 
 
 class ProbeHazards(gdb.Command):

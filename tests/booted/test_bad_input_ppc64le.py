@@ -7,7 +7,8 @@ import pytest
 from qemu import micro
 from tests.booted.batch import MARK, Finished, batch, keep
 from tests.booted.conftest import Boot
-from tests.booted.test_micro_probes import READY, TIERS
+from tests.booted.micro_table import TIERS
+from tests.booted.test_micro_probes import READY
 
 # What is probed, and what its one line must name.
 WRONG = {
